@@ -1,0 +1,122 @@
+"""Who interrupted an iteration, how, and where. Records travel as JSON, so what comes in is checked field by field."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["Interruption", "InterruptionRecord"]
+
+MESSAGE_LIMIT = 500  # characters; a record must stay small: every rank reads all of them
+WHERE_LIMIT = 200
+
+
+@enum.unique
+class Interruption(enum.Enum):
+    """Why an iteration ended early."""
+
+    EXCEPTION = "exception"  #: the function raised an Exception
+    BASE_EXCEPTION = "base_exception"  #: it raised another BaseException: SystemExit, KeyboardInterrupt, RestartAbort
+    SOFT_TIMEOUT = "soft_timeout"  #: no progress within soft_timeout
+    HARD_TIMEOUT = "hard_timeout"  #: did not answer the interruption within hard_timeout, and was killed
+    TERMINATED = "terminated"  #: the training process died
+    UNRESPONSIVE = "unresponsive"  #: no heartbeat within heartbeat_timeout: the host is gone
+    MONITOR_PROCESS_EXCEPTION = "monitor_process_exception"  #: the rank's monitor process failed
+
+
+_WORDS = {
+    Interruption.EXCEPTION: "raised an exception",
+    Interruption.BASE_EXCEPTION: "left the job",
+    Interruption.SOFT_TIMEOUT: "made no progress",
+    Interruption.HARD_TIMEOUT: "did not answer and was killed",
+    Interruption.TERMINATED: "process died",
+    Interruption.UNRESPONSIVE: "does not answer",
+    Interruption.MONITOR_PROCESS_EXCEPTION: "monitor process failed",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class InterruptionRecord:
+    """One reason why an iteration ended early.
+
+    Args:
+        rank: rank of the failed member in that iteration.
+        interruption: what kind of failure.
+        initial_rank: the rank that member was started with, when known.
+        message: what is known in words, such as ``ValueError: loss is nan``; cut to 500 characters.
+        where: the place in the code, such as ``train.py:41 in step``; cut to 200 characters.
+
+    Raises:
+        ValueError: a field has the wrong type; the message names it.
+    """
+
+    rank: int
+    interruption: Interruption
+    initial_rank: int | None = None
+    message: str = ""
+    where: str = ""
+
+    def __post_init__(self) -> None:
+        _check_rank("rank", self.rank)
+        if self.initial_rank is not None:
+            _check_rank("initial_rank", self.initial_rank)
+        if not isinstance(self.interruption, Interruption):
+            raise ValueError(f"interruption must be an Interruption, not {self.interruption!r}")
+        for name, limit in (("message", MESSAGE_LIMIT), ("where", WHERE_LIMIT)):
+            object.__setattr__(self, name, _cut(name, getattr(self, name), limit))
+
+    def __str__(self) -> str:
+        who = f"rank {self.rank}"
+        if self.initial_rank not in (None, self.rank):
+            who += f" (initially {self.initial_rank})"
+        what = _one_line(self.message)
+        place = f" [{_one_line(self.where)}]" if self.where else ""
+        return f"{who}: {_WORDS[self.interruption]}{': ' if what else ''}{what}{place}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as a dictionary of JSON types."""
+        return {**{f.name: getattr(self, f.name) for f in _FIELDS}, "interruption": self.interruption.value}
+
+    @classmethod
+    def from_dict(cls, data: object) -> InterruptionRecord:
+        """The record that :meth:`to_dict` described.
+
+        Raises:
+            ValueError: `data` is no dictionary, or a field is missing, unknown or of the wrong type.
+        """
+        if not isinstance(data, Mapping):
+            raise ValueError(f"an interruption record must be a dictionary, not {type(data).__name__}")
+        unknown = set(data) - {field.name for field in _FIELDS}
+        if unknown:
+            raise ValueError(f"interruption record has unknown fields: {', '.join(sorted(map(repr, unknown)))}")
+        for name in ("rank", "interruption"):
+            if name not in data:
+                raise ValueError(f"interruption record has no field {name!r}")
+        return cls(**{**data, "interruption": _interruption(data["interruption"])})
+
+
+_FIELDS = dataclasses.fields(InterruptionRecord)
+
+
+def _interruption(value: object) -> Interruption:
+    try:
+        return Interruption(value)
+    except ValueError:
+        raise ValueError(f"interruption: unknown kind {value!r}") from None
+
+
+def _check_rank(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} must be an integer >= 0, not {value!r}")
+
+
+def _cut(name: str, value: object, limit: int) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a string, not {type(value).__name__}")
+    return value if len(value) <= limit else value[: limit - 3] + "..."
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,95 @@
+"""Every exception of the library, in one tree. Nothing here imports anything of the library.
+
+::
+
+    BaseException
+    ├── RestartAbort                 raise it to leave the job for good; the other ranks go on
+    ├── RankShouldRestart            interrupts the wrapped function; seen only in `finally`, `except`
+    └── Exception
+        └── RestartError             whatever this library reports; carries the rank's last phases and events
+            ├── OptionError          (also ValueError) an option, argument or environment variable is wrong
+            ├── HealthCheckError     this rank is not fit to go on
+            │   └── FaultCounterExceeded   (in `health_check`) this rank failed too often
+            ├── RankDiscarded        the rank assignment has no place for this rank
+            ├── Fenced               the others declared this rank dead; it must not run again
+            ├── TimeoutError         (also the built-in one) something did not happen in time
+            ├── StoreLost            the store's host is gone, so nothing can be agreed on any more
+            └── InternalError        the library contradicted itself: please report it
+
+All of them can be pickled, together with their history.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterable
+
+__all__ = [
+    "Fenced",
+    "HealthCheckError",
+    "InternalError",
+    "OptionError",
+    "RankDiscarded",
+    "RankShouldRestart",
+    "RestartAbort",
+    "RestartError",
+    "StoreLost",
+    "TimeoutError",
+]
+
+
+class RestartError(Exception):
+    """Base class of everything the library raises on its own account.
+
+    Args:
+        args: as for any exception; usually one message.
+        history: the last phases and events of this rank, oldest first; printed below the message.
+    """
+
+    def __init__(self, *args: object, history: Iterable[str] = ()) -> None:
+        super().__init__(*args)
+        #: the rank's last phases and events, oldest first; may be set later by whoever knows them
+        self.history: tuple[str, ...] = tuple(history)
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        if not self.history:
+            return message
+        lines = "".join(f"\n  {line}" for line in self.history)
+        return f"{message}\nlast phases and events of this rank:{lines}"
+
+
+class OptionError(RestartError, ValueError):
+    """An option, argument or environment variable is wrong; the message names it, its value and the remedy."""
+
+
+class HealthCheckError(RestartError):
+    """A health check found this rank unfit to go on; raise it (or a subclass) in your own checks."""
+
+
+class RankDiscarded(RestartError):
+    """The rank assignment terminated this rank, for example because too few members of its group are left."""
+
+
+class Fenced(RestartError):
+    """The other ranks declared this one dead (it was stopped or unreachable); it leaves and never runs again."""
+
+
+class TimeoutError(RestartError, builtins.TimeoutError):
+    """Something did not happen within its time limit; the message names the option that sets the limit."""
+
+
+class StoreLost(RestartError):
+    """The store server cannot be reached any more, so this rank can agree on nothing with the others."""
+
+
+class InternalError(RestartError):
+    """The library found itself in a state that should be impossible."""
+
+
+class RestartAbort(BaseException):
+    """Raise it in the wrapped function or in a hook to take this rank out of the job; it reaches the caller unchanged."""
+
+
+class RankShouldRestart(BaseException):
+    """Interrupts the wrapped function for a restart. Let it pass: a function that swallows it is interrupted again."""

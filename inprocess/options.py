@@ -1,0 +1,195 @@
+"""The options of `Wrapper` that are not hooks: checked once, completely, before anything starts. No clock, no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import difflib
+import math
+import os
+import signal
+import string
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .exception import OptionError
+
+__all__ = ["Options", "seconds"]
+
+#: longest duration in seconds (about 31 years): lock and poll timeouts overflow not far above it
+LONGEST = 1e9
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """All options, as plain values; durations in seconds. Make it with :meth:`build`, which checks everything."""
+
+    #: makes the base store from `store_kwargs`; None: the library's own TCPStore
+    store_factory: Callable[..., Any] | None = None
+    #: keyword arguments for `store_factory`
+    store_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    #: upper limit for the time between two looks of the monitor thread at what it normally learns at once
+    monitor_thread_interval: float = 1.0
+    #: the same for the monitor process
+    monitor_process_interval: float = 1.0
+    #: time between two heartbeats of a rank
+    heartbeat_interval: float = 1.0
+    #: time between two automatic progress stamps
+    progress_watchdog_interval: float = 1.0
+    #: a rank without progress for this long is reported, and everybody restarts
+    soft_timeout: float = 60.0
+    #: a rank that does not answer for this long is killed
+    hard_timeout: float = 90.0
+    #: a rank without heartbeats for this long counts as gone together with its host
+    heartbeat_timeout: float = 30.0
+    #: longest wait for the other ranks at the start and at the end of an iteration
+    barrier_timeout: float = 120.0
+    #: longest wait for the other ranks to complete once this one has returned
+    completion_timeout: float = 120.0
+    #: extra time to wait for late interruption records; they are complete without it
+    last_call_wait: float = 0.0
+    #: time between SIGTERM and SIGKILL for a rank that is killed
+    termination_grace_time: float = 5.0
+    #: absolute path of the monitor process's log, ``{rank}`` is filled in; None: no log file
+    monitor_process_logfile: str | None = None
+    #: absolute path of the monitor process's pid file, ``{rank}`` is filled in; None: no pid file
+    monitor_process_pidfile: str | None = None
+    #: signal that interrupts the main thread's blocking calls; None: a free real-time signal
+    interrupt_signal: int | None = None
+    #: False: `Wrapper` returns the function itself
+    enabled: bool = True
+
+    @classmethod
+    def build(cls, **kwargs: Any) -> Options:
+        """Check and convert options as users pass them: durations as ``timedelta`` or seconds.
+
+        Raises:
+            OptionError: an option is unknown, of the wrong type, out of range, or in the wrong order with another;
+                the message names it, its value and the remedy.
+        """
+        for name, value in kwargs.items():
+            if name not in _NAMES:
+                near = difflib.get_close_matches(name, _NAMES, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(sorted(_NAMES))}"
+                raise OptionError(f"unknown option {name}={value!r}: {hint}")
+        given = {name: _CONVERT.get(name, _seconds_above_zero)(name, value) for name, value in kwargs.items()}
+        options = cls(**given)
+        _check_order(options)
+        return options
+
+    def logfile_for(self, rank: int) -> str | None:
+        """The monitor's log path for the process started as `rank`; None when there is none."""
+        return None if self.monitor_process_logfile is None else self.monitor_process_logfile.format(rank=rank)
+
+    def pidfile_for(self, rank: int) -> str | None:
+        """The monitor's pid file path for the process started as `rank`; None when there is none."""
+        return None if self.monitor_process_pidfile is None else self.monitor_process_pidfile.format(rank=rank)
+
+
+_NAMES = frozenset(field.name for field in dataclasses.fields(Options))
+
+# (smaller, larger, why): each pair must be strictly increasing
+_ORDER = (
+    ("soft_timeout", "hard_timeout", "a rank is asked to restart before it is killed"),
+    ("hard_timeout", "barrier_timeout", "the others must still be waiting when a hung rank is killed"),
+    ("monitor_process_interval", "heartbeat_timeout", "the monitor must look more often than the time it measures"),
+    ("monitor_process_interval", "soft_timeout", "the monitor must look more often than the time it measures"),
+    ("monitor_process_interval", "barrier_timeout", "the monitor must look more often than the time it measures"),
+    ("heartbeat_interval", "heartbeat_timeout", "a healthy rank must beat within the timeout"),
+    ("heartbeat_timeout", "barrier_timeout", "the others must still be waiting when a lost host is noticed"),
+    ("monitor_thread_interval", "soft_timeout", "the thread must look more often than the time it measures"),
+    ("progress_watchdog_interval", "soft_timeout", "a healthy rank must show progress within the timeout"),
+)
+
+
+def _check_order(options: Options) -> None:
+    for small, large, why in _ORDER:
+        low, high = getattr(options, small), getattr(options, large)
+        if not low < high:
+            raise OptionError(
+                f"{small}={low:g}s must be less than {large}={high:g}s, because {why}: lower {small} or raise {large}"
+            )
+
+
+def seconds(name: str, value: object) -> float:
+    """`value` (a ``timedelta`` or a number of seconds, >= 0) as seconds.
+
+    Raises:
+        OptionError: it is something else; the message names the option `name`.
+    """
+    if isinstance(value, datetime.timedelta):
+        result = value.total_seconds()
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        result = float(value) if abs(value) <= LONGEST else math.inf
+    else:
+        raise OptionError(f"{name}={value!r} is no duration: pass a datetime.timedelta or a number of seconds")
+    if not 0 <= result <= LONGEST:  # false for nan too
+        raise OptionError(f"{name}={value!r} is out of range: pass a duration from 0 to {LONGEST:g} seconds")
+    return result
+
+
+def _seconds_above_zero(name: str, value: object) -> float:
+    result = seconds(name, value)
+    if result == 0:
+        raise OptionError(f"{name}={value!r} must be greater than zero: pass a datetime.timedelta or seconds")
+    return result
+
+
+def _store_factory(name: str, value: object) -> Callable[..., Any] | None:
+    if value is not None and not callable(value):
+        raise OptionError(f"{name}={value!r} cannot be called: pass a store class or a function that returns a store")
+    return value
+
+
+def _store_kwargs(name: str, value: object) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise OptionError(f"{name}={value!r} must be a dictionary of keyword arguments for store_factory, or None")
+    return dict(value)
+
+
+def _path(name: str, value: object) -> str | None:
+    if value is None:
+        return None
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str):
+        raise OptionError(f"{name}={value!r} must be a path as a string, or None")
+    if not os.path.isabs(path):
+        raise OptionError(f"{name}={value!r} must be absolute, as the working directory may change: start it with /")
+    try:
+        fields = {field for _, field, _, _ in string.Formatter().parse(path) if field is not None}
+        path.format(rank=0)
+    except (ValueError, KeyError, IndexError, AttributeError):
+        fields = {"?"}
+    if not fields <= {"rank"}:
+        raise OptionError(f"{name}={value!r} has a placeholder other than {{rank}}: use {{rank}}, and {{{{ for a brace")
+    return path
+
+
+def _signal(name: str, value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value not in signal.valid_signals():
+        raise OptionError(f"{name}={value!r} is no signal number: pass one such as signal.SIGRTMIN + 5, or None")
+    if value in (signal.SIGKILL, signal.SIGSTOP):
+        raise OptionError(f"{name}={signal.Signals(value).name} cannot be handled by a process: pass another, or None")
+    return int(value)
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(f"{name}={value!r} must be True or False")
+    return value
+
+
+# everything that is not named here is a duration above zero
+_CONVERT: dict[str, Callable[[str, object], Any]] = {
+    "store_factory": _store_factory,
+    "store_kwargs": _store_kwargs,
+    "last_call_wait": seconds,
+    "monitor_process_logfile": _path,
+    "monitor_process_pidfile": _path,
+    "interrupt_signal": _signal,
+    "enabled": _flag,
+}
