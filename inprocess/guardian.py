@@ -1,0 +1,110 @@
+"""What the monitor processes do over the store, as verbs: follow the job, send heartbeats, watch each other, speak for the dead.
+
+Shared by the real monitor process (a thread and a connection for each of these) and the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from inprocess import coordinator
+from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.protocol.book import Book
+from inprocess.protocol.messages import load_decision, load_outcome
+from inprocess.protocol.ops import Now, Pause, Verb, Wait
+
+#: whoever speaks for a dead member looks this often whether a round is complete (seconds)
+RECOUNT = 1.0
+
+
+def stand_in(book: Book, member: int, record: InterruptionRecord, by: str) -> Verb[None]:
+    """Account for a dead member from now on, until it is off the roster or the job has ended. ``book`` is this verb's own."""
+    while True:
+        yield from coordinator.speak_for_dead(book.iteration, book.roster, member, record, by)
+        if book.iteration > coordinator.JOINING:
+            key = f"{book.iteration}/outcome"
+            if load_outcome((yield from _await_recounting(key, book)), key).completed:
+                return
+        key = f"{book.iteration}/next"
+        decision = load_decision((yield from _await_recounting(key, book)), key)
+        book.apply(decision)
+        if member not in book.roster or decision.abort:
+            return
+
+
+def _await_recounting(key: str, book: Book) -> Verb[bytes]:
+    while True:
+        found: bytes | None = yield Wait(key, RECOUNT)
+        if found is not None:
+            return found
+        yield from coordinator.recount(book.iteration, book.roster)
+
+
+@dataclass
+class Ring:
+    """Who watches whom: each member the next live one, and as long as that one is silent the one after it too.
+
+    So a run of neighbours that went down together (a rack) is noticed in one timeout, not one after the other.
+    Counters of others are judged by this observer's clock: when did I last see it change?
+    """
+
+    member: int
+    #: seconds without a heartbeat after which a member is declared dead
+    timeout: float
+    #: seconds between heartbeats
+    interval: float
+    #: member -> (counter, when it was first seen at that value)
+    seen: dict[int, tuple[int, float]] = field(default_factory=dict)
+    #: members declared dead by this observer
+    dead: set[int] = field(default_factory=set)
+
+    def targets(self, roster: Sequence[int], now: float) -> list[int]:
+        """Members to read now."""
+        after = [member for member in roster if member > self.member] + [m for m in roster if m < self.member]
+        chosen: list[int] = []
+        for member in after:
+            chosen.append(member)
+            if member not in self.dead and not self._silent(member, now):
+                break
+        self.seen = {member: seen for member, seen in self.seen.items() if member in chosen}
+        return [member for member in chosen if member not in self.dead]
+
+    def _silent(self, member: int, now: float) -> bool:
+        return member in self.seen and now - self.seen[member][1] > 2 * self.interval
+
+    def observe(self, member: int, counter: int, now: float) -> bool:
+        """Note a counter; True where the member has just been found dead."""
+        known = self.seen.get(member)
+        if known is None or known[0] != counter:
+            self.seen[member] = (counter, now)
+            return False
+        if now - known[1] < self.timeout or member in self.dead:
+            return False
+        self.dead.add(member)
+        return True
+
+
+def keep_watch(
+    ring: Ring, book: Callable[[], Book], beaten: Callable[[float], None], lost: Callable[[int, float], None]
+) -> Verb[None]:
+    """Send heartbeats and read the neighbour's, for ever.
+
+    ``beaten(when)`` is told the time at which each successful heartbeat was begun (the lease counts from there);
+    ``lost(member, seconds)`` that a member is to be declared dead.
+    """
+    while True:
+        now = yield Now()
+        yield from coordinator.beat(ring.member)
+        beaten(now)
+        for member in ring.targets(book().roster, now):
+            counter = yield from coordinator.read_beat(member)
+            if ring.observe(member, counter, (yield Now())):
+                lost(member, ring.timeout)
+        yield Pause(ring.interval)
+
+
+def lost_record(member: int, seconds: float) -> InterruptionRecord:
+    """The record for a member whose host does not answer."""
+    message = f"no heartbeat for {seconds:g} s: its host or its monitor process is gone"
+    return InterruptionRecord(member, Interruption.UNRESPONSIVE, initial_rank=member, message=message)

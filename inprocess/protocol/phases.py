@@ -1,0 +1,138 @@
+"""The life of one rank as a table: phase x event -> next phase. Data only; the loop in ``call_wrapper`` walks it.
+
+Read it top down: the first block is an undisturbed call, the second one restart, the third the ways out.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+
+
+class Phase(enum.Enum):
+    """Where a rank is. The value is what the board shows to the monitor process and what error messages print."""
+
+    #: wait until every founder has arrived (or has been declared dead)
+    JOIN = "join"
+    #: compute this rank's place in the coming iteration
+    ASSIGN = "assign ranks"
+    #: start round: everybody says which rank it took; ends with ``go`` or ``no``
+    START = "start round"
+    #: the user's ``initialize`` hook
+    INITIALIZE = "initialize"
+    #: the user's health check before the function runs
+    CHECK = "health check"
+    #: the wrapped function; a reserve rank waits here instead
+    RUN = "run"
+    #: the function returned; wait for the outcome of the iteration
+    FINISH = "wait for the outcome"
+    #: the user's ``completion`` hook, after everybody finished
+    COMPLETE = "completion"
+    #: the abort ladder runs in the monitor thread; wait until it has ended
+    ABORT = "abort"
+    #: the user's ``finalize`` hook
+    FINALIZE = "finalize"
+    #: the user's health check between two iterations
+    RECHECK = "health check after a fault"
+    #: end round: everybody says ``alive`` or ``left``; ends with the next roster
+    END = "end round"
+    #: the user's ``terminate`` hook where the call failed; everything is put back
+    LEAVE = "leave"
+    #: the call returns or raises
+    OUT = "out"
+
+
+class Event(enum.Enum):
+    """What ended a phase."""
+
+    #: the phase did its work
+    OK = "ok"
+    #: the start round's verdict is that this iteration does not start
+    NO_START = "no start"
+    #: some rank, perhaps this one, interrupted the iteration
+    INTERRUPTED = "interrupted"
+    #: every active rank's function returned
+    COMPLETED = "completed"
+    #: this rank leaves the job with an exception of its own
+    QUIT = "quit"
+    #: the store is gone, or this rank has been declared dead: there is nobody left to talk to
+    CUT_OFF = "cut off"
+
+
+P, E = Phase, Event
+
+TRANSITIONS: dict[tuple[Phase, Event], Phase] = {
+    # an undisturbed call
+    (P.JOIN, E.OK): P.ASSIGN,
+    (P.ASSIGN, E.OK): P.START,
+    (P.START, E.OK): P.INITIALIZE,
+    (P.INITIALIZE, E.OK): P.CHECK,
+    (P.CHECK, E.OK): P.RUN,
+    (P.RUN, E.OK): P.FINISH,
+    (P.FINISH, E.COMPLETED): P.COMPLETE,
+    (P.COMPLETE, E.OK): P.LEAVE,
+    (P.LEAVE, E.OK): P.OUT,
+    # a restart
+    (P.ASSIGN, E.NO_START): P.END,
+    (P.START, E.NO_START): P.END,
+    (P.INITIALIZE, E.INTERRUPTED): P.ABORT,
+    (P.CHECK, E.INTERRUPTED): P.ABORT,
+    (P.RUN, E.INTERRUPTED): P.ABORT,
+    (P.FINISH, E.INTERRUPTED): P.ABORT,
+    (P.ABORT, E.OK): P.FINALIZE,
+    (P.FINALIZE, E.OK): P.RECHECK,
+    (P.RECHECK, E.OK): P.END,
+    (P.END, E.OK): P.ASSIGN,
+    # the ways out: the others are told, then the exception is raised again
+    (P.JOIN, E.QUIT): P.LEAVE,
+    (P.ASSIGN, E.QUIT): P.END,
+    (P.START, E.QUIT): P.END,
+    (P.INITIALIZE, E.QUIT): P.ABORT,
+    (P.CHECK, E.QUIT): P.ABORT,
+    (P.RUN, E.QUIT): P.ABORT,
+    (P.FINISH, E.QUIT): P.ABORT,
+    (P.COMPLETE, E.QUIT): P.LEAVE,
+    (P.ABORT, E.QUIT): P.FINALIZE,
+    (P.FINALIZE, E.QUIT): P.END,
+    (P.RECHECK, E.QUIT): P.END,
+    (P.END, E.QUIT): P.LEAVE,
+    (P.LEAVE, E.QUIT): P.OUT,
+    # nobody left to talk to: release what the function holds, then raise
+    (P.JOIN, E.CUT_OFF): P.LEAVE,
+    (P.ASSIGN, E.CUT_OFF): P.LEAVE,
+    (P.START, E.CUT_OFF): P.LEAVE,
+    (P.INITIALIZE, E.CUT_OFF): P.ABORT,
+    (P.CHECK, E.CUT_OFF): P.ABORT,
+    (P.RUN, E.CUT_OFF): P.ABORT,
+    (P.FINISH, E.CUT_OFF): P.ABORT,
+    (P.ABORT, E.CUT_OFF): P.LEAVE,
+    (P.END, E.CUT_OFF): P.LEAVE,
+}
+
+#: phases in which the rank has begun its iteration: the abort ladder is needed to get it out
+ENTERED = frozenset({P.INITIALIZE, P.CHECK, P.RUN, P.FINISH})
+
+#: phases as small integers, for the board in shared memory
+CODES: dict[Phase, int] = {phase: code for code, phase in enumerate(Phase)}
+PHASES: dict[int, Phase] = {code: phase for phase, code in CODES.items()}
+
+
+def next_phase(phase: Phase, event: Event) -> Phase:
+    """Look up the table. Raises LookupError for a pair that cannot happen, naming both."""
+    try:
+        return TRANSITIONS[phase, event]
+    except KeyError:
+        raise LookupError(f"no transition from phase {phase.value!r} on event {event.value!r}") from None
+
+
+def rows() -> Iterator[tuple[str, str, str]]:
+    """The table as text: phase, event, next phase."""
+    for (phase, event), target in TRANSITIONS.items():
+        yield phase.value, event.value, target.value
+
+
+def diagram() -> str:
+    """The table as a Graphviz ``digraph``; the docs draw it."""
+    lines = ["digraph restart {", "  rankdir=LR;"]
+    lines += [f'  "{phase}" -> "{target}" [label="{event}"];' for phase, event, target in rows()]
+    return "\n".join([*lines, "}"])
