@@ -1,0 +1,58 @@
+"""Fixtures for all tests: real ranks (`launch`), and a check that every test leaves this process as it was."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+import torch.distributed as dist
+
+from tests.harness import Run, leaks
+from tests.harness import launch as launching
+
+# before anything of multiprocessing starts: the server reads this list once
+multiprocessing.set_forkserver_preload(launching.PRELOAD)
+launching.become_subreaper()
+
+
+def _open_once_per_process() -> None:
+    """The first store server of a process makes libuv open a pipe that it keeps."""
+    dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the forkserver early when tests need it: it imports torch while the unit tests run."""
+    if any("launch" in getattr(item, "fixturenames", ()) for item in session.items):
+        launching.start_server()
+    _open_once_per_process()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Threads, descriptors, processes, environment, handlers and hooks are the same after a test as before it."""
+    take = partial(leaks.Snapshot.take, launching.servers(), launching.server_descriptors())
+    before = take()
+    yield
+    take = partial(leaks.Snapshot.take, launching.servers(), launching.server_descriptors())
+    left = leaks.settled(before, take, 0.2)
+    if left:
+        gc.collect()  # a failed test's traceback may hold sockets
+        left = leaks.settled(before, take, 2.0)
+    assert not left, "left behind by this test:\n" + "\n".join(left)
+
+
+@pytest.fixture
+def launch() -> Iterator[Callable[..., Run]]:
+    """Start ranks: `launch(target, world_size, faults=..., wrapper=..., env=..., args=...)`; see harness.Run."""
+    runs: list[Run] = []
+
+    def start(*args: object, **kwargs: object) -> Run:
+        runs.append(Run(*args, **kwargs))  # type: ignore[arg-type]
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.close()
