@@ -88,7 +88,7 @@ class InternalError(RestartError):
 
 
 class RestartAbort(BaseException):
-    """Raise it in the wrapped function or in a hook to take this rank out of the job; it reaches the caller unchanged."""
+    """Raise it in the wrapped function or a hook to take this rank out of the job; it reaches the caller unchanged."""
 
 
 class RankShouldRestart(BaseException):

@@ -1,0 +1,80 @@
+"""Hooks that run after an interrupted iteration, in the main thread, once the function has been left."""
+
+from __future__ import annotations
+
+import abc
+import datetime
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .exception import OptionError, TimeoutError
+from .options import seconds
+from .state import FrozenState
+
+__all__ = ["Finalize", "ThreadedFinalize"]
+
+
+class Finalize(abc.ABC):
+    """Base class of ``finalize`` hooks; a plain callable does as well. An exception takes this rank out of the job."""
+
+    @abc.abstractmethod
+    def __call__(self, state: FrozenState) -> FrozenState | None:
+        """Release what the function left behind and return the state (None: unchanged)."""
+
+
+class ThreadedFinalize(Finalize):
+    """Runs ``fn(*args, **kwargs)`` in a thread and waits for it no longer than `timeout`.
+
+    Args:
+        timeout: a timedelta, or seconds.
+        fn: what to run.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+
+    Raises:
+        OptionError: an argument has the wrong type.
+        TimeoutError: at the call, when `fn` takes too long; its daemon thread is left behind.
+        BaseException: at the call, whatever `fn` raises.
+    """
+
+    def __init__(
+        self,
+        timeout: datetime.timedelta | float,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not callable(fn):
+            raise OptionError(f"fn={fn!r} cannot be called: pass the function to run")
+        self.timeout = seconds("timeout", timeout)
+        self.fn = fn
+        self.args = tuple(args)
+        self.kwargs = dict(kwargs or {})
+
+    def __call__(self, state: FrozenState) -> FrozenState:
+        run_in_thread("ThreadedFinalize", self.timeout, lambda: self.fn(*self.args, **self.kwargs))
+        return state
+
+
+def run_in_thread(name: str, timeout: float, fn: Callable[[], object]) -> None:
+    """Run `fn` in a daemon thread, wait for it, and raise what it raised.
+
+    Raises:
+        TimeoutError: it took longer than `timeout` seconds.
+    """
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            fn()
+        except BaseException as error:  # not only Exception: the caller must learn of every end
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name=f"inprocess-{name}", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if thread.is_alive():
+        raise TimeoutError(f"{name} did not end within timeout={timeout:g}s: raise the timeout, or find what blocks it")
+    if raised:
+        raise raised.pop()  # popped, so that no frame keeps the exception alive

@@ -1,0 +1,392 @@
+"""Adapts user callables to one form, once, at construction: hooks of both generations, and who gets the CallWrapper.
+
+===================  =======================================  =====================================================
+option               newer generation                         older generation
+===================  =======================================  =====================================================
+all other hooks      ``hook(state) -> state``                 ``hook(state, exception) -> state``
+``rank_assignment``  ``assign(ctx) -> ctx``                   ``assign(state, terminated) -> (state, terminated)``
+``rank_filter``      (part of the rank assignment)            ``filter(state) -> state``
+===================  =======================================  =====================================================
+
+The number of required positional parameters decides; where a second one is optional, its name does. A hook that returns
+None leaves its input as it is. Parts of a `Compose` are adapted one by one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import sys
+import types
+import typing
+from collections import ChainMap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .compose import Compose
+from .exception import OptionError, RestartError
+from .rank_assignment import RankAssignmentCtx, RankFilter, ShiftRanks, Tree
+from .rank_assignment.base import activate_all
+from .rank_filter import RankFilter as OlderRankFilter
+from .state import FrozenState, Mode, State
+
+__all__ = ["Injector", "adapt", "adapt_rank_assignment", "inject"]
+
+Hook = Callable[[FrozenState], FrozenState]
+Assignment = Callable[[RankAssignmentCtx], RankAssignmentCtx]
+Args = tuple[Any, ...]
+
+# parts of names by which an optional second parameter is known as the older generation's
+_EXCEPTION_NAMES = ("exc", "err")
+_TERMINATED_NAMES = ("terminated",)
+
+
+def adapt(name: str, fn: Callable[..., Any] | None) -> Hook | None:
+    """The hook `fn`, given for the option `name`, as a function from FrozenState to FrozenState; None stays None.
+
+    Raises:
+        OptionError: `fn` cannot be called, is a class instead of an instance, or its signature fits neither generation.
+
+    The adapted hook raises TypeError, naming the option, when `fn` returns something that is no state.
+    """
+    if fn is None:
+        return None
+    if isinstance(fn, Compose):
+        return _chain([_adapt_hook(name, part) for part in fn.parts])
+    return _adapt_hook(name, fn)
+
+
+def adapt_rank_assignment(fn: Callable[..., Any], rank_filter: Callable[..., Any] | None = None) -> Assignment:
+    """The rank assignment `fn`, followed by `rank_filter`, as a function from RankAssignmentCtx to RankAssignmentCtx.
+
+    Whatever the parts do, the result is whole: ranks are consecutive (gaps that are left are closed by shifting), every
+    rank is active or inactive (active, if no part said so), and the numbers fit each other.
+
+    Raises:
+        OptionError: as for `adapt`, or when Tree is composed with something else.
+
+    The adapted assignment raises TypeError when a part returns something of the wrong type, OptionError when the
+    numbers do not fit, RestartError when no rank is active, and whatever the parts raise (RankDiscarded among others).
+    """
+    parts = fn.parts if isinstance(fn, Compose) else (fn,)
+    filters = () if rank_filter is None else rank_filter.parts if isinstance(rank_filter, Compose) else (rank_filter,)
+    if any(isinstance(part, Tree) for part in parts) and len(parts) + len(filters) > 1:
+        raise OptionError("rank_assignment: Tree cannot be composed with others: use its layers and world_size_filter")
+    assign = _chain([_adapt_assignment(part) for part in parts])
+    limit = _chain([_adapt_filter(part) for part in filters])
+    return functools.partial(_assign, assign, limit)
+
+
+def _chain(parts: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    def run(value: Any) -> Any:
+        for part in reversed(parts):
+            value = part(value)
+        return value
+
+    return run
+
+
+# --- hooks of all kinds but the rank assignment
+
+
+def _adapt_hook(name: str, fn: Callable[..., Any]) -> Hook:
+    older = _takes_two(name, fn, "(state)", "(state, exception)", _EXCEPTION_NAMES)
+
+    def hook(state: FrozenState) -> FrozenState:
+        result = fn(state, state.fn_exception) if older else fn(state)
+        if older and isinstance(result, tuple) and len(result) == 2:
+            result, exception = result
+            state = dataclasses.replace(state, fn_exception=exception)
+            result = dataclasses.replace(result, fn_exception=exception) if _is_state(result) else result
+        if result is None:
+            return state
+        if not _is_state(result):
+            raise TypeError(f"{name}={fn!r} returned {_kind(result)}: return the state, or nothing")
+        frozen: FrozenState = result.freeze()
+        return frozen
+
+    return hook
+
+
+def _is_state(value: object) -> bool:
+    return isinstance(value, State | FrozenState)
+
+
+def _takes_two(name: str, fn: object, one: str, two: str, optional_names: tuple[str, ...]) -> bool:
+    """Whether `fn` takes two positional arguments, as hooks of the older generation do, rather than one."""
+    if isinstance(fn, type):
+        raise OptionError(f"{name}={fn.__name__} is a class: pass an instance, {fn.__name__}(...)")
+    if not callable(fn):
+        raise OptionError(f"{name}={fn!r} cannot be called: pass a function or an object of its base class")
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (ValueError, TypeError):  # written in C without a signature
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is p.empty]
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    keyword_only = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if keyword_only or len(required) > 2 or not (positional or takes_any):
+        raise OptionError(f"{name}={fn!r} must take {one}, or {two} as in the older generation; it takes {_shown(fn)}")
+    if len(required) == 2:
+        return True
+    second = positional[1].name.lower() if len(positional) > 1 else ""
+    return any(known in second for known in optional_names)
+
+
+def _shown(fn: Callable[..., Any]) -> str:
+    return str(inspect.signature(fn))
+
+
+def _kind(value: object) -> str:
+    return f"an object of type {type(value).__name__}"
+
+
+# --- rank assignment
+
+
+def _adapt_assignment(fn: Callable[..., Any]) -> Assignment:
+    if isinstance(fn, OlderRankFilter):
+        return _adapt_filter(fn)
+    if _takes_two("rank_assignment", fn, "(ctx)", "(state, terminated_ranks)", _TERMINATED_NAMES):
+        return functools.partial(_older_assignment, fn)
+
+    def newer(ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        result = fn(ctx)
+        if result is not None and not isinstance(result, RankAssignmentCtx):
+            raise TypeError(f"rank_assignment={fn!r} returned {_kind(result)}: return the ctx, or nothing")
+        return ctx if result is None else result
+
+    return newer
+
+
+def _older_assignment(fn: Callable[..., Any], ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+    result = fn(ctx.state, ctx.terminated_ranks)
+    if result is None:
+        return ctx
+    if not isinstance(result, tuple) or len(result) != 2 or not _is_state(result[0]):
+        raise TypeError(f"rank_assignment={fn!r} returned {_kind(result)}: return (state, terminated_ranks)")
+    state, terminated = result
+    ctx.state = state.thaw() if isinstance(state, FrozenState) else state
+    ctx.terminated_ranks = set(terminated)
+    return ctx
+
+
+def _adapt_filter(fn: Callable[..., Any]) -> Assignment:
+    if isinstance(fn, RankFilter):
+        return fn
+    if _takes_two("rank_filter", fn, "(state)", "(state)", ()):
+        raise OptionError(f"rank_filter={fn!r} must take (state); it takes {_shown(fn)}")
+
+    def older(ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        if ctx.state.mode is Mode.INITIALIZED:
+            activate_all(ctx)
+        result = fn(ctx.state)
+        if result is not None and not _is_state(result):
+            raise TypeError(f"rank_filter={fn!r} returned {_kind(result)}: return the state, or nothing")
+        if result is not None:
+            ctx.state = result.thaw() if isinstance(result, FrozenState) else result
+        return ctx
+
+    return older
+
+
+def _assign(assign: Assignment, limit: Assignment, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+    ctx.state.mode = Mode.INITIALIZED  # tells below whether a part said what this rank does
+    ctx = assign(ctx)
+    if ctx.terminated_ranks:
+        ctx = ShiftRanks()(ctx)
+    if ctx.state.mode is Mode.INITIALIZED:
+        activate_all(ctx)
+    ctx = limit(ctx)
+    _check_result(ctx.state)
+    return ctx
+
+
+def _check_result(state: State) -> None:
+    sizes = (state.rank, state.world_size, state.active_world_size)
+    if not all(isinstance(each, int) for each in sizes) or not 0 <= state.rank < state.world_size:
+        raise OptionError(f"rank_assignment gave rank={state.rank!r} of world_size={state.world_size!r}")
+    if not 0 <= state.active_world_size <= state.world_size:
+        raise OptionError(
+            f"rank_assignment gave active_world_size={state.active_world_size} of world_size={state.world_size}: "
+            "at most all ranks can be active"
+        )
+    if state.active_world_size == 0:
+        raise RestartError(f"rank_assignment leaves none of {state.world_size} ranks active: the job cannot go on")
+    active = state.active_rank
+    fits = state.mode is not Mode.ACTIVE if active is None else 0 <= active < state.active_world_size
+    if not fits or (active is not None and state.mode is not Mode.ACTIVE):
+        raise OptionError(
+            f"rank_assignment gave active_rank={state.active_rank!r} of active_world_size={state.active_world_size} "
+            f"in mode {state.mode.name}: active ranks count from 0, inactive ones have None"
+        )
+
+
+# --- the CallWrapper as an argument
+
+
+class Injector:
+    """Puts the CallWrapper where a function's annotations ask for it.
+
+    Asked for by ``CallWrapper``, ``Optional[CallWrapper]`` and ``CallWrapper | None``, as objects and as strings,
+    through decorators that keep ``__wrapped__``, ``functools.partial``, methods and objects with ``__call__``. Every
+    other annotation is left alone, and so is one that cannot be resolved. A value that the caller passes wins.
+
+    Args:
+        fn: the function.
+        call_type: the class of the CallWrapper, or several.
+    """
+
+    def __init__(self, fn: Callable[..., Any], call_type: type | tuple[type, ...]) -> None:
+        self._types = call_type if isinstance(call_type, tuple) else (call_type,)
+        self._signature = _signature(fn)
+        names = _resolver(fn, self._types)
+        given = _given_by_partial(fn)
+        accepted = _accepts(fn)
+        self._wanted = tuple(
+            p
+            for p in self._signature.parameters.values()
+            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+            and p.name not in given
+            and accepted(p)
+            and _asks_for(p.annotation, self._types, names)
+        )
+
+    def bind(self, args: Args, kwargs: Mapping[str, Any], call: object) -> tuple[Args, dict[str, Any]]:
+        """(args, kwargs) with `call` added where it is asked for and not passed. Never an error: a call that
+        does not fit the signature is left for the function itself to refuse."""
+        if not self._wanted:
+            return args, dict(kwargs)
+        added = self._add(args, kwargs, call)
+        if not _fits(self._signature, *added):
+            inserted = self._insert(args, call), dict(kwargs)
+            if _fits(self._signature, *inserted):
+                return inserted
+        return added
+
+    def _add(self, args: Args, kwargs: Mapping[str, Any], call: object) -> tuple[Args, dict[str, Any]]:
+        """Pass it by name; a positional-only parameter is reached with the defaults of those before it."""
+        parameters = list(self._signature.parameters.values())
+        keywords = dict(kwargs)
+        for wanted in self._wanted:
+            index = parameters.index(wanted)
+            if wanted.kind is wanted.KEYWORD_ONLY or index >= len(args):
+                if wanted.kind is not wanted.POSITIONAL_ONLY:
+                    keywords.setdefault(wanted.name, call)
+                elif all(p.default is not p.empty for p in parameters[len(args) : index]):
+                    args = (*args, *(p.default for p in parameters[len(args) : index]), call)
+        return args, keywords
+
+    def _insert(self, args: Args, call: object) -> Args:
+        """Put it between the positional arguments, for ``def f(call: CallWrapper, x)`` called as ``f(x)``."""
+        values = list(args)
+        for index, parameter in enumerate(self._signature.parameters.values()):
+            if parameter in self._wanted and parameter.kind is not parameter.KEYWORD_ONLY and index <= len(values):
+                values.insert(index, call)
+        return tuple(values)
+
+
+def inject(fn: Callable[..., Any], args: Args, kwargs: Mapping[str, Any], call: object) -> tuple[Args, dict[str, Any]]:
+    """`Injector` for a single call; `call` itself says what the CallWrapper's class is."""
+    return Injector(fn, type(call)).bind(args, kwargs, call)
+
+
+def _fits(signature: inspect.Signature, args: Args, kwargs: Mapping[str, Any]) -> bool:
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _signature(fn: Callable[..., Any], follow_wrapped: bool = True) -> inspect.Signature:
+    options: dict[str, Any] = {"follow_wrapped": follow_wrapped}
+    if sys.version_info >= (3, 14):  # there the default evaluates annotations, and fails on unknown names
+        import annotationlib  # noqa: PLC0415 - exists only there
+
+        options["annotation_format"] = annotationlib.Format.FORWARDREF
+    try:
+        return inspect.signature(fn, **options)
+    except Exception:  # builtins without a signature; broken __signature__ of foreign decorators
+        return inspect.Signature()
+
+
+def _accepts(fn: Callable[..., Any]) -> Callable[[inspect.Parameter], bool]:
+    """Whether the outermost decorator lets a parameter through: it may have fewer than what it wraps."""
+    parameters = _signature(fn, follow_wrapped=False).parameters
+    any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    any_position = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
+
+    def accepts(parameter: inspect.Parameter) -> bool:
+        by_position = parameter.kind is parameter.POSITIONAL_ONLY
+        return parameter.name in parameters or (any_position if by_position else any_keyword)
+
+    return accepts
+
+
+def _given_by_partial(fn: object) -> set[str]:
+    """Names that a functools.partial, at any depth, was given a value for."""
+    given: set[str] = set()
+    for layer in _layers(fn):
+        if isinstance(layer, functools.partial):
+            given |= set(layer.keywords)
+    return given
+
+
+def _layers(fn: object) -> list[object]:
+    """`fn` and what it wraps, down to the plain function whose annotations count."""
+    layers = [fn]
+    while len(layers) < 100:  # a decorator may wrap itself
+        top = layers[-1]
+        if isinstance(top, functools.partial):
+            inner: object = top.func
+        elif inspect.ismethod(top):
+            inner = top.__func__
+        elif hasattr(top, "__wrapped__"):
+            inner = top.__wrapped__
+        elif not inspect.isroutine(top) and not isinstance(top, type) and callable(top):
+            inner = type(top).__call__  # an object of a class with __call__
+        else:
+            break
+        layers.append(inner)
+    return layers
+
+
+def _resolver(fn: object, call_types: tuple[type, ...]) -> Mapping[str, Any]:
+    """The names an annotation may use: the closure's, the module's, and ours for imports only type checkers see."""
+    inner: Any = _layers(fn)[-1]
+    code, cells = getattr(inner, "__code__", None), getattr(inner, "__closure__", None) or ()
+    closure: dict[str, Any] = {}
+    for name, cell in zip(getattr(code, "co_freevars", ()), cells, strict=False):
+        try:
+            closure[name] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    packages = {each.__module__.partition(".")[0] for each in call_types}
+    ours: dict[str, Any] = {name: sys.modules[name] for name in packages if name in sys.modules}
+    ours.update({each.__name__: each for each in call_types}, Optional=typing.Optional, Union=typing.Union)
+    return ChainMap(closure, getattr(inner, "__globals__", {}), ours)
+
+
+def _asks_for(annotation: Any, call_types: tuple[type, ...], names: Mapping[str, Any]) -> bool:
+    annotation = _resolved(annotation, names)
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        asked = [_resolved(each, names) for each in typing.get_args(annotation)]
+        asked = [each for each in asked if each is not type(None)]
+        return bool(asked) and all(any(each is known for known in call_types) for each in asked)
+    return any(annotation is known for known in call_types)  # by identity: annotations may have any __eq__
+
+
+def _resolved(annotation: Any, names: Mapping[str, Any]) -> Any:
+    """What a string stands for; itself when it cannot be resolved. A string may hold another string."""
+    for _ in range(3):
+        text = getattr(annotation, "__forward_arg__", annotation)
+        if not isinstance(text, str):
+            return annotation
+        try:
+            annotation = eval(text, {}, names)
+        except Exception:
+            return None
+    return annotation

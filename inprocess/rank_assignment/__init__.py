@@ -1,0 +1,30 @@
+"""Who gets which rank in the next iteration. Pure, apart from reading the other ranks' keys over the iteration's store.
+
+Every rank runs the same assignment on the same inputs, so the results must depend on nothing else. An iteration can be
+interrupted while ranks are being assigned; it is then assigned again from the **same** numbering, with more ranks
+terminated. An assignment must therefore not remember "what I did last time" as if it had come true.
+"""
+
+from ..exception import RankDiscarded
+from .base import RankAssignment, RankAssignmentCtx, RankFilter
+from .gather import gather
+from .groups import FilterCountGroupedByKey
+from .order import ActivateAllRanks, ActiveWorldSizeDivisibleBy, FillGaps, MaxActiveWorldSize, ShiftRanks
+from .tree import Layer, LayerFlag, Tree
+
+__all__ = [
+    "ActivateAllRanks",
+    "ActiveWorldSizeDivisibleBy",
+    "FillGaps",
+    "FilterCountGroupedByKey",
+    "Layer",
+    "LayerFlag",
+    "MaxActiveWorldSize",
+    "RankAssignment",
+    "RankAssignmentCtx",
+    "RankDiscarded",
+    "RankFilter",
+    "ShiftRanks",
+    "Tree",
+    "gather",
+]

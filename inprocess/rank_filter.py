@@ -1,0 +1,61 @@
+"""The older generation's rank filters: `state -> state`, applied after the rank assignment. Pure."""
+
+from __future__ import annotations
+
+import abc
+
+from .exception import OptionError
+from .state import Mode, State
+
+__all__ = ["MaxActiveWorldSize", "RankFilter", "WorldSizeDivisibleBy"]
+
+
+class RankFilter(abc.ABC):
+    """Lowers the active world size; ranks beyond it become reserves."""
+
+    @abc.abstractmethod
+    def __call__(self, state: State) -> State:
+        """Change `state` (or make a new one) and return it."""
+
+
+class MaxActiveWorldSize(RankFilter):
+    """At most `max_active_world_size` ranks are active; None: no limit.
+
+    Raises:
+        OptionError: the limit is not an integer >= 1.
+    """
+
+    def __init__(self, max_active_world_size: int | None = None) -> None:
+        self.limit = None if max_active_world_size is None else positive("max_active_world_size", max_active_world_size)
+
+    def __call__(self, state: State) -> State:
+        return state if self.limit is None else keep_active(state, self.limit)
+
+
+class WorldSizeDivisibleBy(RankFilter):
+    """The active world size is a multiple of `divisor`.
+
+    Raises:
+        OptionError: `divisor` is not an integer >= 1.
+    """
+
+    def __init__(self, divisor: int = 1) -> None:
+        self.divisor = positive("divisor", divisor)
+
+    def __call__(self, state: State) -> State:
+        return keep_active(state, state.active_world_size // self.divisor * self.divisor)
+
+
+def keep_active(state: State, size: int) -> State:
+    """Lower the active world size of `state` to `size`, in place; a rank beyond it becomes a reserve."""
+    state.active_world_size = min(size, state.active_world_size)
+    if state.active_rank is None or state.active_rank >= state.active_world_size:
+        state.active_rank, state.mode = None, Mode.INACTIVE
+    return state
+
+
+def positive(name: str, value: object) -> int:
+    """`value`, an integer >= 1; OptionError names the option otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise OptionError(f"{name}={value!r} must be an integer >= 1")
+    return value
