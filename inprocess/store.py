@@ -1,0 +1,307 @@
+"""Stores: connecting, serving, and carrying out a verb's operations. The only file that calls a torch Store for the library.
+
+Public classes (``TCPStore``, ``FileStore``, ``PrefixStore``) are torch's own with two methods more; any other torch Store
+with ``set, get, add, compare_set, wait, check, multi_get, delete_key`` works too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import ipaddress
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed  # noqa: F401  (registers the module below; a stub in the monitor process)
+from torch._C._distributed_c10d import FileStore as _FileStore
+from torch._C._distributed_c10d import PrefixStore as _PrefixStore
+from torch._C._distributed_c10d import TCPStore as _TCPStore
+
+from inprocess import clock
+from inprocess.exception import OptionError, StoreLost, TimeoutError
+from inprocess.protocol.ops import Add, Claim, Delete, Exist, Now, Op, Pause, Read, ReadAll, Set, Verb, Wait
+
+__all__ = ["FileStore", "PrefixStore", "StoreMixin", "StoreSpec", "TCPStore", "connect", "drive", "serve"]
+
+T = TypeVar("T")
+#: torch passes milliseconds to poll() as a C int, so a longer wait is made of several
+LONGEST_WAIT = 20 * 24 * 3600.0
+#: pause between two attempts to reach a server that is not up yet (seconds): first, and at most
+RETRY = (0.005, 0.1)
+_ABSENT = "\0absent"
+
+
+class StoreMixin:
+    """What the library adds to torch's stores. Method names are our own: torch's Store grows methods of its own."""
+
+    def inprocess_read(self, key: str) -> bytes | None:
+        """What ``key`` holds, or None where it is absent; never waits."""
+        return _read(self, key)
+
+    def inprocess_claim(self, key: str, value: str) -> bytes:
+        """Write ``value`` where ``key`` is absent; answers what it holds afterwards."""
+        return bytes(self.compare_set(key, "", value))  # type: ignore[attr-defined]
+
+
+class TCPStore(StoreMixin, _TCPStore):
+    """A client of a torch TCPStore server.
+
+    Args:
+        host_name: default: the environment variable ``MASTER_ADDR``.
+        port: default: ``MASTER_PORT``.
+        timeout: for operations that wait; default 300 s.
+        is_master: serve as well; default False. The library's own server lives in a monitor process.
+    """
+
+    def __init__(
+        self,
+        host_name: str | None = None,
+        port: int | None = None,
+        timeout: timedelta = timedelta(seconds=300),
+        is_master: bool = False,
+    ) -> None:
+        host = os.environ["MASTER_ADDR"] if host_name is None else host_name
+        number = int(os.environ["MASTER_PORT"]) if port is None else port
+        super().__init__(host, number, is_master=is_master, timeout=timeout, wait_for_workers=False)
+
+
+class FileStore(StoreMixin, _FileStore):
+    """A store in one file on a file system that all ranks share. Slow (it polls); for where no port may be opened.
+
+    Args:
+        path: the file; a fresh one for each job.
+        timeout: for operations that wait; default 300 s.
+    """
+
+    def __init__(self, path: str, timeout: timedelta = timedelta(seconds=300)) -> None:
+        super().__init__(path, -1)
+        self.set_timeout(timeout)
+
+
+class PrefixStore(StoreMixin, _PrefixStore):
+    """A view of another store in which each key has a prefix."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreSpec:
+    """How to reach the base store; travels to the monitor process as JSON."""
+
+    #: ``module:name`` of a store class, or empty for a TCPStore at host and port
+    factory: str = ""
+    #: keyword arguments of the factory; JSON values only
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    host: str = "127.0.0.1"
+    port: int = 0
+    #: put before each key
+    prefix: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> StoreSpec:
+        return cls(**json.loads(text))
+
+    def __str__(self) -> str:
+        return f"{self.factory}({self.kwargs})" if self.factory else f"{self.host}:{self.port}"
+
+
+# --- connecting and serving ---------------------------------------------------------------------------------------
+
+
+def connect(spec: StoreSpec, timeout: float, stopped: threading.Event | None = None) -> Any:
+    """A connection of its own to the base store, waiting up to ``timeout`` seconds for its server.
+
+    Raises TimeoutError naming the address, or StoreLost where ``stopped`` was set meanwhile.
+    """
+    if spec.factory:
+        module, _, name = spec.factory.partition(":")
+        base = getattr(importlib.import_module(module), name)(**spec.kwargs)
+    else:
+        address = _await_server(spec.host, spec.port, timeout, stopped or threading.Event())
+        base = connect_to(address, spec.port, timeout)
+    return _PrefixStore(spec.prefix, base) if spec.prefix else base
+
+
+def connect_to(address: str, port: int, timeout: float) -> Any:
+    """A client of the TCPStore server at a numeric address (torch's own resolver takes 250 to 1,000 ms for some names).
+
+    Raises StoreLost where whoever listens there does not answer like a TCPStore: torch itself waits for ever then.
+    """
+    made: list[Any] = []
+    thread = threading.Thread(target=_construct, args=(made, address, port, timeout), name="inprocess-connect", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if thread.is_alive():
+        shut_connections(address, port)
+        thread.join(5.0)
+    if made and not isinstance(made[0], Exception):
+        return made[0]
+    reason = _first_line(made[0]) if made else f"no answer within {timeout:g} s"
+    raise StoreLost(
+        f"{address}:{port} accepts connections but does not answer like a TCPStore ({reason}). Another program may be "
+        "listening on this port: choose another MASTER_PORT on every rank."
+    )
+
+
+def _construct(made: list[Any], address: str, port: int, timeout: float) -> None:
+    try:
+        made.append(TCPStore(address, port, timeout=timedelta(seconds=max(timeout, 1.0))))
+    except Exception as error:
+        made.append(error)
+
+
+def shut_connections(address: str, port: int) -> int:
+    """Shut down this process' connections to a server, so that whoever is blocked on one gets an error; answers how many."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as peer:
+                where = peer.getpeername()
+                if where[0].removeprefix("::ffff:") == address and where[1] == port:
+                    peer.shutdown(socket.SHUT_RDWR)
+                    count += 1
+        except OSError:
+            continue  # not a socket, not connected, or closed meanwhile
+    return count
+
+
+def _await_server(host: str, port: int, timeout: float, stopped: threading.Event) -> str:
+    """The numeric address at which the server answers; tries every address the name has, IPv6 and IPv4."""
+    deadline, pause, reason = clock.monotonic() + timeout, RETRY[0], "not tried"
+    while clock.monotonic() < deadline:
+        try:
+            for family, kind, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+                with socket.socket(family, kind) as probe:
+                    probe.settimeout(max(0.01, min(2.0, deadline - clock.monotonic())))
+                    if probe.connect_ex(where) == 0:
+                        return str(where[0])
+            reason = "nothing answers there"
+        except OSError as error:  # a name that does not resolve yet (Kubernetes) as much as one that never will
+            reason = str(error)
+        if stopped.wait(min(pause, max(0.0, deadline - clock.monotonic()))):
+            raise StoreLost(f"gave up connecting to the store at {host}:{port}: the call has ended")
+        pause = min(pause * 1.5, RETRY[1])
+    raise TimeoutError(
+        f"no store at {host}:{port} (MASTER_ADDR:MASTER_PORT) within {timeout:g} s (barrier_timeout): {reason}. Rank 0 serves "
+        "it: check that rank 0 was started, that all ranks have the same address, and that the port is reachable."
+    )
+
+
+def serve(host: str, port: int) -> Any:
+    """A TCPStore server on ``port`` (0: any free one; read ``.port``). Where ``host`` is a loopback address it is reachable
+    from this machine only. Raises OptionError where the port is taken."""
+    listener = _listen(host, port)
+    number = listener.getsockname()[1]
+    local = "127.0.0.1" if listener.family == socket.AF_INET else "::1"
+    # TCPStore owns the descriptor from here on
+    return _TCPStore(
+        local, number, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, address = _bind_address(host)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind((address, port))
+        listener.listen(4096)
+    except OSError as error:
+        listener.close()
+        raise OptionError(
+            f"MASTER_PORT={port}: cannot listen on {address}:{port}: {error.strerror}. Another job or program uses this "
+            "port: choose another MASTER_PORT on every rank."
+        ) from None
+    return listener
+
+
+def _bind_address(host: str) -> tuple[socket.AddressFamily, str]:
+    infos = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    addresses = [str(info[4][0]) for info in infos]
+    if all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses):
+        v4 = [address for address in addresses if ":" not in address]
+        return (socket.AF_INET, v4[0]) if v4 else (socket.AF_INET6, addresses[0])
+    return (socket.AF_INET6, "::") if socket.has_dualstack_ipv6() else (socket.AF_INET, "0.0.0.0")
+
+
+# --- carrying out verbs -------------------------------------------------------------------------------------------
+
+
+def drive(verb: Verb[T], store: Any, stopped: threading.Event | None = None) -> T:
+    """Carry out a verb's operations one by one and return its result.
+
+    ``stopped`` ends pauses and, between two operations, the verb: it then raises StoreLost. So does a server that is gone.
+    """
+    execute = _executor(store, stopped or threading.Event())
+    try:
+        op = next(verb)
+        while True:
+            answer = execute(op)
+            if stopped is not None and stopped.is_set():
+                verb.close()
+                raise StoreLost("stopped between two store operations")
+            op = verb.send(answer)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+def _executor(store: Any, stopped: threading.Event) -> Callable[[Op], Any]:
+    def execute(op: Op) -> Any:
+        match op:
+            case Wait():
+                return _wait(store, op)
+            case Pause():
+                return stopped.wait(op.seconds)
+            case Now():
+                return clock.monotonic()
+        try:
+            return _ACTIONS[type(op)](store, op)
+        except RuntimeError as error:  # torch's DistError and its kin; ours are none
+            raise StoreLost(f"the store failed in {op}: {_first_line(error)}") from None
+
+    return execute
+
+
+def _read(store: Any, key: str) -> bytes | None:
+    # one round trip: a compare-and-set that expects what is never there answers the value, or what it expected
+    found = store.compare_set(key, _ABSENT, _ABSENT)
+    return None if found == _ABSENT.encode() else bytes(found)
+
+
+_ACTIONS: dict[type, Callable[[Any, Any], Any]] = {
+    Set: lambda store, op: store.set(op.key, op.value),
+    Add: lambda store, op: store.add(op.key, op.amount),
+    Claim: lambda store, op: bytes(store.compare_set(op.key, "", op.value)),
+    Read: lambda store, op: _read(store, op.key),
+    ReadAll: lambda store, op: store.multi_get(list(op.keys)),
+    Exist: lambda store, op: store.check(list(op.keys)),
+    Delete: lambda store, op: store.delete_key(op.key),
+}
+
+
+def _wait(store: Any, op: Wait) -> bytes | None:
+    while True:
+        try:
+            store.wait([op.key], timedelta(seconds=LONGEST_WAIT if op.timeout is None else op.timeout))
+            return bytes(store.get(op.key))
+        except RuntimeError as error:
+            if not _is_timeout(error):
+                raise StoreLost(f"the store failed while waiting for {op.key!r}: {_first_line(error)}") from None
+            if op.timeout is not None:
+                return None
+
+
+def _is_timeout(error: RuntimeError) -> bool:
+    return "timeout" in str(error).lower() or "timed out" in str(error).lower()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
