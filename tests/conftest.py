@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -36,11 +37,13 @@ def nothing_left() -> Iterator[None]:
     take = partial(leaks.Snapshot.take, launching.servers(), launching.server_descriptors())
     before = take()
     yield
+    late = launching.reap(before.children, time.monotonic() + 5)
     take = partial(leaks.Snapshot.take, launching.servers(), launching.server_descriptors())
     left = leaks.settled(before, take, 0.2)
     if left:
         gc.collect()  # a failed test's traceback may hold sockets
         left = leaks.settled(before, take, 2.0)
+    left += [f"still running: {line}" for line in late]
     assert not left, "left behind by this test:\n" + "\n".join(left)
 
 

@@ -6,6 +6,7 @@ held, no half event when the process is killed.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 import gc
@@ -14,6 +15,7 @@ import logging
 import os
 import resource
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -58,6 +60,7 @@ class Context:
     #: iteration in which the function was last entered
     iteration: int | None = None
     fired: set[At] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
     #: results of the wrapped calls that ended with a value, for tests that look at more than the last one
     values: list[Any] = field(default_factory=list)
 
@@ -80,6 +83,11 @@ class Context:
             fields[longest] = str(fields[longest])[-1500:]
             line = json.dumps(fields, default=repr)
         os.write(self.events.fileno(), line.encode() + b"\n")
+        self.reported.add(event)
+
+    def has_reported(self, event: str) -> bool:
+        """Whether this process has reported such an event."""
+        return event in self.reported
 
     def point(self, step: int | str, iteration: int | None = None) -> None:
         """A place where the schedule may have a fault for this rank."""
@@ -174,7 +182,8 @@ class Context:
 
 
 def rank_main(spec: Spec, events: Connection, control: Connection) -> None:
-    """What the forkserver's child runs. Ends the interpreter the long way, so that exit handlers run too."""
+    """What the forkserver's child runs."""
+    gc.freeze()  # what the server imported is not worth collecting again
     _prepare(spec)
     context = Context(spec, events, control)
     before = leaks.Snapshot.take()
@@ -185,10 +194,18 @@ def rank_main(spec: Spec, events: Connection, control: Connection) -> None:
     if left:
         context.emit("leftovers", lines=left)
     context.emit("done")
+    _exit(full=bool(spec.args.get("full_exit")))
+
+
+def _exit(full: bool) -> None:
+    """Leave with Python's exit handlers; `full` also tears down all of torch (0.4 s), so only some tests do it."""
+    if full:
+        ctypes.pythonapi.Py_Exit(0)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    # multiprocessing would leave with os._exit: no exit handlers, no C++ destructors
-    ctypes.pythonapi.Py_Exit(0)
+    os._exit(0)
 
 
 def _prepare(spec: Spec) -> None:
@@ -212,6 +229,8 @@ def _call(context: Context) -> None:
     except BaseException as error:
         text = "".join(traceback.format_exception(error))
         print(text, file=sys.stderr, flush=True)
-        context.emit("exception", type=type(error).__name__, message=str(error), trace=text[-2000:], iteration=context.iteration)
+        context.emit(
+            "exception", type=type(error).__name__, message=str(error), trace=text[-2000:], iteration=context.iteration
+        )
     else:
         context.emit("value", value=value)

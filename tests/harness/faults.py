@@ -29,7 +29,7 @@ class At:
     """Where a fault strikes: `rank` is the initial rank, `step` a number or the name of a hook or place."""
 
     rank: int
-    iteration: int = 0
+    iteration: int | None = 0
     step: int | str = 0
     #: counts the wrapped calls of the process
     call: int = 0

@@ -17,7 +17,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection
@@ -185,6 +185,12 @@ class _Rank:
         *lines, self.rest = (self.rest + data).split(b"\n")
         self.events.extend(json.loads(line) for line in lines)
 
+    def note_end(self) -> None:
+        """The process is gone: an event of its own (`ended`), which others can wait for."""
+        self.ended = True
+        self.drain()
+        self.events.append({"event": "ended", "t": time.monotonic()})
+
     def drain(self) -> None:
         """What an ended rank had still written. Its children may hold the pipe open, so do not wait for its end."""
         while not self.at_end and self.pipe.poll(0):
@@ -301,10 +307,9 @@ class Run:
         """
         end = time.monotonic() + deadline
         self._pump(lambda: all(rank.ended for rank in self.ranks), end)
-        remaining = self._reap(end)
+        remaining = reap(self._known, end)
         files = sorted(str(path.relative_to(self._folder)) for path in (self._folder / "tmp").rglob("*"))
         for rank in self.ranks:
-            rank.drain()
             rank.process.join()
         results = Ranks(rank.result() for rank in self.ranks)
         story = self.story(results)
@@ -346,7 +351,7 @@ class Run:
                 if rank.pipe in ready:
                     rank.read()
                 if rank.process.sentinel in ready:
-                    rank.ended = True
+                    rank.note_end()
             self._answer()
 
     def _answer(self) -> None:
@@ -373,7 +378,7 @@ class Run:
             rank.signal(signal.SIGKILL)
             rank.process.join()
             rank.drain()
-        below = [leaks.command_of(pid) for pid in self._descendants()]
+        below = [leaks.command_of(pid) for pid in strangers(self._known)]
         results = Ranks(rank.result() for rank in self.ranks)
         story = self.story(results)
         self.close()
@@ -388,21 +393,6 @@ class Run:
             lines += ["log:", *result.log.splitlines()[-60:]]
         return "\n".join(lines)
 
-    def _descendants(self) -> list[int]:
-        return [pid for pid in leaks.descendants_of(os.getpid(), servers()) if pid not in self._known]
-
-    def _reap(self, end: float) -> list[str]:
-        """Wait for the monitors to go; kill those that do not, and name them."""
-        late: list[str] = []
-        while pids := self._descendants():
-            for pid in pids:
-                left = end - time.monotonic()
-                if not _ended(pid, max(left, 0.0)):
-                    late.append(f"pid {pid}: {leaks.command_of(pid)}")
-                    os.kill(pid, signal.SIGKILL)
-                    _ended(pid, 5.0)
-        return late
-
     def close(self) -> None:
         """Kill what is left, reap it, give everything back. Safe to call twice."""
         if self._closed:
@@ -411,9 +401,27 @@ class Run:
         for rank in self.ranks:
             rank.signal(signal.SIGKILL)
             rank.close()
-        self._reap(time.monotonic())
+        reap(self._known, time.monotonic())
         self._port.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def strangers(known: Collection[int]) -> list[int]:
+    """Processes below this one that are neither known nor multiprocessing's own."""
+    return [pid for pid in leaks.descendants_of(os.getpid(), servers()) if pid not in known]
+
+
+def reap(known: Collection[int], end: float) -> list[str]:
+    """Wait until `end` (monotonic) for daemons that came to this process; kill those that stay, and name them."""
+    late: list[str] = []
+    while pids := strangers(known):
+        for pid in pids:
+            left = end - time.monotonic()
+            if not _ended(pid, max(left, 0.0)):
+                late.append(f"pid {pid}: {leaks.command_of(pid)}")
+                os.kill(pid, signal.SIGKILL)
+                _ended(pid, 5.0)
+    return late
 
 
 def _ended(pid: int, seconds: float) -> bool:

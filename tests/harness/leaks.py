@@ -18,7 +18,9 @@ from pathlib import Path
 #: pytest writes this one itself between the two snapshots
 IGNORED_VARIABLES = frozenset({"PYTEST_CURRENT_TEST"})
 #: logging.Handler classes that pytest puts on and takes off by itself
-IGNORED_HANDLERS = frozenset({"LogCaptureHandler", "_LiveLoggingNullHandler", "_FileHandler", "_LiveLoggingStreamHandler"})
+IGNORED_HANDLERS = frozenset(
+    {"LogCaptureHandler", "_LiveLoggingNullHandler", "_FileHandler", "_LiveLoggingStreamHandler"}
+)
 
 
 def children_of(pid: int) -> list[int]:
@@ -128,7 +130,9 @@ class Snapshot:
         """One line for each thing that `after` has and this snapshot has not, or that differs."""
         lines = [f"thread {tid}: {name}" for tid, name in after.threads.items() if tid not in self.threads]
         lines += [
-            f"descriptor {fd}: {target}" for fd, target in after.descriptors.items() if self.descriptors.get(fd) != target
+            f"descriptor {fd}: {target}"
+            for fd, target in after.descriptors.items()
+            if self.descriptors.get(fd) != target
         ]
         lines += [f"process {pid}: {text}" for pid, text in after.children.items() if pid not in self.children]
         lines += [name for name in after.log_handlers if name not in self.log_handlers]
@@ -137,7 +141,9 @@ class Snapshot:
         return lines
 
 
-def _changed(kind: str, before: dict[str, str] | dict[str, object], after: dict[str, str] | dict[str, object]) -> list[str]:
+def _changed(
+    kind: str, before: dict[str, str] | dict[str, object], after: dict[str, str] | dict[str, object]
+) -> list[str]:
     names = sorted(before.keys() | after.keys())
     return [
         f"{kind}{name}: {before.get(name)!r} became {after.get(name)!r}"

@@ -6,17 +6,36 @@ A target gets the harness's Context; a body is what is wrapped and gets (context
 from __future__ import annotations
 
 import datetime
+import functools
 import os
-from typing import Any
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
 
-from tests.harness import faults
+from tests.harness import faults, leaks
 from tests.harness.child import Context
+from tests.harness.faults import When
+from tests.harness.launch import HASTY, PATIENT
 
 #: far longer than a test's deadline: whoever waits for this timeout has failed
 LONG = datetime.timedelta(seconds=60)
+
+
+#: for jobs that cannot start: whoever waits for the others gives up after four seconds
+IMPATIENT = PATIENT | {
+    "soft_timeout": 2,
+    "hard_timeout": 3,
+    "heartbeat_timeout": 2,
+    "barrier_timeout": 4,
+    "completion_timeout": 4,
+}
 
 
 def place_in_world() -> tuple[int, int]:
@@ -33,6 +52,8 @@ def check_sum(size: int) -> None:
 def train(context: Context, call: Any) -> list[int]:
     """The ordinary body: a new group, some steps with an all-reduce each. Returns [iteration, rank, world size]."""
     rank, size = place_in_world()
+    if context.args.get("count"):
+        context.emit("descriptors", count=len(os.listdir("/proc/self/fd")) + len(os.listdir("/proc/self/task")))
     dist.init_process_group("gloo", timeout=LONG)
     assert (dist.get_rank(), dist.get_world_size()) == (rank, size)
     for step in range(context.args.get("steps", 3)):
@@ -89,6 +110,26 @@ def _block(place: str, victim: int, call: Any) -> None:
         faults.wait_forever(place)
 
 
+def train_nccl(context: Context, call: Any) -> list[int]:
+    """As `train`, on the GPU."""
+    rank, size = place_in_world()
+    torch.cuda.set_device(0)
+    dist.init_process_group("nccl", timeout=LONG)
+    for step in range(context.args.get("steps", 3)):
+        context.point(step)
+        tensor = torch.tensor([rank + 1], device="cuda")
+        if step == 1:
+            context.point("skip")
+        dist.all_reduce(tensor)
+        assert tensor.item() == size * (size + 1) // 2
+    dist.destroy_process_group()
+    return [call.iteration, rank, size]
+
+
+def run_nccl(context: Context) -> Any:
+    return context.wrap(train_nccl)()
+
+
 def run_train(context: Context) -> Any:
     return context.wrap(train)()
 
@@ -99,6 +140,519 @@ def run_alone(context: Context) -> Any:
 
 def run_blocked(context: Context) -> Any:
     return context.wrap(blocked)()
+
+
+def run_after_point(context: Context) -> Any:
+    context.point("before")
+    return context.wrap(train)()
+
+
+# --- progress and monitors
+
+
+def run_pinged_loop(context: Context) -> Any:
+    return context.wrap(_pinged_loop)()
+
+
+def _pinged_loop(context: Context, call: Any) -> list[int]:
+    if call.iteration == 0:
+        call.ping()
+        faults.spin()
+    return train(context, call)
+
+
+def run_unprotected(context: Context) -> Any:
+    return context.wrap(_unprotected)()
+
+
+def _unprotected(context: Context, call: Any) -> list[int]:
+    with call.disable_hang_protection():
+        time.sleep(HASTY["hard_timeout"] + 0.5)
+    return train(context, call)
+
+
+def run_with_new_monitor(context: Context) -> Any:
+    return context.wrap(_with_new_monitor)()
+
+
+def _with_new_monitor(context: Context, call: Any) -> list[int]:
+    old = leaks.children_of(os.getpid())
+    context.point("monitor")
+    if context.has_reported("monitor_killed") and call.iteration == 0:
+        _wait_until(lambda: bool(set(_living_children()) - set(old)))
+        context.emit("new_monitor")
+    return train(context, call)
+
+
+def _living_children() -> list[int]:
+    return [pid for pid in leaks.children_of(os.getpid()) if not leaks.command_of(pid).startswith(("Z", "gone"))]
+
+
+def _wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """For what has no event to wait for: a process that somebody else starts."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(f"not within {seconds} s")
+        time.sleep(0.005)
+
+
+# --- functions that do not let an interruption out
+
+
+def run_awkward(context: Context) -> Any:
+    return context.wrap(_awkward)()
+
+
+def _awkward(context: Context, call: Any) -> list[int]:
+    if call.iteration > 0:
+        return train(context, call)
+    dist.init_process_group("gloo", timeout=LONG)
+    if context.rank == 1:
+        context.point("fault")
+    context.emit("blocked")
+    AWKWARD[context.args["style"]]()
+    raise AssertionError("the interruption was lost")
+
+
+def _except_exception() -> None:
+    while True:
+        try:
+            dist.all_reduce(torch.ones(1))
+        except Exception:
+            continue
+
+
+def _bare_except() -> None:
+    try:
+        faults.spin()
+    except:  # noqa: E722 (the subject of the test)
+        faults.wait_forever("queue")
+
+
+def _finally_blocks() -> None:
+    try:
+        faults.spin()
+    finally:
+        faults.wait_forever("lock")
+
+
+class _Deleted:
+    def __del__(self) -> None:
+        faults.spin()
+
+
+def _in_del() -> None:
+    thing = _Deleted()
+    del thing  # the interpreter prints and drops what __del__ raises
+    faults.wait_forever("sleep")
+
+
+def _raises_own() -> None:
+    try:
+        faults.wait_forever("recv")
+    except BaseException as error:
+        raise KeyError("another error instead") from error
+
+
+AWKWARD: dict[str, Callable[[], None]] = {
+    "except_exception": _except_exception,
+    "bare_except": _bare_except,
+    "finally_blocks": _finally_blocks,
+    "in_del": _in_del,
+    "raises_own": _raises_own,
+}
+
+
+# --- completion
+
+
+def run_then_leave_in_order(context: Context) -> Any:
+    value = context.wrap(train)()
+    before = list(context.args["order"]).index(context.rank)
+    if before:
+        context.wait_for(When("ended", before))
+    return value
+
+
+def run_late(context: Context) -> Any:
+    return context.wrap(_late)()
+
+
+def _late(context: Context, call: Any) -> list[int]:
+    context.point("late")
+    return [call.iteration, *place_in_world()]
+
+
+def run_dying_on_exit(context: Context) -> Any:
+    return context.wrap(_dying_on_exit)()
+
+
+def _dying_on_exit(context: Context, call: Any) -> list[int]:
+    returned = threading.Event()
+    if context.rank == context.args["victim"]:
+        threading.Thread(target=_kill_after, args=(returned,)).start()
+    value = [call.iteration, *place_in_world()]
+    returned.set()
+    return value
+
+
+def _kill_after(event: threading.Event) -> None:
+    event.wait()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_odd_values(context: Context) -> Any:
+    return context.wrap(_odd_value)()
+
+
+def _odd_value(context: Context, call: Any) -> Any:
+    return [None, {"text": "rank 1"}, (0.5, None)][context.rank]
+
+
+# --- spares and rank assignments
+
+
+def two_active(context: Context) -> dict[str, Any]:
+    from inprocess import Compose
+    from inprocess.rank_assignment import MaxActiveWorldSize, ShiftRanks
+
+    return {**PATIENT, "rank_assignment": Compose(MaxActiveWorldSize(2), ShiftRanks())}
+
+
+def two_active_hasty(context: Context) -> dict[str, Any]:
+    return two_active(context) | HASTY
+
+
+def fill_gaps(context: Context) -> dict[str, Any]:
+    from inprocess.rank_assignment import FillGaps
+
+    return {**PATIENT, "rank_assignment": FillGaps()}
+
+
+def divisible_by_two(context: Context) -> dict[str, Any]:
+    from inprocess.rank_filter import WorldSizeDivisibleBy
+
+    return {**PATIENT, "rank_filter": WorldSizeDivisibleBy(2)}
+
+
+def whole_hosts(context: Context) -> dict[str, Any]:
+    from inprocess import Compose
+    from inprocess.rank_assignment import FilterCountGroupedByKey, ShiftRanks
+
+    host = "ab"[context.rank // 2]
+    grouped = FilterCountGroupedByKey(lambda state: host, lambda count: count == 2)
+    return {**PATIENT, "rank_assignment": Compose(ShiftRanks(), grouped)}
+
+
+def run_until_spare_died(context: Context) -> Any:
+    return context.wrap(_until_spare_died)()
+
+
+def _until_spare_died(context: Context, call: Any) -> list[int]:
+    context.wait_for(When("ended", 1))
+    return train(context, call)
+
+
+# --- several calls
+
+
+def run_several(context: Context) -> Any:
+    first = context.wrap(train)
+    second = context.wrap(alone, **two_active(context))
+    third = context.wrap(alone)
+    return [first(), second(), first(), third()]
+
+
+def run_twice(context: Context) -> Any:
+    function = context.wrap(train)
+    return [function(), function()]
+
+
+def run_again_after_failure(context: Context) -> Any:
+    function = context.wrap(train)
+    try:
+        first: Any = function()
+    except BaseException as error:
+        first = type(error).__name__
+    return [first, function()]
+
+
+# --- limits
+
+
+def at_most_two_iterations(context: Context) -> dict[str, Any]:
+    from inprocess.initialize import RetryController
+
+    return {**PATIENT, "initialize": RetryController(max_iterations=2)}
+
+
+def at_least_three(context: Context) -> dict[str, Any]:
+    from inprocess.initialize import RetryController
+
+    return {**PATIENT, "initialize": RetryController(min_world_size=3)}
+
+
+# --- the call object
+
+
+def run_disabled(context: Context) -> Any:
+    from inprocess import Wrapper
+
+    return Wrapper(enabled=False)(alone) is alone
+
+
+def run_injected(context: Context) -> Any:
+    from inprocess import CallWrapper, Wrapper, current_call
+
+    def annotated(call: CallWrapper) -> str:
+        return type(call).__name__
+
+    def optional(config: str, *, call: Optional[CallWrapper] = None) -> str:  # noqa: UP045 (the subject of the test)
+        return type(call).__name__
+
+    def nothing() -> str:
+        return type(current_call()).__name__
+
+    wrap = Wrapper(**context.options())
+    functions = {
+        "annotated": wrap(annotated),
+        "optional": functools.partial(wrap(optional), "config"),
+        "current_call": wrap(nothing),
+        "partial": wrap(functools.partial(optional, "config")),
+    }
+    found = {name: context.called(function) for name, function in functions.items()}
+    assert current_call() is None
+    return found
+
+
+def run_store(context: Context) -> Any:
+    from inprocess import current_call
+
+    inside = context.wrap(_use_store)()
+    return [*inside, current_call()]
+
+
+def _use_store(context: Context, call: Any) -> list[Any]:
+    from inprocess import current_call
+
+    rank, size = place_in_world()
+    call.store.set(f"from {rank}", str(rank))
+    other = call.store.get(f"from {1 - rank}").decode()
+    dist.init_process_group("gloo", store=call.store, rank=rank, world_size=size, timeout=LONG)
+    check_sum(size)
+    dist.destroy_process_group()
+    return [other, current_call() is call]
+
+
+def run_atomic(context: Context) -> Any:
+    return context.wrap(_atomic)()
+
+
+def _atomic(context: Context, call: Any) -> list[int]:
+    if call.iteration > 0:
+        return train(context, call)
+    if context.rank == 1:
+        context.point("fault")
+    seconds = {"long": 0.5, "short": 0.001}[context.args["style"]]
+    while True:
+        with call.atomic():
+            context.emit("atomic_begin")
+            time.sleep(seconds)  # stands for the work that must not be cut in half
+            context.emit("atomic_end")
+
+
+# --- misuse: what is done wrong, and the words its error must have
+
+MISUSE: dict[str, tuple[str, ...]] = {
+    "unknown option": ("soft_timout", "soft_timeout"),
+    "order of options": ("soft_timeout", "10", "hard_timeout", "5"),
+    "type of a duration": ("soft_timeout", "'long'"),
+    "relative path": ("monitor_process_logfile", "relative.log", "absolute"),
+    "hook that cannot be called": ("finalize", "3"),
+    "hook with wrong arguments": ("health_check",),
+    "not a function": ("3",),
+    "RANK missing": ("RANK", "WORLD_SIZE"),
+    "RANK not a number": ("RANK", "'first'"),
+    "RANK too large": ("RANK", "5", "WORLD_SIZE", "1"),
+    "MASTER_ADDR missing": ("MASTER_ADDR",),
+    "MASTER_PORT missing": ("MASTER_PORT",),
+    "MASTER_PORT no port": ("MASTER_PORT", "99999"),
+    "torch.distributed initialized": ("torch.distributed", "destroy_process_group"),
+    "outside the main thread": ("main thread",),
+}
+
+
+def run_misuse(context: Context) -> Any:
+    from inprocess import Wrapper
+
+    function = context.wrap(alone)
+    tries: dict[str, Callable[[], Any]] = {
+        "unknown option": lambda: Wrapper(soft_timout=1),
+        "order of options": lambda: Wrapper(soft_timeout=10, hard_timeout=5),
+        "type of a duration": lambda: Wrapper(soft_timeout="long"),
+        "relative path": lambda: Wrapper(monitor_process_logfile="relative.log"),
+        "hook that cannot be called": lambda: Wrapper(finalize=3),
+        "hook with wrong arguments": lambda: Wrapper(health_check=lambda: None),
+        "not a function": lambda: Wrapper()(3),
+        "RANK missing": lambda: _call_with(function, RANK=None, WORLD_SIZE=None),
+        "RANK not a number": lambda: _call_with(function, RANK="first"),
+        "RANK too large": lambda: _call_with(function, RANK="5"),
+        "MASTER_ADDR missing": lambda: _call_with(function, MASTER_ADDR=None),
+        "MASTER_PORT missing": lambda: _call_with(function, MASTER_PORT=None),
+        "MASTER_PORT no port": lambda: _call_with(function, MASTER_PORT="99999"),
+        "torch.distributed initialized": lambda: _call_while_initialized(function),
+        "outside the main thread": lambda: _call_in_thread(function),
+    }
+    return {name: _error_of(attempt) for name, attempt in tries.items()}
+
+
+def _error_of(attempt: Callable[[], Any]) -> str:
+    try:
+        attempt()
+    except (ValueError, TypeError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    except Exception as error:
+        return str(error) if "inprocess" in type(error).__module__ else f"unexpected {error!r}"
+    return "no error"
+
+
+def _call_with(function: Callable[[], Any], **variables: str | None) -> None:
+    before = os.environ.copy()
+    try:
+        for name, text in variables.items():
+            os.environ.pop(name) if text is None else os.environ.update({name: text})
+        function()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _call_while_initialized(function: Callable[[], Any]) -> None:
+    hook = sys.excepthook  # torch replaces it in every init_process_group and never puts it back
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        function()
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook
+
+
+def _call_in_thread(function: Callable[[], Any]) -> None:
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+def run_port_in_use(context: Context) -> Any:
+    """Rank 0 listens on MASTER_PORT itself, as another program would."""
+    function = context.wrap(train)
+    if context.rank > 0:
+        return function()
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+        other.listen()
+        return function()
+
+
+# --- hooks of both generations
+
+
+def _report(context: Context, name: str, iteration: int, error: BaseException | None = None) -> None:
+    context.emit("phase", name=name, iteration=iteration, error=None if error is None else repr(error))
+
+
+ORDER: dict[str, list[tuple[str, int]]] = {
+    "newer": [
+        ("rank_assignment", 0),
+        ("initialize", 0),
+        ("health_check", 0),
+        ("abort", 0),
+        ("finalize", 0),
+        ("health_check", 0),
+        ("rank_assignment", 1),
+        ("initialize", 1),
+        ("health_check", 1),
+        ("completion", 1),
+    ],
+    "older": [
+        ("rank_assignment", 0),
+        ("rank_filter", 0),
+        ("initialize", 0),
+        ("health_check", 0),
+        ("finalize", 0),
+        ("health_check", 0),
+        ("rank_assignment", 1),
+        ("rank_filter", 1),
+        ("initialize", 1),
+        ("health_check", 1),
+    ],
+}
+
+
+def newer_hooks(context: Context) -> dict[str, Any]:
+    from inprocess import Compose
+    from inprocess.abort import AbortTorchDistributed
+    from inprocess.rank_assignment import ShiftRanks
+
+    def hook(name: str) -> Callable[[Any], Any]:
+        def run(state: Any) -> Any:
+            _report(context, name, state.iteration, state.fn_exception)
+            return state
+
+        return run
+
+    def assign(ctx: Any) -> Any:
+        _report(context, "rank_assignment", ctx.state.iteration)
+        return ctx
+
+    hooks = {name: hook(name) for name in ("initialize", "finalize", "health_check", "completion", "terminate")}
+    abort = Compose(hook("abort"), AbortTorchDistributed())
+    return {**PATIENT, **hooks, "abort": abort, "rank_assignment": Compose(ShiftRanks(), assign)}
+
+
+def older_hooks(context: Context) -> dict[str, Any]:
+    def initialize(state: Any) -> Any:
+        _report(context, "initialize", state.iteration)
+        return state
+
+    def finalize(state: Any, exception: BaseException | None) -> Any:
+        _report(context, "finalize", state.iteration, exception)
+        return state
+
+    def health_check(state: Any, exception: BaseException | None) -> Any:
+        _report(context, "health_check", state.iteration, exception)
+        return state
+
+    def assign(state: Any, terminated_ranks: set[int]) -> Any:
+        _report(context, "rank_assignment", state.iteration)
+        state.rank -= sum(rank < state.rank for rank in terminated_ranks)
+        state.world_size -= len(terminated_ranks)
+        return state, set()
+
+    def rank_filter(state: Any) -> Any:
+        _report(context, "rank_filter", state.iteration)
+        return state
+
+    return {
+        **PATIENT,
+        "initialize": initialize,
+        "finalize": finalize,
+        "health_check": health_check,
+        "rank_assignment": assign,
+        "rank_filter": rank_filter,
+    }
 
 
 # --- for the tests of the harness itself: no library involved
@@ -112,8 +666,6 @@ def unwrapped(context: Context) -> Any:
 
 
 def preloaded(context: Context) -> Any:
-    import sys
-
     return {
         "modules": [name for name in ("torch", "tests.ranks.targets", "pytest") if name in sys.modules],
         "variables": sorted(os.environ),
@@ -122,8 +674,6 @@ def preloaded(context: Context) -> Any:
 
 def group_only(context: Context) -> Any:
     """Plain torch, as the library's rendezvous would have it: everybody joins the store at MASTER_PORT."""
-    import sys
-
     rank, size = place_in_world()
     hook = sys.excepthook  # torch replaces it in every init_process_group and never puts it back
     dist.init_process_group("gloo", timeout=LONG)
@@ -134,10 +684,7 @@ def group_only(context: Context) -> Any:
 
 
 def leave_things(context: Context) -> Any:
-    import signal
-    import socket
     import subprocess
-    import threading
 
     kept: Any = context.__dict__.setdefault("kept", [])
     kept.append(socket.socket())

@@ -1,0 +1,64 @@
+"""Monitors die too: alone, together with their rank, and where they host the store."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.harness import At, HoldGIL, KillHost, KillMonitor, Raise, When
+from tests.harness.launch import BEATING, HASTY
+
+from . import checks, targets
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+def test_training_does_not_notice_the_death_of_a_monitor(launch, victim):
+    ranks = launch(targets.run_with_new_monitor, 3, faults={At(victim, step="monitor"): KillMonitor()}).wait()
+    checks.went_on(ranks, iteration=0)
+
+
+def test_the_new_monitor_protects_its_rank(launch):
+    faults = {At(1, step="monitor"): KillMonitor(), At(1, step=1): HoldGIL()}
+    ranks = launch(targets.run_with_new_monitor, 3, faults=faults, wrapper=HASTY).wait()
+    assert ranks[1].exitcode in (-signal.SIGTERM, -signal.SIGKILL)
+    checks.went_on(ranks, without=[1])
+
+
+def test_a_restart_after_the_death_of_a_monitor(launch):
+    faults = {At(2, step="monitor"): KillMonitor(), At(2, step=1): Raise(), At(2, iteration=1, step=1): Raise()}
+    ranks = launch(targets.run_with_new_monitor, 3, faults=faults).wait()
+    checks.went_on(ranks, iteration=2)
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+def test_a_lost_host_is_noticed_by_its_heartbeats(launch, victim):
+    run = launch(
+        targets.run_train, 3, faults={At(victim, step=1): KillHost()}, wrapper=BEATING, args={"full_exit": True}
+    )
+    ranks = run.wait()
+    checks.died(ranks, {victim: -signal.SIGKILL})
+    checks.went_on(ranks, without=[victim])
+
+
+def test_two_lost_hosts(launch):
+    faults = {At(1, step=1): KillHost(), At(2, step=1): KillHost()}
+    ranks = launch(targets.run_train, 4, faults=faults, wrapper=BEATING).wait()
+    checks.went_on(ranks, without=[1, 2], iteration=max(rank.entries()[-1][0] for rank in ranks))
+
+
+@pytest.mark.parametrize("fault", [KillMonitor(), KillHost()], ids=["monitor", "host"])
+def test_the_store_hosts_end_is_a_clear_error_on_every_rank(launch, fault):
+    ranks = launch(targets.run_train, 3, faults={At(0, step=1): fault}, wrapper=BEATING, args={"steps": 10**9}).wait(20)
+    for rank in ranks[1:]:
+        assert rank.exception == "StoreLost", rank.trace
+        assert rank.exitcode == 0
+    if isinstance(fault, KillMonitor):
+        checks.failed(ranks, {0: "StoreLost"})
+
+
+def test_the_store_hosts_end_while_the_others_block(launch):
+    args = {"place": "all_reduce", "victims": [0]}
+    faults = {At(0, step="fault"): KillHost(when=When("blocked", 2))}
+    ranks = launch(targets.run_blocked, 3, args=args, faults=faults, wrapper=BEATING).wait(20)
+    checks.failed(ranks, {1: "StoreLost", 2: "StoreLost"})

@@ -1,0 +1,73 @@
+"""More ranks than places: reserve ranks wait, take a freed place, and return None if they are never needed."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.harness import At, Hang, Kill, Raise
+from tests.harness.launch import HASTY
+
+from . import checks, targets
+
+
+def test_spares_return_none(launch):
+    ranks = launch(targets.run_train, 4, wrapper=targets.two_active).wait()
+    assert ranks.values == [[0, 0, 2], [0, 1, 2], None, None]
+    assert [len(rank.entries()) for rank in ranks] == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_spare_takes_the_freed_place(launch, victim):
+    ranks = launch(targets.run_train, 4, faults={At(victim, step=1): Kill()}, wrapper=targets.two_active).wait()
+    checks.died(ranks, {victim: -signal.SIGKILL})
+    left = [rank.value for rank in ranks if rank.rank != victim]
+    assert left == [[1, 0, 2], [1, 1, 2], None]
+
+
+def test_spares_stay_spares_when_an_active_rank_raises(launch):
+    ranks = launch(targets.run_train, 3, faults={At(1, step=1): Raise()}, wrapper=targets.two_active).wait()
+    assert ranks.values == [[1, 0, 2], [1, 1, 2], None]
+
+
+def test_all_active_ranks_die(launch):
+    faults = {At(rank, step=1): Kill() for rank in range(2)}
+    ranks = launch(targets.run_train, 4, faults=faults, wrapper=targets.two_active).wait()
+    assert [rank.value[1:] for rank in ranks[2:]] == [[0, 2], [1, 2]]
+
+
+def test_the_death_of_a_spare_does_not_interrupt(launch):
+    run = launch(targets.run_until_spare_died, 3, wrapper=targets.two_active)
+    run.wait_event("enter", count=2)
+    run.kill(2)
+    ranks = run.wait()
+    assert [rank.value for rank in ranks[:2]] == [[0, 0, 2], [0, 1, 2]]
+    assert ranks[2].exitcode == -signal.SIGKILL
+
+
+def test_gaps_are_filled_in_place(launch):
+    """FillGaps: 0 X 2 3 -> 0 3 2, written as new ranks of the old ones."""
+    ranks = launch(targets.run_train, 4, faults={At(1, step=1): Kill()}, wrapper=targets.fill_gaps).wait()
+    assert [ranks[rank].value for rank in (0, 2, 3)] == [[1, 0, 3], [1, 2, 3], [1, 1, 3]]
+
+
+def test_older_generations_rank_filter(launch):
+    ranks = launch(targets.run_train, 3, faults={At(0, step=1): Kill()}, wrapper=targets.divisible_by_two).wait()
+    assert [rank.value for rank in ranks[1:]] == [[1, 0, 2], [1, 1, 2]]
+    assert ranks[0].entries() == [(0, 0, 2)]
+
+
+def test_a_group_below_its_minimum_is_discarded(launch):
+    """Two hosts of two ranks; one rank of host b dies, so the other leaves with RankDiscarded."""
+    ranks = launch(targets.run_train, 4, faults={At(3, step=1): Kill()}, wrapper=targets.whole_hosts).wait()
+    checks.failed(ranks, {2: "RankDiscarded"})
+    assert [rank.value[1:] for rank in ranks[:2]] == [[0, 2], [1, 2]]
+
+
+def test_a_spare_waits_longer_than_the_soft_timeout(launch):
+    """Waiting is not hanging: only the rank that hangs is reported, and the spare is neither restarted nor killed."""
+    options = targets.two_active_hasty
+    ranks = launch(targets.run_train, 3, faults={At(1, step=1): Hang()}, wrapper=options).wait()
+    assert ranks.values == [[1, 0, 2], [1, 1, 2], None]
+    assert HASTY["soft_timeout"] < HASTY["hard_timeout"]
