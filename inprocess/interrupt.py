@@ -1,0 +1,503 @@
+"""Interrupts the main thread inside the wrapped function, and nowhere else. The only file that touches signals.
+
+The race
+--------
+Another thread (the monitor thread) wants ``RankShouldRestart`` raised in the main thread, but only while that thread
+runs the user's function. The main thread may leave the function at any moment, by returning or raising, and then
+runs the library's code, later the caller's. An interruption that comes a moment late would be raised there, where
+nobody expects it, and would break the restart, or the program.
+
+What does not work
+~~~~~~~~~~~~~~~~~~
+*Asking another thread's interpreter to raise* (``PyThreadState_SetAsyncExc``). Between asking and raising lies any
+amount of bytecode, so the exception may be due after the function was left. A lock around a flag does not help: the
+exception can be raised inside the very lines that take the lock or clear what is pending, and a second one inside the
+handler that received the first. Nor does it end a ``time.sleep`` or ``queue.get``.
+
+*A flag that is set before the function and cleared after it*, read by a signal handler. The handler runs in the main
+thread, so flag and handler never overlap. But the clearing line belongs to a ``finally`` or ``except`` block, and the
+flag is still up when that block begins; an exception raised just there leaves the block half done.
+
+What works
+~~~~~~~~~~
+The window is the call stack itself. Python runs signal handlers in the main thread, between two bytecodes or inside an
+interruptible system call, and hands them the frame they interrupt. The handler walks from that frame outwards. If it
+meets the frame of ``Gate._call``, whose only line calls the user's function, the main thread is in user code: raising
+is safe, because ``Gate.run`` catches everything that leaves ``_call``. If it meets ``Gate.run`` first, or neither, the
+main thread is in the library's or the caller's code: the handler does nothing, and the monitor thread sends again a
+few milliseconds later. There is nothing to open or to close, hence nothing to be late for, and it costs nothing
+while nothing happens.
+
+What is not interrupted inside the window: the few lines of ``atomic`` itself, where a raise could leave its lock held;
+and, for the first tenth of a second, the standard library's logging and import code, which hold locks in that way too.
+
+Losing the signal
+~~~~~~~~~~~~~~~~~
+One signal is not enough. It can arrive after Python last looked for signals and before the thread falls asleep in a
+system call: then the handler would run only when that call ends by itself. So the monitor thread sends again, soon at
+first and then less often, until the handler says that it has raised. From the second time on it also calls
+``PyErr_SetInterruptEx``, which makes Python run the handler even where the thread's signal mask, or a handler set by C
+code, keeps the signal itself away. If the program replaced the Python handler, a pending call puts ours back as soon
+as the main thread runs bytecode; the program's own handler still gets every signal that is not an interruption, and is
+back in its place in the end.
+
+C code that neither returns nor answers signals (a collective, a kernel) is not reached by any of these: that is what
+``abort`` is for, and after it the hard timeout. A greenlet other than the main one is not reached either: its frames
+are not connected to ours.
+
+Losing the exception
+~~~~~~~~~~~~~~~~~~~~
+User code may swallow it: ``except BaseException``, a ``__del__``, a callback from C. If the function has not been left
+``retry_after`` seconds after a raise (time for its ``finally`` blocks), it is raised again, and the log says where it
+was raised before. What Python itself drops (``sys.unraisablehook``) is noticed at once and raised again at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from .exception import InternalError, OptionError, RankShouldRestart, RestartAbort, RestartError
+
+__all__ = ["Atomic", "Gate", "Interrupted", "Interrupter", "Outcome", "Raised", "Returned"]
+
+log = logging.getLogger(__name__)
+
+#: seconds between two signals while none has been answered: the first, doubled up to the longest
+FIRST_PAUSE = 0.002
+LONGEST_PAUSE = 0.05
+#: seconds for which logging and import code is left alone
+PATIENCE = 0.1
+#: seconds between two reports that an atomic section is waited for
+REPORT_EVERY = 1.0
+
+#: how many places of a thread's stack a message names
+PLACES = 3
+
+_LIBRARY_LOCKS = (logging.__file__, "<frozen importlib._bootstrap>")
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The function returned `value`."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The function raised `exception`, on its own account."""
+
+    exception: BaseException
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """The function was left because of a restart.
+
+    `instead` is empty, or says in words what it raised in place of ``RankShouldRestart``; the exception itself is
+    not kept, since its traceback would keep tensors alive.
+    """
+
+    instead: str = ""
+
+
+Outcome = Returned | Raised | Interrupted
+
+
+class Interrupter:
+    """Owns the signal for one call of a wrapped function. Made, installed and restored in the main thread.
+
+    Args:
+        signum: the signal to use. None: SIGRTMIN+5, or the next real-time signal that nobody handles.
+
+    Raises:
+        OptionError: `signum` cannot be used, or no real-time signal is free.
+    """
+
+    def __init__(self, signum: int | None = None) -> None:
+        self.signum = _free_signal() if signum is None else _usable(signum)
+        self._previous: Any = None
+        self._gate: Gate | None = None
+        self._main = 0
+        self._installed = False
+        # no signal is sent once restore() began: by default it would end the process
+        self._sending = threading.Lock()
+
+    def install(self) -> None:
+        """Install the signal handler.
+
+        Raises:
+            RestartError: not called in the main thread, the only one that can handle signals.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            name = threading.current_thread().name
+            raise RestartError(
+                f"a wrapped function must be called in the main thread, not in thread {name!r}: "
+                "only the main thread can be interrupted for a restart"
+            )
+        self._main = threading.get_ident()
+        self._previous = signal.signal(self.signum, self._handle)
+        self._installed = True
+
+    def restore(self) -> None:
+        """Put the previous handler back; nothing is sent or raised any more. Main thread; harmless when repeated."""
+        with self._sending:
+            if not self._installed:
+                return
+            self._installed = False
+            self._gate = None
+            if signal.getsignal(self.signum) == self._handle:
+                _replace_handler(self.signum, self._previous)
+
+    def new_gate(self) -> Gate:
+        """The gate of a new iteration. Only the latest gate can be interrupted."""
+        self._gate = gate = Gate(self)
+        return gate
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        gate = self._gate
+        if gate is not None and gate.interrupting:
+            if gate._may_raise(frame):
+                raise RankShouldRestart("this iteration was interrupted for a restart")
+        elif callable(self._previous):
+            self._previous(signum, frame)
+
+    def _send(self, again: bool) -> None:
+        """Make the handler run in the main thread. Monitor thread."""
+        with self._sending:
+            if not self._installed:
+                return
+            if signal.getsignal(self.signum) != self._handle:
+                _in_main_thread(self._reinstall)
+                return
+            if again:
+                ctypes.pythonapi.PyErr_SetInterruptEx(ctypes.c_int(self.signum))
+            signal.pthread_kill(self._main, self.signum)
+
+    def _reinstall(self) -> None:
+        if self._installed and signal.getsignal(self.signum) != self._handle:
+            self._previous = signal.signal(self.signum, self._handle)
+
+
+class Gate:
+    """Runs the user's function in one iteration, and lets it be interrupted. Made by `Interrupter.new_gate`."""
+
+    def __init__(self, interrupter: Interrupter) -> None:
+        #: context manager around what a restart must not cut in half
+        self.atomic = Atomic()
+        #: set when `run` is over
+        self.left = threading.Event()
+        #: whether an interruption was asked for; never false again
+        self.interrupting = False
+        self._interrupter = interrupter
+        # written by the monitor thread when it asks, by the main thread when it has raised
+        self._armed = False
+        self._asked_at = 0.0
+        self._raised_at = 0.0
+        self._raised_where = ""
+        self._dropped = False
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Outcome:
+        """Call ``fn(*args, **kwargs)`` and say how it ended. Main thread; once per gate.
+
+        Once an interruption or an abort has begun, whatever the function raises counts as `Interrupted`. Exceptions: a
+        RestartAbort or a KeyboardInterrupt is the user's at all times, and so is SystemExit unless it is the answer to
+        the interruption (``except BaseException: sys.exit(1)``). A normal return is `Returned`, however late.
+        """
+        try:
+            if self.interrupting or self.atomic.closed:
+                return Interrupted()
+            return Returned(self._call(fn, args, kwargs or {}))
+        except BaseException as error:
+            return self._judge(error)
+        finally:
+            self.atomic.drop()
+            self.left.set()
+
+    def close_for_abort(self, on_wait: Callable[[float, str], None] | None = None) -> None:
+        """From now on no `atomic` section begins; return once none is held. Monitor thread, before the abort.
+
+        Args:
+            on_wait: called about once a second with the seconds waited so far and a description of the holder. What it
+                raises ends the wait.
+        """
+        self.atomic.close(on_wait or (lambda waited, holder: None))
+
+    def interrupt_until_left(self, left: threading.Event | None = None, retry_after: float = 1.0) -> None:
+        """Raise RankShouldRestart in the user's function until the main thread has left it. Monitor thread.
+
+        Args:
+            left: set by whoever knows that the function is left; None: the gate's own event.
+            retry_after: seconds after which a raise that did not end the function is repeated.
+
+        Raises:
+            InternalError: `close_for_abort` was not called first, so an atomic section might be cut in half.
+        """
+        if not self.atomic.closed:
+            raise InternalError("interrupt_until_left() before close_for_abort() could cut an atomic section in half")
+        left = left or self.left
+        self._asked_at = time.monotonic()
+        with self._watching_unraisable():
+            while not left.is_set():
+                self._armed = self.interrupting = True
+                if self._raise_once(left, retry_after):
+                    self._report_swallowed()
+
+    def _call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return fn(*args, **kwargs)
+
+    def _judge(self, error: BaseException) -> Outcome:
+        if not (self.interrupting or self.atomic.closed) or isinstance(error, RestartAbort | KeyboardInterrupt):
+            return Raised(error)
+        if isinstance(error, SystemExit) and not _answers_interruption(error):
+            return Raised(error)
+        if isinstance(error, RankShouldRestart):
+            return Interrupted()
+        return Interrupted(_in_words(error))
+
+    def _may_raise(self, frame: FrameType | None) -> bool:
+        """Whether the handler may raise; called by it, so it takes no lock and calls nothing that does."""
+        if not self._armed or not self._is_inside(frame):
+            return False
+        assert frame is not None
+        now = time.monotonic()
+        if frame.f_code.co_filename in _LIBRARY_LOCKS and now - self._asked_at < PATIENCE:
+            return False
+        self._raised_at = now
+        self._raised_where = _place(frame)
+        self._dropped = False
+        self._armed = False
+        return True
+
+    def _is_inside(self, frame: FrameType | None) -> bool:
+        """Whether `frame` belongs to the user's function; the lines of `atomic` do not."""
+        if frame is None or frame.f_code in _ATOMIC_CODE:
+            return False
+        while frame is not None and frame.f_code is not _RUN_CODE:
+            if frame.f_code is _CALL_CODE and frame.f_locals.get("self") is self:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _raise_once(self, left: threading.Event, retry_after: float) -> bool:
+        """Send until the handler has raised, then wait for the function to be left. True: it was swallowed."""
+        begin = time.monotonic()
+        pause, sent, reported = FIRST_PAUSE, False, False
+        while self._armed:
+            self._interrupter._send(again=sent)
+            sent = True
+            if left.wait(pause):
+                return False
+            pause = min(2 * pause, LONGEST_PAUSE)
+            if self._armed and not reported and time.monotonic() - begin > retry_after:
+                reported = True
+                self._report_unanswered(retry_after)
+        while not self._dropped and (remaining := self._raised_at + retry_after - time.monotonic()) > 0:
+            if left.wait(min(pause, remaining)):
+                return False
+        return not left.is_set()
+
+    def _report_swallowed(self) -> None:
+        how = (
+            "dropped by Python, which happens in `__del__` and callbacks"
+            if self._dropped
+            else "swallowed (`except BaseException`, a callback), or a `finally` block takes its time"
+        )
+        log.warning(
+            "the interruption raised at %s was %s; the main thread is at %s: raising it again",
+            self._raised_where,
+            how,
+            _whereabouts(self._interrupter._main),
+        )
+
+    def _report_unanswered(self, seconds: float) -> None:
+        log.warning(
+            "the main thread has not answered the interruption for %.3g s, it is at %s; trying on. If this stays: it "
+            "is in C code that does not return, or it blocks signal %d (pass another as interrupt_signal)",
+            seconds,
+            _whereabouts(self._interrupter._main),
+            self._interrupter.signum,
+        )
+
+    @contextlib.contextmanager
+    def _watching_unraisable(self) -> Iterator[None]:
+        """Notice an interruption that Python drops, instead of having it printed."""
+        previous = sys.unraisablehook
+
+        def hook(unraisable: sys.UnraisableHookArgs) -> None:
+            if self.interrupting and isinstance(unraisable.exc_value, RankShouldRestart):
+                self._dropped = True
+            else:
+                previous(unraisable)
+
+        sys.unraisablehook = hook
+        try:
+            yield
+        finally:
+            if sys.unraisablehook is hook:
+                sys.unraisablehook = previous
+
+
+class Atomic:
+    """``with atomic:`` keeps abort and interruption away; any thread, reentrant.
+
+    Entering raises RankShouldRestart once an abort has begun, except within a section that is already held.
+    """
+
+    __slots__ = ("_depth", "_holder", "_lock", "closed", "dropped")
+
+    def __init__(self) -> None:
+        #: whether an abort has begun; never false again
+        self.closed = False
+        #: whether the main thread is through with the gate
+        self.dropped = False
+        self._lock = threading.RLock()  # held during a section
+        # under the lock: how many sections deep, and the thread that entered last
+        self._depth = 0
+        self._holder = 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self.closed and not self._depth:
+            self._lock.release()
+            raise RankShouldRestart("atomic() cannot begin: this iteration was interrupted for a restart")
+        self._depth += 1
+        self._holder = threading.get_ident()
+
+    def __exit__(self, *exc_info: object) -> None:
+        try:
+            self._depth -= 1
+            self._lock.release()
+        except RuntimeError:
+            # a generator that was suspended in a section is closed after drop() took the section away
+            if not self.dropped:
+                raise
+
+    def close(self, on_wait: Callable[[float, str], None]) -> None:
+        """Let no section begin any more, and wait for the one that is held."""
+        # before waiting, else a loop of short sections could keep this thread out for long
+        self.closed = True
+        begin = time.monotonic()
+        while not self._lock.acquire(timeout=REPORT_EVERY):
+            on_wait(time.monotonic() - begin, self._describe_holder())
+        self._lock.release()
+
+    def drop(self) -> None:
+        """Give up what this thread still holds: Ctrl-C may hit `__enter__` before the section begins."""
+        self.dropped = True
+        with contextlib.suppress(RuntimeError):  # raised when it holds nothing
+            while True:
+                self._lock.release()
+
+    def _describe_holder(self) -> str:
+        ident = self._holder
+        name = next((thread.name for thread in threading.enumerate() if thread.ident == ident), str(ident))
+        return f"thread {name!r} at {_whereabouts(ident)}"
+
+
+_RUN_CODE = Gate.run.__code__
+_CALL_CODE = Gate._call.__code__
+_ATOMIC_CODE = frozenset({Atomic.__enter__.__code__, Atomic.__exit__.__code__})
+
+
+# --- signals ------------------------------------------------------------------------------------------------------
+
+
+def _free_signal() -> int:
+    for signum in [*range(signal.SIGRTMIN + 5, signal.SIGRTMAX + 1), *range(signal.SIGRTMIN, signal.SIGRTMIN + 5)]:
+        if signal.getsignal(signum) is signal.SIG_DFL:
+            return int(signum)
+    raise OptionError(
+        "interrupt_signal=None finds no free signal: every real-time signal has a handler; pass one to be shared"
+    )
+
+
+def _usable(signum: int) -> int:
+    try:
+        handler = signal.getsignal(signum)
+    except ValueError:
+        message = f"interrupt_signal={signum} is no signal number: pass one such as signal.SIGRTMIN + 5"
+        raise OptionError(message) from None
+    if handler is None or signum in (signal.SIGKILL, signal.SIGSTOP):
+        why = "no process can handle it" if handler is not None else "code outside Python handles it"
+        raise OptionError(f"interrupt_signal={signum} cannot be used, {why}: pass another, or None")
+    return signum
+
+
+def _replace_handler(signum: int, handler: Any) -> None:
+    """Install `handler` with no signal on its way: the default one would end the process. Main thread."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signum})
+    try:
+        while signal.sigtimedwait({signum}, 0) is not None:
+            pass
+        signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+_pending: list[Callable[[], None]] = []
+
+
+def _run_pending(_: int | None) -> int:
+    while _pending:
+        _pending.pop()()
+    return 0
+
+
+# kept for ever: Python may call it late
+_RUN_PENDING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run_pending)
+
+
+def _in_main_thread(fn: Callable[[], None]) -> None:
+    """Have the main thread call `fn` between two bytecodes. No second one is scheduled while one is due."""
+    if not _pending:
+        _pending.append(fn)
+        if ctypes.pythonapi.Py_AddPendingCall(_RUN_PENDING, None) != 0:  # the queue is full: next time
+            _pending.clear()
+
+
+# --- words --------------------------------------------------------------------------------------------------------
+
+
+def _answers_interruption(error: BaseException) -> bool:
+    """Whether `error` was raised while RankShouldRestart was being handled."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, RankShouldRestart):
+            return True
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def _in_words(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # a user's __str__
+        return type(error).__name__
+
+
+def _place(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _whereabouts(ident: int) -> str:
+    """The innermost places of a thread, innermost first."""
+    frame = sys._current_frames().get(ident)
+    places: list[str] = []
+    while frame is not None and len(places) < PLACES:
+        if frame.f_code.co_filename != __file__:
+            places.append(_place(frame))
+        frame = frame.f_back
+    return ", called from ".join(places) or "an unknown place"

@@ -1,0 +1,598 @@
+"""The main thread is interrupted wherever it is inside the function, and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import queue
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from inprocess.exception import InternalError, OptionError, RankShouldRestart, RestartAbort, RestartError
+from inprocess.interrupt import Gate, Interrupted, Interrupter, Outcome, Raised, Returned
+
+Go = Callable[[], None]  # what the function calls when it may be interrupted
+
+CEILING = 5.0  # seconds; a run that takes longer waited for something that should have been interrupted
+
+
+@pytest.fixture
+def interrupter() -> Iterator[Interrupter]:
+    it = Interrupter()
+    it.install()
+    yield it
+    it.restore()
+
+
+@pytest.fixture
+def gate(interrupter: Interrupter) -> Gate:
+    return interrupter.new_gate()
+
+
+@pytest.fixture
+def eager() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
+class Monitor(threading.Thread):
+    """Interrupts a gate as soon as `go` is set."""
+
+    def __init__(self, gate: Gate, retry_after: float = 1.0) -> None:
+        super().__init__(name="monitor")
+        self.gate, self.retry_after, self.go = gate, retry_after, threading.Event()
+        self.asked_at = math.inf
+
+    def run(self) -> None:
+        self.go.wait()
+        self.asked_at = time.monotonic()
+        self.gate.close_for_abort()
+        self.gate.interrupt_until_left(self.gate.left, self.retry_after)
+
+
+def run_interrupted(gate: Gate, fn: Callable[[Go], object], retry_after: float = 1.0, show: bool = True) -> Outcome:
+    """Run ``fn(go)``, interrupting it when it calls ``go()``; returns only after the monitor has ended, too."""
+    monitor = Monitor(gate, retry_after)
+    monitor.start()
+    try:
+        outcome = gate.run(fn, (monitor.go.set,))
+        waited = time.monotonic() - monitor.asked_at
+    finally:
+        monitor.go.set()
+        monitor.join()
+    assert waited < CEILING
+    if show:
+        print(f"left after {waited * 1e3:.2f} ms")
+    return outcome
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def sleep_in_bits(go: Go) -> None:
+    go()
+    while True:
+        time.sleep(0.001)
+
+
+def wait_for_lock(go: Go) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    go()
+    lock.acquire()
+
+
+def wait_for_socket(go: Go) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        go()
+        ours.recv(1)
+
+
+def wait_for_select(go: Go) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        go()
+        select.select([ours], [], [])
+
+
+def wait_for_process(go: Go) -> None:
+    with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"]) as process:
+        try:
+            go()
+            process.wait()
+        finally:
+            process.kill()
+
+
+def wait_for_pipe(go: Go) -> None:
+    reading, writing = os.pipe()
+    try:
+        go()
+        os.read(reading, 1)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def wait_in_asyncio(go: Go) -> None:
+    async def main() -> None:
+        go()
+        await asyncio.sleep(60)
+
+    asyncio.run(main())
+
+
+def iterate_generator(go: Go) -> None:
+    def generator() -> Iterator[int]:
+        try:
+            while True:
+                yield 1
+        finally:
+            time.sleep(0)
+
+    go()
+    for _ in generator():
+        pass
+
+
+def spin_in_context_managers(go: Go) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(contextlib.nullcontext())
+        go()
+        try:
+            try:
+                spin()
+            finally:
+                stack.callback(spin_a_little)
+        finally:
+            stack.callback(spin_a_little)
+
+
+def spin_a_little() -> None:
+    for _ in range(100):
+        pass
+
+
+def then(fn: Callable[[], object]) -> Callable[[Go], None]:
+    def go_then(go: Go) -> None:
+        go()
+        fn()
+
+    return go_then
+
+
+BLOCKED = {
+    "running": then(spin),
+    "short sleeps": sleep_in_bits,
+    "time.sleep": then(lambda: time.sleep(60)),
+    "lock.acquire": wait_for_lock,
+    "queue.get": then(lambda: queue.Queue[int]().get()),
+    "SimpleQueue.get": then(lambda: queue.SimpleQueue[int]().get()),
+    "Event.wait": then(lambda: threading.Event().wait(60)),
+    "socket.recv": wait_for_socket,
+    "select": wait_for_select,
+    "process.wait": wait_for_process,
+    "os.read": wait_for_pipe,
+    "asyncio": wait_in_asyncio,
+    "generator": iterate_generator,
+    "context managers": spin_in_context_managers,
+}
+
+
+@pytest.mark.parametrize("name", BLOCKED)
+def test_blocked_function_is_left(gate: Gate, name: str) -> None:
+    assert run_interrupted(gate, BLOCKED[name]) == Interrupted()
+
+
+def test_builtin_called_directly_is_left(gate: Gate) -> None:
+    monitor = Monitor(gate)
+    monitor.start()
+    monitor.go.set()
+    assert gate.run(time.sleep, (60,)) == Interrupted()
+    monitor.join()
+
+
+def test_result_and_exception_pass_unchanged(interrupter: Interrupter) -> None:
+    assert interrupter.new_gate().run(lambda a, *, b: a + b, (1,), {"b": 2}) == Returned(3)
+    error = ValueError("mine")
+
+    def fail() -> None:
+        raise error
+
+    outcome = interrupter.new_gate().run(fail)
+    assert isinstance(outcome, Raised)
+    assert outcome.exception is error
+
+
+def test_interruption_before_the_function_starts_skips_it(gate: Gate) -> None:
+    gate.close_for_abort()
+    assert gate.run(pytest.fail) == Interrupted()
+
+
+def test_interrupting_without_closing_first_is_refused(gate: Gate) -> None:
+    with pytest.raises(InternalError, match="close_for_abort"):
+        gate.interrupt_until_left()
+
+
+# --- what the function makes of the interruption ------------------------------------------------------------------
+
+
+def answer_with(error: BaseException) -> Callable[[Go], None]:
+    def fn(go: Go) -> None:
+        go()
+        try:
+            spin()
+        except RankShouldRestart as interruption:
+            raise error from interruption
+
+    return fn
+
+
+def test_another_exception_in_answer_counts_as_interrupted(gate: Gate) -> None:
+    assert run_interrupted(gate, answer_with(ValueError("torn"))) == Interrupted("ValueError: torn")
+
+
+def test_exit_in_answer_counts_as_interrupted(gate: Gate) -> None:
+    assert run_interrupted(gate, answer_with(SystemExit(1))) == Interrupted("SystemExit: 1")
+
+
+@pytest.mark.parametrize("error", [RestartAbort("enough"), KeyboardInterrupt()])
+def test_abort_and_ctrl_c_stay_the_users(gate: Gate, error: BaseException) -> None:
+    outcome = run_interrupted(gate, answer_with(error))
+    assert isinstance(outcome, Raised)
+    assert outcome.exception is error
+
+
+def test_exit_of_its_own_stays_the_users(gate: Gate) -> None:
+    gate_closed = threading.Event()
+
+    def fn(go: Go) -> None:
+        go()
+        gate_closed.wait()
+        sys.exit(3)
+
+    def close() -> None:
+        gate.close_for_abort()
+        gate_closed.set()
+
+    thread = threading.Thread(target=close)
+    outcome = gate.run(fn, (thread.start,))
+    thread.join()
+    assert isinstance(outcome, Raised)
+    assert isinstance(outcome.exception, SystemExit)
+
+
+def test_exception_that_cannot_be_printed(gate: Gate) -> None:
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    assert run_interrupted(gate, answer_with(Unprintable())) == Interrupted("Unprintable")
+
+
+def test_return_in_answer_is_a_return(gate: Gate) -> None:
+    def fn(go: Go) -> str:
+        go()
+        with contextlib.suppress(RankShouldRestart):
+            spin()
+        return "late"
+
+    assert run_interrupted(gate, fn) == Returned("late")
+
+
+def test_finally_blocks_have_time(gate: Gate) -> None:
+    done = []
+
+    def fn(go: Go) -> None:
+        go()
+        try:
+            spin()
+        finally:
+            for number in range(1000):
+                time.sleep(0)
+                done.append(number)
+
+    assert run_interrupted(gate, fn) == Interrupted()
+    assert len(done) == 1000
+
+
+def test_ctrl_c_passes_as_the_users(gate: Gate) -> None:
+    outcome = gate.run(lambda: signal.raise_signal(signal.SIGINT))
+    assert isinstance(outcome, Raised)
+    assert isinstance(outcome.exception, KeyboardInterrupt)
+
+
+def test_own_restart_exception_without_interruption_is_an_exception(gate: Gate) -> None:
+    def fn() -> None:
+        raise RankShouldRestart
+
+    assert isinstance(gate.run(fn), Raised)
+
+
+# --- swallowed ----------------------------------------------------------------------------------------------------
+
+
+def test_swallowed_interruption_is_raised_again_and_its_place_logged(
+    gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    times = []
+
+    def swallow() -> None:
+        try:
+            spin()
+        except BaseException:
+            times.append(time.monotonic())
+
+    def fn(go: Go) -> None:
+        go()
+        while len(times) < 3:
+            swallow()
+        spin()
+
+    with caplog.at_level(logging.WARNING, "inprocess.interrupt"):
+        assert run_interrupted(gate, fn, retry_after=0.02) == Interrupted()
+    assert len(times) == 3
+    assert len(caplog.records) >= 3
+    assert "test_interrupt.py" in caplog.text
+    assert "in spin was swallowed" in caplog.text
+
+
+def test_dropped_by_a_destructor_is_raised_again_at_once(
+    gate: Gate, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = []
+
+    class Slow:
+        def __del__(self) -> None:
+            begun.append(time.monotonic())
+            spin()
+
+    def fn(go: Go) -> None:
+        thing = Slow()
+        go()
+        del thing
+        spin()
+
+    hook = sys.unraisablehook
+    # 60 s: only noticing the drop can end this in time
+    assert run_interrupted(gate, fn, retry_after=60) == Interrupted()
+    assert begun
+    assert "dropped by Python" in caplog.text
+    assert "Exception ignored" not in capsys.readouterr().err
+    assert sys.unraisablehook is hook
+
+
+def test_other_unraisable_exceptions_reach_the_hook_that_was_there(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda info: seen.append(info.exc_type))
+
+    class Broken:
+        def __del__(self) -> None:
+            raise ValueError
+
+    def fn(go: Go) -> None:
+        go()
+        try:
+            spin()
+        finally:
+            Broken()
+
+    assert run_interrupted(gate, fn) == Interrupted()
+    assert seen == [ValueError]
+
+
+# --- the signal ---------------------------------------------------------------------------------------------------
+
+
+def test_blocked_signal(gate: Gate, interrupter: Interrupter) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {interrupter.signum})
+    try:
+        assert run_interrupted(gate, then(spin)) == Interrupted()
+    finally:
+        interrupter.restore()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {interrupter.signum})
+
+
+def test_handler_replaced_by_the_program(gate: Gate, interrupter: Interrupter) -> None:
+    calls = []
+
+    def theirs(signum: int, frame: object) -> None:
+        calls.append(signum)
+
+    def fn(go: Go) -> None:
+        signal.signal(interrupter.signum, theirs)
+        go()
+        spin()
+
+    assert run_interrupted(gate, fn) == Interrupted()
+    assert not calls
+    interrupter.restore()
+    assert signal.getsignal(interrupter.signum) is theirs
+    signal.signal(interrupter.signum, signal.SIG_DFL)
+
+
+def test_unanswered_interruption_is_reported(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    reported = threading.Event()
+
+    class Watch(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            reported.set()
+
+    def outside() -> None:  # as if the thread were in C code: the handler does not find the function on the stack
+        with caplog.at_level(logging.WARNING, "inprocess.interrupt"):
+            monitor.start()
+            monitor.go.set()
+            assert reported.wait(CEILING)
+
+    handler = Watch()
+    monitor = Monitor(gate, retry_after=0.01)
+    logging.getLogger("inprocess.interrupt").addHandler(handler)
+    try:
+        outside()
+    finally:
+        logging.getLogger("inprocess.interrupt").removeHandler(handler)
+        gate.left.set()
+        monitor.join()
+    assert "has not answered" in caplog.text
+    assert "in outside" in caplog.text
+
+
+def test_free_signal_is_chosen_and_restored() -> None:
+    first = Interrupter()
+    assert first.signum == signal.SIGRTMIN + 5
+    first.install()
+    second = Interrupter()
+    assert second.signum == signal.SIGRTMIN + 6
+    first.restore()
+    first.restore()
+    assert signal.getsignal(first.signum) is signal.SIG_DFL
+
+
+def test_shared_signal_goes_on_to_the_previous_handler() -> None:
+    seen = []
+
+    def theirs(signum: int, frame: object) -> None:
+        seen.append(signum)
+
+    previous = signal.signal(signal.SIGUSR2, theirs)
+    try:
+        interrupter = Interrupter(signal.SIGUSR2)
+        interrupter.install()
+        signal.raise_signal(signal.SIGUSR2)
+        assert run_interrupted(interrupter.new_gate(), then(spin)) == Interrupted()
+        interrupter.restore()
+        assert signal.getsignal(signal.SIGUSR2) is theirs
+    finally:
+        signal.signal(signal.SIGUSR2, previous)
+    assert seen == [signal.SIGUSR2]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, 0, 1000])
+def test_unusable_signal(signum: int) -> None:
+    with pytest.raises(OptionError, match=f"interrupt_signal={int(signum)}"):
+        Interrupter(signum)
+
+
+def test_install_outside_the_main_thread() -> None:
+    errors: list[BaseException] = []
+
+    def install() -> None:
+        try:
+            Interrupter().install()
+        except RestartError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=install, name="worker")
+    thread.start()
+    thread.join()
+    assert "must be called in the main thread, not in thread 'worker'" in str(errors[0])
+
+
+def test_nothing_is_sent_after_restore(interrupter: Interrupter) -> None:
+    gate = interrupter.new_gate()
+    gate.close_for_abort()
+    interrupter.restore()
+    interrupter._send(again=True)  # the default handler would end this process
+    signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_signal_on_its_way_during_restore_is_drained() -> None:
+    interrupter = Interrupter()
+    interrupter.install()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {interrupter.signum})
+    interrupter._send(again=False)
+    assert interrupter.signum in signal.sigpending()
+    interrupter.restore()
+    assert interrupter.signum not in signal.sigpending()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {interrupter.signum})
+
+
+# --- the window under stress --------------------------------------------------------------------------------------
+
+
+class Pest(threading.Thread):
+    """Signals the main thread without a pause, for whatever gate is current."""
+
+    def __init__(self, interrupter: Interrupter) -> None:
+        super().__init__(name="pest")
+        self.interrupter, self.over = interrupter, False
+
+    def run(self) -> None:
+        while not self.over:
+            gate = self.interrupter._gate
+            assert gate is not None
+            gate.atomic.closed = gate._armed = gate.interrupting = True
+            self.interrupter._send(again=True)
+
+
+def tower(levels: int, value: int) -> int:
+    """Some calls and returns, context managers and handlers; a destructor at the end."""
+    try:
+        with contextlib.suppress(ValueError):
+            return tower(levels - 1, value) * value if levels else 1
+    finally:
+        value += 1
+    raise AssertionError
+
+
+def test_a_hundred_thousand_windows(interrupter: Interrupter, eager: None) -> None:
+    """Interrupted at random moments: never an exception outside, none without an interruption, none lost inside."""
+    pest = Pest(interrupter)
+    skipped = raised = 0
+    interrupter.new_gate()
+    pest.start()
+    deadline = time.monotonic() + 60
+    try:
+        for number in range(100_000):
+            gate = interrupter.new_gate()
+            outcome = gate.run(tower, (1, 2))
+            if isinstance(outcome, Interrupted):
+                assert gate.interrupting
+                raised += bool(gate._raised_at)
+                skipped += not gate._raised_at
+            else:
+                assert outcome == Returned(2)
+                assert not gate._raised_at  # else the interruption got lost
+            assert number % 1000 or time.monotonic() < deadline
+    finally:
+        pest.over = True
+        pest.join()
+    print(f"{raised} of 100000 interrupted inside, {skipped} before")
+    assert raised
+
+
+def test_random_moments_around_the_end_of_the_function(interrupter: Interrupter, eager: None) -> None:
+    """The real monitor, asked while the function is about to return: it returns or is interrupted, then is quiet."""
+    counts = {Returned: 0, Interrupted: 0}
+    for number in range(400):
+        gate = interrupter.new_gate()
+
+        def fn(go: Go, number: int = number) -> int:
+            go()
+            for _ in range(number * 25):
+                pass
+            return number
+
+        outcome = run_interrupted(gate, fn, show=False)
+        assert outcome in (Returned(number), Interrupted())
+        counts[type(outcome)] += 1
+    print(counts)
+    assert all(counts.values())

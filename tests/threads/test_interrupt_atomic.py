@@ -1,0 +1,252 @@
+"""`atomic` and abort exclude each other (invariant I6), in every thread."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from inprocess.exception import RankShouldRestart
+from inprocess.interrupt import Gate, Interrupted, Interrupter, Raised, Returned
+
+CEILING = 5.0
+
+
+@pytest.fixture
+def interrupter() -> Iterator[Interrupter]:
+    it = Interrupter()
+    it.install()
+    yield it
+    it.restore()
+
+
+@pytest.fixture
+def gate(interrupter: Interrupter) -> Gate:
+    return interrupter.new_gate()
+
+
+def test_abort_waits_for_the_section_and_is_told_who_holds_it(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inprocess.interrupt.REPORT_EVERY", 0.01)
+    inside, told = threading.Event(), threading.Event()
+    reports: list[tuple[float, str]] = []
+
+    def on_wait(waited: float, holder: str) -> None:
+        reports.append((waited, holder))
+        told.set()
+
+    def hold() -> None:
+        with gate.atomic, gate.atomic:
+            inside.set()
+            assert told.wait(CEILING)
+        order.append("section")
+
+    order: list[str] = []
+    thread = threading.Thread(target=hold, name="writer")
+    thread.start()
+    assert inside.wait(CEILING)
+    gate.close_for_abort(on_wait)
+    order.append("abort")
+    thread.join()
+    assert reports[0][0] >= 0.01
+    assert "thread 'writer' at " in reports[0][1]
+    assert "test_interrupt_atomic.py" in reports[0][1]
+    assert "in hold" in reports[0][1]
+    assert sorted(order) == ["abort", "section"]
+
+
+def test_on_wait_may_give_up(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inprocess.interrupt.REPORT_EVERY", 0.001)
+
+    def give_up(waited: float, holder: str) -> None:
+        raise TimeoutError(holder)
+
+    failures = []
+
+    def close() -> None:
+        try:
+            gate.close_for_abort(give_up)
+        except TimeoutError as error:
+            failures.append(str(error))
+
+    with gate.atomic:
+        thread = threading.Thread(target=close)
+        thread.start()
+        thread.join()
+    assert "thread 'MainThread'" in failures[0]
+
+
+def test_no_section_begins_after_the_abort_began_in_any_thread(gate: Gate) -> None:
+    gate.close_for_abort()
+    refused = []
+
+    def enter() -> None:
+        try:
+            with gate.atomic:
+                pass
+        except RankShouldRestart:
+            refused.append(threading.current_thread().name)
+
+    thread = threading.Thread(target=enter, name="other")
+    thread.start()
+    thread.join()
+    enter()
+    assert refused == ["other", "MainThread"]
+
+
+def test_held_section_may_nest_while_an_abort_waits(gate: Gate) -> None:
+    thread = threading.Thread(target=gate.close_for_abort)
+    with gate.atomic:
+        thread.start()
+        while not gate.atomic.closed:
+            time.sleep(0)
+        with gate.atomic:
+            pass
+    thread.join()
+
+
+def test_section_is_never_interrupted(interrupter: Interrupter) -> None:
+    """The monitor asks while the function goes in and out of sections: each of them is whole."""
+    whole = []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for number in range(200):
+            gate = interrupter.new_gate()
+            count = [0, 0]
+            asked = threading.Event()
+
+            def monitor(gate: Gate = gate, asked: threading.Event = asked) -> None:
+                asked.wait()
+                gate.close_for_abort()
+                gate.interrupt_until_left()
+
+            def fn(
+                gate: Gate = gate, count: list[int] = count, asked: threading.Event = asked, number: int = number
+            ) -> None:
+                while True:
+                    with gate.atomic:
+                        count[0] += 1
+                        if count[0] == 1 + number % 10:
+                            asked.set()
+                        for _ in range(5):
+                            pass
+                        count[1] += 1
+
+            thread = threading.Thread(target=monitor)
+            thread.start()
+            assert gate.run(fn) == Interrupted()
+            thread.join()
+            whole.append(count[0] == count[1] > 0)
+    finally:
+        sys.setswitchinterval(interval)
+    assert all(whole)
+
+
+def test_section_that_the_main_thread_waits_for(gate: Gate) -> None:
+    """Another thread holds a section, the main thread waits to begin one: after the abort it may not."""
+    inside, release, closing = threading.Event(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with gate.atomic:
+            inside.set()
+            release.wait(CEILING)
+
+    def abort() -> None:
+        closing.set()
+        gate.close_for_abort()
+        gate.interrupt_until_left()
+
+    threads = [threading.Thread(target=hold), threading.Thread(target=abort)]
+
+    def fn() -> None:
+        threads[0].start()
+        inside.wait(CEILING)
+        threads[1].start()
+        while not gate.atomic.closed:
+            time.sleep(0)
+        release.set()
+        with gate.atomic:
+            pytest.fail("a section began after the abort")
+
+    assert gate.run(fn) == Interrupted()
+    for thread in threads:
+        thread.join()
+
+
+def test_error_inside_a_section_releases_it(gate: Gate) -> None:
+    def fn() -> None:
+        with gate.atomic:
+            raise ValueError
+
+    assert isinstance(gate.run(fn), Raised)
+    gate.close_for_abort()
+
+
+def test_what_is_still_held_at_the_end_is_dropped(gate: Gate) -> None:
+    """As after a Ctrl-C that hit the first line of a section; the abort must not wait for it."""
+
+    def sections() -> Generator[None, None, None]:
+        with gate.atomic:
+            yield
+
+    def fn() -> None:
+        gate.atomic._lock.acquire()
+        next(suspended)
+
+    suspended = sections()
+    assert gate.run(fn) == Returned(None)
+    thread = threading.Thread(target=gate.close_for_abort)
+    thread.start()
+    thread.join(CEILING)
+    assert not thread.is_alive()
+    suspended.close()
+
+
+def test_result_keeps_no_frames_alive(interrupter: Interrupter) -> None:
+    """A tensor of an interrupted function is freed without the garbage collector."""
+
+    class Tensor:
+        freed = 0
+
+        def __del__(self) -> None:
+            Tensor.freed += 1
+
+    def fn() -> None:
+        tensor = Tensor()
+        assert tensor
+        raise ValueError
+
+    gc.disable()
+    try:
+        gate = interrupter.new_gate()
+        outcome = gate.run(fn)
+        assert isinstance(outcome, Raised)
+        del outcome
+        assert Tensor.freed == 1
+        gate = interrupter.new_gate()
+
+        def answer() -> None:
+            gate.atomic.closed = True
+            fn()
+
+        assert isinstance(gate.run(answer), Interrupted)
+        assert Tensor.freed == 2
+    finally:
+        gc.enable()
+
+
+def test_atomic_is_cheap(gate: Gate) -> None:
+    atomic = gate.atomic
+    best = float("inf")
+    for _ in range(5):
+        begin = time.perf_counter()
+        for _ in range(10_000):
+            with atomic:
+                pass
+        best = min(best, (time.perf_counter() - begin) / 10_000)
+    print(f"atomic: {best * 1e6:.2f} us")
+    assert best < 50e-6  # a ceiling for any machine; the target is 1.5 us
