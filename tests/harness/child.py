@@ -121,7 +121,8 @@ class Context:
     def options(self, **more: Any) -> dict[str, Any]:
         """The options of the test's `wrapper=`, with the harness's hooks where the schedule has a fault for one."""
         given = self.spec.wrapper(self) if callable(self.spec.wrapper) else self.spec.wrapper
-        options = dict(given) | more
+        monitor_log = f"{os.path.dirname(self.spec.log)}/monitor{{rank}}.log"
+        options: dict[str, Any] = {"monitor_process_logfile": monitor_log} | dict(given) | more
         steps = {at.step for at in self.spec.faults} | set(self.args.get("trace", ()))
         for name in STATE_HOOKS:
             if name in steps:

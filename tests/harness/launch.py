@@ -391,6 +391,8 @@ class Run:
             lines.append(f"--- initial rank {result.rank}: pid {result.pid}, exit code {result.exitcode}")
             lines += [_line(event) for event in result.events[-25:]]
             lines += ["log:", *result.log.splitlines()[-60:]]
+        for path in sorted(self._folder.glob("monitor*.log")):
+            lines += [f"--- {path.name}", *path.read_text(errors="replace").splitlines()[-40:]]
         return "\n".join(lines)
 
     def close(self) -> None:
