@@ -1,8 +1,8 @@
 """The board: a page of shared memory on which a rank shows its monitor process how it is. No decisions here.
 
-Every slot is one aligned 64-bit integer with one writer. The training process writes all of them but LEASE. It sets what
-belongs to an iteration before it sets ITERATION, and the reader looks at ITERATION and PHASE before and after its
-copy: a copy is never half of one iteration and half of the next. The memory has no name on disk (memfd).
+Every slot is one aligned 64-bit integer with one writer: the training process, LEASE excepted. It sets what belongs
+to an iteration before it sets ITERATION, and the reader looks at ITERATION and PHASE before and after its copy: a copy
+is never half of one iteration and half of the next. The memory has no name on disk (memfd).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass, field
 
 from inprocess.clock import monotonic_ns
+from inprocess.policy import Snapshot
 from inprocess.protocol.phases import CODES, PHASES, Phase
 
 __all__ = ["Board", "Snapshot"]
@@ -45,24 +46,6 @@ _COUNT = 12
 _SIZE = 8 * _COUNT
 #: copies until one is consistent; the writer needs a microsecond, so more than one is rare
 _TRIES = 8
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """One consistent copy of the board; times in ns of the monotonic clock."""
-
-    progress: int
-    ping: int = 0
-    iteration: int = -1
-    phase: Phase = Phase.JOIN
-    reserve: bool = False
-    atomic: bool = False
-    hang_protection: bool = True
-    #: 0: the option's value
-    soft_timeout: int = 0
-    answered: int = -2
-    rank: int = 0
-    left: bool = False
 
 
 @dataclass
