@@ -87,7 +87,6 @@ def _common_ancestor(classes: tuple[type, ...]) -> type | None:
 
 @functools.cache
 def _class_for(ancestor: type) -> type[Compose]:
-    def body(namespace: dict[str, Any]) -> None:
-        namespace["__module__"] = __name__
-
-    return types.new_class("Compose", (Compose, ancestor), exec_body=body)
+    made = types.new_class("Compose", (Compose, ancestor), exec_body=lambda space: space.update(__module__=__name__))
+    made.__abstractmethods__ = frozenset()  # the parts have them
+    return made

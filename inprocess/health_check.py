@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class HealthCheck(abc.ABC):
-    """Base class of ``health_check`` hooks; a plain callable does as well. An exception takes the rank out of the job."""
+    """Base class of ``health_check`` hooks; a plain callable does as well. A rank whose check raises leaves the job."""
 
     @abc.abstractmethod
     def __call__(self, state: FrozenState) -> FrozenState | None:

@@ -22,9 +22,9 @@ class Leaf:
     active: int | None  #: active rank, None for a reserve
     healthy: bool = True
 
-    def nodes(self, top: int = 0) -> Iterator[tuple[int, Node]]:
-        """(depth, node) of the branches this rank is in, from the last layer up to depth `top`."""
-        for depth in range(len(self.keys) - 1, top - 1, -1):
+    def nodes(self) -> Iterator[tuple[int, Node]]:
+        """(depth, node) of the branches this rank is in, from the last layer up to the root."""
+        for depth in range(len(self.keys) - 1, -1, -1):
             yield depth, self.keys[: depth + 1]
 
 
@@ -51,11 +51,11 @@ def plan(
     """Assign ranks to `leaves`, which must be in rank order and are changed; size 0: the first time."""
     terminate_small_branches(rules, leaves)
     order = [leaf for leaf in leaves if leaf.healthy]
-    if active_world_size == 0:
+    if active_world_size > 0:
+        backfill(rules, order, replace(rules, leaves))
+    if not any(leaf.active is not None for leaf in order):
         order = depth_first(order)
         activate(rules, order)
-    else:
-        backfill(rules, order, replace(rules, leaves))
     return number(order, size_filter)
 
 
@@ -94,7 +94,7 @@ def has_room(rules: Rules, leaf: Leaf, active: Counter[Node]) -> bool:
     return all(limit is None or active[node] < limit for limit, node in maxima)
 
 
-def replace(rules: Rules, leaves: Iterable[Leaf]) -> list[Leaf]:
+def replace(rules: Rules, leaves: Sequence[Leaf]) -> list[Leaf]:
     """Step 2: reserves take the place of terminated active ranks. Returns the terminated that nobody replaced."""
     active: Counter[Node] = Counter()
     reserves: defaultdict[Node, list[Leaf]] = defaultdict(list)
@@ -104,31 +104,21 @@ def replace(rules: Rules, leaves: Iterable[Leaf]) -> list[Leaf]:
                 reserves[node].append(leaf)
             elif leaf.healthy:
                 active[node] += 1
-    unfilled = []
-    for _, gap in gaps_in_order(leaves):
-        reserve = nearest_reserve(rules, gap, reserves, active)
-        if reserve is None:
-            unfilled.append(gap)
-            continue
-        reserve.active = gap.active
-        active.update(node for _, node in reserve.nodes())
+    gaps = sorted((leaf.active, leaf.rank, leaf) for leaf in leaves if not leaf.healthy and leaf.active is not None)
+    unfilled = [leaf for _, _, leaf in gaps]
+    for depth in range(len(rules.limits) - 1, rules.reserve_depth - 1, -1):  # near replacements before far ones
+        unfilled = [gap for gap in unfilled if not fill(rules, gap, reserves[gap.keys[: depth + 1]], active)]
     return unfilled
 
 
-def gaps_in_order(leaves: Iterable[Leaf]) -> list[tuple[int, Leaf]]:
-    """(active rank, leaf) of the terminated active ranks."""
-    found = [(leaf.active, leaf) for leaf in leaves if not leaf.healthy and leaf.active is not None]
-    return sorted(found, key=lambda gap: gap[0])
-
-
-def nearest_reserve(rules: Rules, gap: Leaf, reserves: dict[Node, list[Leaf]], active: Counter[Node]) -> Leaf | None:
-    """The lowest reserve of the nearest branch above `gap` that has one it may activate."""
-    for _, node in gap.nodes(rules.reserve_depth):
-        reserves[node] = [leaf for leaf in reserves[node] if leaf.active is None]
-        for leaf in reserves[node]:
-            if has_room(rules, leaf, active):
-                return leaf
-    return None
+def fill(rules: Rules, gap: Leaf, reserves: list[Leaf], active: Counter[Node]) -> bool:
+    """Give the gap's active rank to the first of `reserves` that may be activated; whether there is one."""
+    for leaf in reserves:
+        if leaf.active is None and has_room(rules, leaf, active):
+            leaf.active = gap.active
+            active.update(node for _, node in leaf.nodes())
+            return True
+    return False
 
 
 def backfill(rules: Rules, order: Iterable[Leaf], gaps: Iterable[Leaf]) -> None:

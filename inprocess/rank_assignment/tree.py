@@ -79,7 +79,7 @@ class Tree(RankAssignment):
        ranks leave with RankDiscarded.
     2. A terminated active rank is replaced by a reserve, which takes its active rank. The search begins in the
        failed rank's own branch of the last layer and goes up layer by layer; it ends at a layer without
-       LayerFlag.RESERVE. No branch gets more than ``max_ranks`` active this way::
+       LayerFlag.RESERVE. Near replacements go before far ones; no branch gets more than ``max_ranks`` active::
 
             before      0   X   2   .      3   4   5   .
             after       0       2   1      3   4   5   .        RESERVE on the hosts
@@ -97,6 +97,8 @@ class Tree(RankAssignment):
             after       0       1          2   3   4            no flags
 
     5. ``world_size_filter`` may lower the active size; the ranks beyond it become reserves.
+
+    If no active rank is left although there are reserves, they are activated as at first.
 
     An active rank's rank is its active rank; reserves follow behind, in their previous order. Keys are
     read once, at the first assignment of a call, so a function of ``state.rank`` sees the rank the job started with.
@@ -203,7 +205,7 @@ class _Said:
     def from_json(cls, text: str) -> _Said:
         try:
             keys, active_rank, active_world_size, has_books = json.loads(text)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise InternalError(f"Tree gathered {text[:100]!r}, which it cannot read: {error}") from error
         if not _is_count(active_world_size) or not isinstance(has_books, bool):
             raise InternalError(f"Tree gathered {text[:100]!r}, which has fields of the wrong type")
