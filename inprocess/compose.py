@@ -87,6 +87,17 @@ def _common_ancestor(classes: tuple[type, ...]) -> type | None:
 
 @functools.cache
 def _class_for(ancestor: type) -> type[Compose]:
-    made = types.new_class("Compose", (Compose, ancestor), exec_body=lambda space: space.update(__module__=__name__))
-    made.__abstractmethods__ = frozenset()  # the parts have them
-    return made
+    def body(namespace: dict[str, Any]) -> None:
+        namespace["__module__"] = __name__
+        for name in getattr(ancestor, "__abstractmethods__", ()):
+            if name != "__call__":
+                namespace[name] = _only_in_parts(name)
+
+    return types.new_class("Compose", (Compose, ancestor), exec_body=body)
+
+
+def _only_in_parts(name: str) -> Callable[..., Any]:
+    def method(self: Compose, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{name} is a method of the parts, not of {self!r}")
+
+    return method

@@ -261,7 +261,7 @@ class Injector:
             return args, dict(kwargs)
         added = self._add(args, kwargs, call)
         if not _fits(self._signature, *added):
-            inserted = self._insert(args, call), dict(kwargs)
+            inserted = self._add(self._insert(args, call), kwargs, call)
             if _fits(self._signature, *inserted):
                 return inserted
         return added
@@ -302,6 +302,7 @@ def _fits(signature: inspect.Signature, args: Args, kwargs: Mapping[str, Any]) -
 
 
 def _signature(fn: Callable[..., Any], follow_wrapped: bool = True) -> inspect.Signature:
+    """The signature; when there is none to be had, one that takes anything."""
     options: dict[str, Any] = {"follow_wrapped": follow_wrapped}
     if sys.version_info >= (3, 14):  # there the default evaluates annotations, and fails on unknown names
         import annotationlib  # noqa: PLC0415 - exists only there
@@ -310,7 +311,7 @@ def _signature(fn: Callable[..., Any], follow_wrapped: bool = True) -> inspect.S
     try:
         return inspect.signature(fn, **options)
     except Exception:  # builtins without a signature; broken __signature__ of foreign decorators
-        return inspect.Signature()
+        return inspect.signature(lambda *args, **kwargs: None)
 
 
 def _accepts(fn: Callable[..., Any]) -> Callable[[inspect.Parameter], bool]:

@@ -88,13 +88,12 @@ class Options:
 
 _NAMES = frozenset(field.name for field in dataclasses.fields(Options))
 
-# (smaller, larger, why): each pair must be strictly increasing
+# (smaller, larger, why): each pair must be strictly increasing; what follows from others is not repeated
 _ORDER = (
     ("soft_timeout", "hard_timeout", "a rank is asked to restart before it is killed"),
     ("hard_timeout", "barrier_timeout", "the others must still be waiting when a hung rank is killed"),
     ("monitor_process_interval", "heartbeat_timeout", "the monitor must look more often than the time it measures"),
     ("monitor_process_interval", "soft_timeout", "the monitor must look more often than the time it measures"),
-    ("monitor_process_interval", "barrier_timeout", "the monitor must look more often than the time it measures"),
     ("heartbeat_interval", "heartbeat_timeout", "a healthy rank must beat within the timeout"),
     ("heartbeat_timeout", "barrier_timeout", "the others must still be waiting when a lost host is noticed"),
     ("monitor_thread_interval", "soft_timeout", "the thread must look more often than the time it measures"),

@@ -1,0 +1,41 @@
+"""Every exception can be pickled with its history, and belongs where the drawing in the module says."""
+
+from __future__ import annotations
+
+import builtins
+import pickle
+
+import pytest
+
+from inprocess import exception
+from inprocess.health_check import FaultCounterExceeded
+
+ALL = [getattr(exception, name) for name in exception.__all__] + [FaultCounterExceeded]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_survives_pickling(kind: type[BaseException]) -> None:
+    error = kind("what happened")
+    if isinstance(error, exception.RestartError):
+        error.history = ("start 3", "interrupted 3")
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is kind
+    assert str(copy) == str(error)
+    assert str(copy).startswith("what happened")
+
+
+def test_history_is_shown_below_the_message() -> None:
+    error = exception.RestartError("no way on", history=["start 0", "abort 0"])
+    assert str(error) == "no way on\nlast phases and events of this rank:\n  start 0\n  abort 0"
+    assert str(exception.RestartError("alone")) == "alone"
+
+
+def test_tree() -> None:
+    assert issubclass(exception.OptionError, ValueError)
+    assert issubclass(exception.TimeoutError, builtins.TimeoutError)
+    for kind in (exception.RestartAbort, exception.RankShouldRestart):
+        assert not issubclass(kind, Exception)
+    for kind in ALL:
+        if issubclass(kind, Exception):
+            assert issubclass(kind, exception.RestartError)
+        assert kind.__name__ in (exception.__doc__ or "")

@@ -1,0 +1,122 @@
+"""Hooks of both generations behave alike once adapted; a wrong one is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+
+from inprocess.compose import Compose
+from inprocess.exception import OptionError
+from inprocess.health_check import FaultCounter
+from inprocess.hooks import adapt, adapt_rank_assignment
+from inprocess.state import FrozenState, State
+
+ERROR = ValueError("boom")
+STATE = State(rank=0, world_size=2, initial_rank=0, initial_world_size=2, fn_exception=ERROR).freeze()
+
+
+class Method:
+    def newer(self, state):
+        return dataclasses.replace(state, iteration=1)
+
+    def older(self, state, exception):
+        assert exception is ERROR
+        return dataclasses.replace(state, iteration=2)
+
+    def __call__(self, state):
+        return dataclasses.replace(state, iteration=3)
+
+
+def older_by_name(state, exception=None):
+    assert exception is ERROR
+    return dataclasses.replace(state, iteration=4)
+
+
+def newer_with_option(state, verbose=False):
+    assert verbose is False
+    return dataclasses.replace(state, iteration=5)
+
+
+def with_bound_argument(kind, state):
+    return dataclasses.replace(state, iteration=kind)
+
+
+def with_thawed_state(state):
+    state = state.thaw()
+    state.iteration = 7
+    return state
+
+
+@pytest.mark.parametrize(
+    ("hook", "iteration"),
+    [
+        (Method().newer, 1),
+        (Method().older, 2),
+        (Method(), 3),
+        (older_by_name, 4),
+        (newer_with_option, 5),
+        (functools.partial(with_bound_argument, 6), 6),
+        (with_thawed_state, 7),
+        (lambda *args: dataclasses.replace(*args, iteration=8), 8),
+        (lambda state, exc: (dataclasses.replace(state, iteration=9), exc), 9),
+        (lambda state: None, 0),
+        (lambda state, exception: None, 0),
+        (print, 0),
+        (Compose(lambda state: dataclasses.replace(state, iteration=state.iteration + 10), Method().older), 12),
+        (Compose(Compose(Method().newer, lambda state, exception: None), lambda state: None), 1),
+    ],
+)
+def test_both_generations(hook: object, iteration: int, capsys: pytest.CaptureFixture[str]) -> None:
+    result = adapt("finalize", hook)(STATE)
+    assert isinstance(result, FrozenState)
+    assert result.iteration == iteration
+    assert result.fn_exception is ERROR
+
+
+def test_an_older_hook_may_change_the_exception() -> None:
+    assert adapt("health_check", lambda state, exception: (state, None))(STATE).fn_exception is None
+    assert adapt("health_check", lambda state, exception: (None, None))(STATE).fn_exception is None
+
+
+def test_no_hook_stays_none() -> None:
+    assert adapt("abort", None) is None
+
+
+@pytest.mark.parametrize(
+    ("hook", "words"),
+    [
+        (3, "abort=3 cannot be called"),
+        (FaultCounter, r"abort=FaultCounter is a class: pass an instance"),
+        (lambda: None, r"abort=.*must take \(state\), or \(state, exception\).*it takes \(\)"),
+        (lambda a, b, c: None, r"it takes \(a, b, c\)"),
+        (lambda state, *, needed: None, "needed"),
+        (Compose(lambda state: None, lambda: None), r"it takes \(\)"),
+    ],
+)
+def test_hooks_that_fit_neither_generation(hook: object, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        adapt("abort", hook)
+
+
+@pytest.mark.parametrize("result", [3, "state", (), (STATE,), True])
+@pytest.mark.parametrize("generation", [1, 2])
+def test_wrong_results_name_the_option(result: object, generation: int) -> None:
+    hook = (lambda state: result) if generation == 1 else (lambda state, exception: result)
+    with pytest.raises(TypeError, match=r"completion=.*returned an object of type"):
+        adapt("completion", hook)(STATE)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "rank_filter", "words"),
+    [
+        (3, None, "rank_assignment=3 cannot be called"),
+        (lambda: None, None, r"rank_assignment=.*must take \(ctx\)"),
+        (lambda ctx: ctx, 3, "rank_filter=3 cannot be called"),
+        (lambda ctx: ctx, lambda a, b: a, r"rank_filter=.*must take \(state\)"),
+    ],
+)
+def test_wrong_rank_assignments(assignment: object, rank_filter: object, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        adapt_rank_assignment(assignment, rank_filter)

@@ -1,0 +1,48 @@
+"""RetryController: each limit ends the job, with the numbers in the message."""
+
+from __future__ import annotations
+
+import pytest
+
+from inprocess.exception import OptionError, RestartAbort
+from inprocess.initialize import RetryController
+from inprocess.state import FrozenState
+
+
+def state(iteration: int = 0, world_size: int = 4, active: int = 4) -> FrozenState:
+    return FrozenState(
+        rank=0,
+        world_size=world_size,
+        active_rank=0,
+        active_world_size=active,
+        initial_rank=0,
+        initial_world_size=4,
+        iteration=iteration,
+    )
+
+
+def test_within_the_limits() -> None:
+    for controller in (RetryController(), RetryController(3, 2, 2), RetryController(max_iterations=None)):
+        assert controller(state(2, 2, 2)) == state(2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("at", "words"),
+    [
+        (state(3), "iteration=3 reached max_iterations=3"),
+        (state(4), "iteration=4 reached max_iterations=3"),
+        (state(0, 1, 2), "world_size=1 is less than min_world_size=3"),
+        (state(0, 3, 1), "active_world_size=1 is less than min_active_world_size=2"),
+        (state(3, 1, 1), "max_iterations=3; world_size=1 .*; active_world_size=1"),
+    ],
+)
+def test_beyond_them(at: FrozenState, words: str) -> None:
+    with pytest.raises(RestartAbort, match=words):
+        RetryController(3, 3, 2)(at)
+
+
+@pytest.mark.parametrize("name", ["max_iterations", "min_world_size", "min_active_world_size"])
+@pytest.mark.parametrize("value", [0, "3", 2.5, True])
+def test_limits_are_checked(name: str, value: object) -> None:
+    with pytest.raises(OptionError, match=f"{name}={value!r}"):
+        RetryController(**{name: value})

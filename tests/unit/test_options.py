@@ -1,0 +1,111 @@
+"""Options: durations in both forms, and an error for each mistake that names the option, its value and the remedy."""
+
+from __future__ import annotations
+
+import datetime
+import signal
+from pathlib import Path
+
+import pytest
+
+from inprocess.exception import OptionError
+from inprocess.options import Options, seconds
+
+
+def test_defaults() -> None:
+    options = Options.build()
+    assert options == Options()
+    assert (options.soft_timeout, options.hard_timeout, options.barrier_timeout) == (60.0, 90.0, 120.0)
+    assert (options.last_call_wait, options.termination_grace_time, options.heartbeat_timeout) == (0.0, 5.0, 30.0)
+    assert options.enabled and options.store_factory is None and options.store_kwargs == {}
+
+
+def test_durations_as_timedelta_or_seconds() -> None:
+    options = Options.build(soft_timeout=datetime.timedelta(minutes=1), hard_timeout=70, last_call_wait=0.5)
+    assert (options.soft_timeout, options.hard_timeout, options.last_call_wait) == (60.0, 70.0, 0.5)
+    assert isinstance(options.hard_timeout, float)
+
+
+@pytest.mark.parametrize(
+    "value", ["1", None, True, [1], float("nan"), float("inf"), -1, 10**400, datetime.timedelta(-1)]
+)
+def test_what_is_no_duration(value: object) -> None:
+    with pytest.raises(OptionError, match="soft_timeout="):
+        Options.build(soft_timeout=value)
+
+
+def test_zero_is_a_duration_only_for_last_call_wait() -> None:
+    assert seconds("x", 0) == 0
+    Options.build(last_call_wait=0)
+    with pytest.raises(OptionError, match="heartbeat_interval=0 must be greater than zero"):
+        Options.build(heartbeat_interval=0)
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "others"),
+    [
+        ("soft_timeout", "hard_timeout", {}),
+        ("hard_timeout", "barrier_timeout", {}),
+        ("monitor_process_interval", "heartbeat_timeout", {}),
+        ("monitor_process_interval", "soft_timeout", {"heartbeat_timeout": 100}),
+        ("heartbeat_interval", "heartbeat_timeout", {}),
+        ("heartbeat_timeout", "barrier_timeout", {}),
+        ("monitor_thread_interval", "soft_timeout", {}),
+        ("progress_watchdog_interval", "soft_timeout", {}),
+    ],
+)
+def test_orderings_name_both_options_and_values(small: str, large: str, others: dict[str, float]) -> None:
+    limit = getattr(Options(), large)
+    with pytest.raises(OptionError) as caught:
+        Options.build(**{small: limit, **others})
+    assert f"{small}={limit:g}s must be less than {large}={limit:g}s" in str(caught.value)
+    assert f"lower {small} or raise {large}" in str(caught.value)
+
+
+def test_the_monitors_interval_stays_below_the_barriers_timeout() -> None:
+    with pytest.raises(OptionError, match="monitor_process_interval=500s"):
+        Options.build(monitor_process_interval=500, heartbeat_timeout=1000)
+
+
+def test_unknown_options() -> None:
+    with pytest.raises(OptionError, match=r"sof_timeout=3: did you mean 'soft_timeout'\?"):
+        Options.build(sof_timeout=3)
+    with pytest.raises(OptionError, match="known options: barrier_timeout"):
+        Options.build(zzz=3)
+
+
+def test_paths() -> None:
+    options = Options.build(monitor_process_logfile="/var/log/m-{rank:03d}.log", monitor_process_pidfile=Path("/run/m"))
+    assert options.logfile_for(7) == "/var/log/m-007.log"
+    assert options.pidfile_for(7) == "/run/m"
+    assert Options().logfile_for(0) is Options().pidfile_for(0) is None
+    assert Options.build(monitor_process_logfile=None).monitor_process_logfile is None
+
+
+@pytest.mark.parametrize("path", ["m.log", "", 3, b"/m", "/m-{host}", "/m-{}", "/m-{rank", "/m-{rank.x}", "/m-{0}"])
+def test_wrong_paths(path: object) -> None:
+    with pytest.raises(OptionError, match="monitor_process_logfile="):
+        Options.build(monitor_process_logfile=path)
+
+
+def test_store_options() -> None:
+    given = {"timeout": 3}
+    options = Options.build(store_factory=dict, store_kwargs=given)
+    assert options.store_factory is dict and options.store_kwargs == given and options.store_kwargs is not given
+    for wrong in ({"store_factory": 3}, {"store_kwargs": [1]}, {"store_kwargs": {1: 2}}):
+        with pytest.raises(OptionError, match=next(iter(wrong))):
+            Options.build(**wrong)
+
+
+def test_signals() -> None:
+    assert Options.build(interrupt_signal=signal.SIGUSR1).interrupt_signal == signal.SIGUSR1
+    assert Options.build(interrupt_signal=None).interrupt_signal is None
+    for wrong in (signal.SIGKILL, signal.SIGSTOP, 0, 1000, "SIGUSR1", True):
+        with pytest.raises(OptionError, match="interrupt_signal="):
+            Options.build(interrupt_signal=wrong)
+
+
+def test_enabled_is_a_flag() -> None:
+    assert not Options.build(enabled=False).enabled
+    with pytest.raises(OptionError, match="enabled=0"):
+        Options.build(enabled=0)
