@@ -1,0 +1,1 @@
+"""Pure tests, each under ten milliseconds."""
