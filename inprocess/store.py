@@ -1,7 +1,7 @@
-"""Stores: connecting, serving, and carrying out a verb's operations. The only file that calls a torch Store for the library.
+"""Stores: connecting, serving, carrying out a verb's operations. The only file that calls a torch Store.
 
-Public classes (``TCPStore``, ``FileStore``, ``PrefixStore``) are torch's own with two methods more; any other torch Store
-with ``set, get, add, compare_set, wait, check, multi_get, delete_key`` works too.
+Public classes (``TCPStore``, ``FileStore``, ``PrefixStore``) are torch's own with two methods more; any other torch
+Store with ``set, get, add, compare_set, wait, check, multi_get, delete_key`` works too.
 """
 
 from __future__ import annotations
@@ -134,7 +134,9 @@ def connect_to(address: str, port: int, timeout: float) -> Any:
     Raises StoreLost where whoever listens there does not answer like a TCPStore: torch itself waits for ever then.
     """
     made: list[Any] = []
-    thread = threading.Thread(target=_construct, args=(made, address, port, timeout), name="inprocess-connect", daemon=True)
+    thread = threading.Thread(
+        target=_construct, args=(made, address, port, timeout), name="inprocess-connect", daemon=True
+    )
     thread.start()
     thread.join(timeout)
     if thread.is_alive():
@@ -157,7 +159,7 @@ def _construct(made: list[Any], address: str, port: int, timeout: float) -> None
 
 
 def shut_connections(address: str, port: int) -> int:
-    """Shut down this process' connections to a server, so that whoever is blocked on one gets an error; answers how many."""
+    """Shut down this process' connections to a server: whoever is blocked on one gets an error. Answers how many."""
     count = 0
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -188,8 +190,8 @@ def _await_server(host: str, port: int, timeout: float, stopped: threading.Event
             raise StoreLost(f"gave up connecting to the store at {host}:{port}: the call has ended")
         pause = min(pause * 1.5, RETRY[1])
     raise TimeoutError(
-        f"no store at {host}:{port} (MASTER_ADDR:MASTER_PORT) within {timeout:g} s (barrier_timeout): {reason}. Rank 0 serves "
-        "it: check that rank 0 was started, that all ranks have the same address, and that the port is reachable."
+        f"no store at {host}:{port} (MASTER_ADDR:MASTER_PORT) within {timeout:g} s (barrier_timeout): {reason}. Rank 0 "
+        "serves it: check that rank 0 was started, that all ranks have the same address, and that the port is reachable."
     )
 
 
@@ -217,8 +219,8 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise OptionError(
-            f"MASTER_PORT={port}: cannot listen on {address}:{port}: {error.strerror}. Another job or program uses this "
-            "port: choose another MASTER_PORT on every rank."
+            f"MASTER_PORT={port}: cannot listen on {address}:{port}: {error.strerror}. Another job or program uses "
+            "this port: choose another MASTER_PORT on every rank."
         ) from None
     return listener
 
@@ -238,7 +240,8 @@ def _bind_address(host: str) -> tuple[socket.AddressFamily, str]:
 def drive(verb: Verb[T], store: Any, stopped: threading.Event | None = None) -> T:
     """Carry out a verb's operations one by one and return its result.
 
-    ``stopped`` ends pauses and, between two operations, the verb: it then raises StoreLost. So does a server that is gone.
+    ``stopped`` ends pauses and, between two operations, the verb: it then raises StoreLost. So does a server that is
+    gone.
     """
     execute = _executor(store, stopped or threading.Event())
     try:
@@ -305,3 +308,8 @@ def _is_timeout(error: RuntimeError) -> bool:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def numeric_address(store: Any) -> str:
+    """The address at which a connection reaches the TCPStore server."""
+    return str(getattr(store, "underlying_store", store).host)

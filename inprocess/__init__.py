@@ -1,0 +1,86 @@
+"""Restart a distributed PyTorch training function inside its own process, on the healthy ranks, when a rank fails.
+
+Names are imported on first use: the monitor process, which needs a few pure modules only, does not import torch with
+them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inprocess.call_wrapper import CallWrapper, current_call
+    from inprocess.compose import Compose
+    from inprocess.exception import (
+        HealthCheckError,
+        InternalError,
+        OptionError,
+        RankDiscarded,
+        RestartAbort,
+        RestartError,
+        TimeoutError,
+    )
+    from inprocess.exception import RankShouldRestart as RankShouldRestart
+    from inprocess.state import FrozenState, Mode, State, Status
+    from inprocess.wrap import Wrapper
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "CallWrapper": "call_wrapper",
+    "Compose": "compose",
+    "FrozenState": "state",
+    "HealthCheckError": "exception",
+    "InternalError": "exception",
+    "Mode": "state",
+    "OptionError": "exception",
+    "RankDiscarded": "exception",
+    "RankShouldRestart": "exception",
+    "RestartAbort": "exception",
+    "RestartError": "exception",
+    "State": "state",
+    "Status": "state",
+    "TimeoutError": "exception",
+    "Wrapper": "wrap",
+    "current_call": "call_wrapper",
+}
+
+#: submodules with public names; ``inprocess.rank_assignment.ShiftRanks`` works after ``import inprocess``
+_MODULES = frozenset({
+    "abort", "attribution", "call_wrapper", "completion", "compose", "exception", "finalize", "health_check",
+    "initialize", "monitor_process", "monitor_thread", "nested_restarter", "progress_watchdog", "rank_assignment",
+    "rank_filter", "state", "store", "terminate", "tools",
+})
+
+__all__ = [
+    "CallWrapper",
+    "Compose",
+    "FrozenState",
+    "HealthCheckError",
+    "InternalError",
+    "Mode",
+    "OptionError",
+    "RankDiscarded",
+    "RankShouldRestart",
+    "RestartAbort",
+    "RestartError",
+    "State",
+    "Status",
+    "TimeoutError",
+    "Wrapper",
+    "__version__",
+    "current_call",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"inprocess.{_HOME[name]}"), name)
+    if name in _MODULES:
+        return importlib.import_module(f"inprocess.{name}")
+    raise AttributeError(f"module 'inprocess' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_MODULES})

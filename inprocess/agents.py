@@ -1,0 +1,186 @@
+"""Everything that works beside the main thread during a call, opened and closed together, in one order.
+
+Board, environment, signal handler, monitor process, store connection, MonitorThread, ProgressWatchdog. ``close`` puts
+all of it back whatever happened; each step is tried even where another failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from inprocess.board import Board
+from inprocess.environment import Borrowed
+from inprocess.exception import OptionError, StoreLost
+from inprocess.interrupt import Interrupter
+from inprocess.job import Job
+from inprocess.monitor_process import MonitorConfig, MonitorProcess
+from inprocess.monitor_thread import Mailbox, MonitorThread
+from inprocess.options import Options
+from inprocess.progress_watchdog import ProgressWatchdog
+from inprocess.protocol.book import Book
+from inprocess.protocol.ops import Verb
+from inprocess.store import StoreSpec, TCPStore, connect, connect_to, drive, numeric_address
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Agents:
+    """What one call of a wrapped function needs beside the main thread."""
+
+    def __init__(self, options: Options, job: Job, book: Book, abort: Callable[[int], None]) -> None:
+        self._options, self._job, self._book = options, job, book
+        self.board = Board.create()
+        self.environment = Borrowed()
+        self._spec = _store_spec(options, job)
+        self._interrupter = Interrupter(options.interrupt_signal)
+        self._monitor = MonitorProcess(self._monitor_config(), self.board)
+        self.thread = MonitorThread(
+            self._spec,
+            book,
+            self._interrupter.new_gate,
+            abort,
+            options.monitor_thread_interval,
+            options.barrier_timeout,
+        )
+        self._watchdog = ProgressWatchdog(
+            self.board, options.progress_watchdog_interval, self._monitor, self._monitor_died
+        )
+        self._store: Any = None
+
+    @property
+    def mailbox(self) -> Mailbox:
+        return self.thread.mailbox
+
+    def open(self) -> None:
+        """Start everything. Raises OptionError for a port that is taken, TimeoutError where nobody serves the store."""
+        self._interrupter.install()
+        self._monitor.start()
+        self._watchdog.start()
+        if self._hosts_store():
+            self._monitor.wait_serving(self._options.barrier_timeout)
+        self.thread.start()
+        self._store = connect(self._spec, self._options.barrier_timeout)
+
+    def do(self, verb: Verb[T]) -> T:
+        """Carry out a verb in the calling thread."""
+        return drive(verb, self._store)
+
+    def take(self, name: str, iteration: int, timeout: float | None) -> Any:
+        """A letter of the MonitorThread, see ``Mailbox.take``."""
+        return self.mailbox.take(name, iteration, timeout)
+
+    def numeric(self, address: str) -> tuple[str, int]:
+        """Host and port of an iteration's store server; ``@`` stands for the host of the base store."""
+        host, _, port = address.rpartition(":")
+        if not port.isdigit():
+            raise StoreLost(f"the address of an iteration's store is not host:port: {address[:80]!r}")
+        return (numeric_address(self._store) if host == "@" else host), int(port)
+
+    def connect_to(self, host: str, port: int) -> Any:
+        return connect_to(host, port, self._options.barrier_timeout)
+
+    def close(self, how: str, cut: bool) -> None:
+        """Put everything back.
+
+        ``how``: completed, left (the others know), failed (the monitor tells them). ``cut``: the MonitorThread waits
+        for something that may never come.
+        """
+        with contextlib.ExitStack() as stack:  # runs from the last to the first, each even where another raised
+            stack.callback(self.board.close)
+            stack.callback(self.environment.restore)
+            stack.callback(self._interrupter.restore)
+            stack.callback(self._monitor.bye, how)
+            stack.callback(self._drop_store)
+            stack.callback(self.thread.stop, cut)
+            stack.callback(self._watchdog.stop)
+            self.board.leave()
+
+    def _drop_store(self) -> None:
+        self._store = None
+
+    def _hosts_store(self) -> bool:
+        return self._serves() and self._job.host == self._job.launch.rank
+
+    def _serves(self) -> bool:
+        """Whether a monitor of this library serves the base store; otherwise it is torchrun's agent or the user's."""
+        return not self._spec.factory and not self._uses_agent()
+
+    def _uses_agent(self) -> bool:
+        launch = self._job.launch
+        return launch.agent_store and (self._spec.host, self._spec.port) == (launch.host, launch.port)
+
+    def _monitor_config(self) -> MonitorConfig:
+        options = self._options
+        return MonitorConfig(
+            member=self._book.member,
+            roster=self._book.roster,
+            world_size=self._book.world_size,
+            store=self._spec,
+            serve_port=self._spec.port if self._hosts_store() else None,
+            host_rendezvous=("always" if self._hosts_store() else "never") if self._serves() else "smallest",
+            rendezvous_host="@" if self._serves() else _own_address(self._spec),
+            monitor_process_interval=options.monitor_process_interval,
+            heartbeat_interval=options.heartbeat_interval,
+            heartbeat_timeout=options.heartbeat_timeout,
+            soft_timeout=options.soft_timeout,
+            hard_timeout=options.hard_timeout,
+            barrier_timeout=options.barrier_timeout,
+            termination_grace_time=options.termination_grace_time,
+            logfile=options.logfile_for(self._book.member),
+            pidfile=options.pidfile_for(self._book.member),
+        )
+
+    def _monitor_died(self) -> None:
+        """In the watchdog's thread."""
+        if self._hosts_store():
+            log.error("the monitor process of rank %d, which serves the store, is gone", self._book.member)
+            return  # the MonitorThread notices that the store is gone
+        log.warning("the monitor process of initial rank %d is gone; starting a new one", self._book.member)
+        # a roster newer than the iteration does no harm: decisions only take members away, so applying one twice is
+        # the same
+        self._monitor.replace(Book(self._book.member, self._book.roster, self._book.iteration))
+
+
+def _store_spec(options: Options, job: Job) -> StoreSpec:
+    """Which store the ranks agree through, in a form that the monitor process understands."""
+    factory, kwargs = options.store_factory, dict(options.store_kwargs)
+    if factory is None or factory is TCPStore:
+        known = {
+            "host_name",
+            "port",
+            "timeout",
+            "is_master",
+            "world_size",
+            "wait_for_workers",
+            "use_libuv",
+            "multi_tenant",
+        }
+        if unknown := sorted(set(kwargs) - known):
+            raise OptionError(f"store_kwargs: TCPStore has no argument {unknown[0]!r}; use host_name, port or timeout")
+        host, port = str(kwargs.get("host_name") or job.launch.host), int(kwargs.get("port") or job.launch.port)
+        return StoreSpec(host=host, port=port, prefix=job.prefix)
+    module, name = getattr(factory, "__module__", ""), getattr(factory, "__qualname__", "")
+    if module in ("", "__main__") or not _importable(module, name, factory):
+        raise OptionError(
+            f"store_factory={factory!r} must be a class or function at the top level of an importable module other "
+            "than the main script: the monitor process imports it by name"
+        )
+    return StoreSpec(factory=f"{module}:{name}", kwargs=kwargs, host=job.launch.host, prefix=job.prefix)
+
+
+def _importable(module: str, name: str, factory: Any) -> bool:
+    return getattr(sys.modules.get(module), name, None) is factory
+
+
+def _own_address(spec: StoreSpec) -> str:
+    """The address under which the other ranks reach this host: that of the route to MASTER_ADDR."""
+    family, kind, _, _, where = socket.getaddrinfo(spec.host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(where)  # sends nothing
+        return str(probe.getsockname()[0])

@@ -1,0 +1,168 @@
+"""The CallWrapper: what the wrapped function sees of a running call. The loop behind it is in ``loop``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from inprocess import clock
+from inprocess.board import ATOMIC, PING, Board
+from inprocess.exception import OptionError, RestartError
+from inprocess.interrupt import Gate
+from inprocess.options import seconds
+from inprocess.state import FrozenState
+
+__all__ = ["CallWrapper", "current_call"]
+
+#: a section without a timeout of its own gets this many times its longest duration so far ...
+SAFETY_FACTOR = 5.0
+#: ... once it was seen this often ...
+OBSERVATIONS = 3
+#: ... and never less than this (seconds)
+SHORTEST_LIMIT = 5.0
+
+
+class CallWrapper:
+    """Handed to the wrapped function for any argument annotated ``CallWrapper`` or ``Optional[CallWrapper]``.
+
+    Usable only while the function runs. ``inprocess.current_call()`` gives the same object to code that has no such
+    argument.
+    """
+
+    def __init__(self, board: Board, make_store: Callable[[], Any]) -> None:
+        self._board = board
+        self._slots = board.slots
+        self._now = clock.monotonic_ns
+        self._make_store = make_store
+        # set by the loop in each iteration
+        self._gate: Gate | None = None
+        self._atomic = _Atomic(self)
+        self._state: FrozenState | None = None
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    @property
+    def iteration(self) -> int:
+        """How often the job was restarted so far: 0 in the first run of the function."""
+        return self.state.iteration
+
+    @property
+    def state(self) -> FrozenState:
+        """Ranks, world sizes, iteration and mode."""
+        if self._state is None:
+            raise RestartError("CallWrapper.state is known only while the wrapped function runs")
+        return self._state
+
+    @property
+    def store(self) -> Any:
+        """This iteration's own store (a torch TCPStore client, connected on first use).
+
+        It is empty at the start of each iteration, and the one that ``init_process_group()`` uses; pass it as
+        ``store=`` or keep small values in it. When the iteration is interrupted its server is shut down and waits on
+        it end with an error.
+        """
+        return self._make_store()
+
+    def ping(self) -> None:
+        """Say that this rank makes progress.
+
+        From its first use in an iteration on, the time since the last ``ping()`` counts for ``soft_timeout`` and
+        ``hard_timeout`` beside the automatic progress. It stamps shared memory and does nothing else.
+        """
+        self._slots[PING] = self._now()
+
+    def atomic(self) -> contextlib.AbstractContextManager[None]:
+        """A section that no restart cuts in half: no abort and no interruption begins inside it.
+
+        Reentrant, usable in any thread. Once an abort has begun, entering raises RankShouldRestart. Keep it short: the
+        others wait for it (a warning names the holder every second).
+        """
+        return self._atomic
+
+    @contextlib.contextmanager
+    def disable_hang_protection(self) -> Iterator[None]:
+        """Inside, no progress is asked for: neither ``soft_timeout`` nor a lack of progress ends this rank's step."""
+        self._board.unprotect()
+        try:
+            yield
+        finally:
+            self._board.protect()
+
+    @contextlib.contextmanager
+    def section(self, name: str, timeout: Any = None) -> Iterator[None]:
+        """A named part of the step with a soft timeout of its own.
+
+        Args:
+            name: for learning: durations are kept per name, over restarts.
+            timeout: timedelta or seconds in place of ``soft_timeout``. None: learned, 5 times the longest duration seen
+                so far (at least 5 s) once it was seen three times; ``soft_timeout`` until then.
+
+        Sections nest; the innermost counts. Raises OptionError for a timeout that is not positive.
+        """
+        limit = self._limit(name) if timeout is None else seconds("timeout", timeout)
+        if limit is not None and limit <= 0:
+            raise OptionError(f"section({name!r}): timeout={timeout!r} must be greater than zero")
+        outer = self._section_limit
+        begin = clock.monotonic()
+        self._set_limit(limit)
+        try:
+            yield
+            self._learn(name, clock.monotonic() - begin)
+        finally:
+            self._set_limit(outer)
+
+    _section_limit: float | None = None
+
+    def _set_limit(self, limit: float | None) -> None:
+        self._section_limit = limit
+        self._board.section(limit)
+
+    def _limit(self, name: str) -> float | None:
+        count, longest = self._seen.get(name, (0, 0.0))
+        return None if count < OBSERVATIONS else max(SAFETY_FACTOR * longest, SHORTEST_LIMIT)
+
+    def _learn(self, name: str, duration: float) -> None:
+        count, longest = self._seen.get(name, (0, 0.0))
+        self._seen[name] = (count + 1, max(longest, duration))
+
+    def _begin(self, state: FrozenState) -> None:
+        """A new iteration."""
+        self._state = state
+        self._section_limit = None
+
+
+class _Atomic:
+    """``gate.atomic`` that shows on the board, so that the monitor does not take a long save for a hang."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: CallWrapper) -> None:
+        self._call = call
+
+    def __enter__(self) -> None:
+        gate = self._call._gate
+        if gate is None:
+            raise RestartError("atomic() can be used only while the wrapped function runs")
+        gate.atomic.__enter__()
+        self._call._slots[ATOMIC] += 1
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._call._slots[ATOMIC] -= 1
+        gate = self._call._gate
+        if gate is not None:
+            gate.atomic.__exit__(*exc_info)
+
+
+#: the CallWrapper of the running call; one per process, since a wrapped function runs in the main thread
+_current: CallWrapper | None = None
+
+
+def current_call() -> CallWrapper | None:
+    """The CallWrapper of the wrapped function that is running in this process, or None outside one."""
+    return _current
+
+
+def set_current(call: CallWrapper | None) -> None:
+    """For the loop: what :func:`current_call` answers."""
+    global _current  # noqa: PLW0603  (one function at a time, in the main thread)
+    _current = call

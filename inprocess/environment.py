@@ -1,0 +1,88 @@
+"""The environment variables that tell a process its rank: read, changed for an iteration, put back in the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from inprocess.exception import OptionError
+
+#: what the function sees in place of the launcher's values
+CHANGED = (
+    "RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_RESTART_COUNT",
+)
+
+_REMEDY = (
+    "Start the script with a launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (torchrun, SLURM, "
+    "Kubernetes), or set them yourself."
+)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the launcher started this process."""
+
+    rank: int
+    world_size: int
+    host: str
+    port: int
+    #: torchrun's agent serves a store at host:port already
+    agent_store: bool
+    #: sets one attempt of a launcher that restarts whole jobs apart from the next
+    attempt: str
+
+
+def read(environ: Mapping[str, str] | None = None) -> Launch:
+    """Read the variables. Raises OptionError that names the variable, its value and the remedy."""
+    env = os.environ if environ is None else environ
+    world_size = _number(env, "WORLD_SIZE", 1, 1 << 24)
+    rank = _number(env, "RANK", 0, world_size - 1)
+    host = _text(env, "MASTER_ADDR")
+    port = _number(env, "MASTER_PORT", 1, 65535)
+    attempt = f"{env.get('TORCHELASTIC_RUN_ID', '')}.{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return Launch(rank, world_size, host, port, env.get("TORCHELASTIC_USE_AGENT_STORE") == "True", attempt)
+
+
+def _text(env: Mapping[str, str], name: str) -> str:
+    value = env.get(name, "").strip()
+    if not value:
+        raise OptionError(f"the environment variable {name} is not set. {_REMEDY}")
+    return value
+
+
+def _number(env: Mapping[str, str], name: str, low: int, high: int) -> int:
+    text = _text(env, name)
+    if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+        raise OptionError(f"the environment variable {name}={text!r} is not a number in {low}..{high}. {_REMEDY}")
+    return int(text)
+
+
+class Borrowed:
+    """Variables that are changed for a while; ``restore`` puts back what was there."""
+
+    def __init__(self) -> None:
+        self._before = {name: os.environ.get(name) for name in CHANGED}
+
+    def show(self, rank: int, world_size: int, host: str, port: int) -> None:
+        """What the function sees in this iteration; ``init_process_group()`` joins host:port as a client."""
+        os.environ.update(
+            RANK=str(rank),
+            WORLD_SIZE=str(world_size),
+            MASTER_ADDR=host,
+            MASTER_PORT=str(port),
+            TORCHELASTIC_USE_AGENT_STORE="True",
+            TORCHELASTIC_RESTART_COUNT="0",
+        )
+
+    def restore(self) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,483 @@
+"""The loop of one call of a wrapped function: one method per phase, walked by the table in ``protocol.phases``.
+
+Each method does its phase and answers with an event. ``_step`` is the one place that turns exceptions into events.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from inprocess import clock, coordinator
+from inprocess.agents import Agents
+from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.call_wrapper import CallWrapper, set_current
+from inprocess.exception import (
+    Fenced,
+    RankDiscarded,
+    RestartAbort,
+    RestartError,
+    StoreLost,
+    TimeoutError,
+)
+from inprocess.hooks import Injector
+from inprocess.interrupt import Interrupted, Raised, Returned
+from inprocess.job import Job
+from inprocess.options import Options
+from inprocess.protocol.messages import Arrival, Decision, Kind, Outcome
+from inprocess.protocol.ops import Verb
+from inprocess.protocol.phases import TRANSITIONS, Event, Phase, next_phase
+from inprocess.rank_assignment import RankAssignmentCtx
+from inprocess.state import FrozenState, Mode, State
+from inprocess.store import PrefixStore
+
+log = logging.getLogger("inprocess")
+
+T = TypeVar("T")
+Hook = Callable[[FrozenState], FrozenState] | None
+
+#: how many past phases and events an error shows
+HISTORY = 16
+#: an assignment that failed on a store that was shut down learns within this time (seconds) that the iteration was
+#: interrupted
+VERDICT = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Hooks:
+    """The user's callables, adapted to one form."""
+
+    assign: Callable[[RankAssignmentCtx], RankAssignmentCtx]
+    initialize: Hook
+    abort: Hook
+    finalize: Hook
+    health_check: Hook
+    completion: Hook
+    terminate: Hook
+
+
+class Loop:
+    """One call. Use once: ``Loop(...).run()``."""
+
+    def __init__(
+        self,
+        options: Options,
+        hooks: Hooks,
+        injector: Injector,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        self._options, self._hooks = options, hooks
+        self._job = Job.enter()
+        self._book = self._job.book()
+        self._state = self._job.state()
+        self._agents = Agents(options, self._job, self._book, self._abort)
+        self._call = CallWrapper(self._agents.board, self._iteration_store)
+        bound_args, bound_kwargs = injector.bind(tuple(args), dict(kwargs), self._call)
+        self._fn = lambda: fn(*bound_args, **bound_kwargs)
+        self._steps: dict[Phase, Callable[[], Event]] = {
+            Phase.JOIN: self._join,
+            Phase.ASSIGN: self._assign,
+            Phase.START: self._start,
+            Phase.INITIALIZE: self._initialize,
+            Phase.CHECK: self._check,
+            Phase.RUN: self._run,
+            Phase.FINISH: self._finish,
+            Phase.COMPLETE: self._complete,
+            Phase.ABORT: self._wait_for_abort,
+            Phase.FINALIZE: self._finalize,
+            Phase.RECHECK: self._recheck,
+            Phase.END: self._end,
+            Phase.LEAVE: self._leave,
+        }
+        self._phase = Phase.JOIN
+        self._history: deque[str] = deque(maxlen=HISTORY)
+        self._value: Any = None
+        #: the exception with which this rank leaves the job
+        self._leaving: BaseException | None = None
+        #: the assignment of this iteration, until the start round accepts it
+        self._proposed = self._state
+        self._rendezvous = ("", 0)
+        self._store: Any = None
+        #: whether this rank has arrived in the start round of this iteration
+        self._arrived = False
+        #: whether the others know that this rank is leaving; otherwise its monitor tells them
+        self._said_so = False
+        self._interrupted_at = 0.0
+        self._size_before = 0
+
+    def run(self) -> Any:
+        """Walk the table. Returns the function's value (None on a reserve rank), or raises."""
+        try:
+            self._agents.open()
+            while self._phase is not Phase.OUT:
+                self._agents.board.enter(self._phase)
+                event = self._step()
+                self._history.append(f"iteration {self._book.iteration}: {self._phase.value}: {event.value}")
+                self._phase = next_phase(self._phase, event)
+        finally:
+            self._close()
+        if self._leaving is not None:
+            self._raise_leaving()
+        return self._value
+
+    def _raise_leaving(self) -> None:
+        error, self._leaving = self._leaving, None
+        assert error is not None
+        if isinstance(error, RestartError):
+            error.history = tuple(self._history)
+        try:
+            raise error
+        finally:
+            del error  # no cycle between this frame and the traceback
+
+    def _close(self) -> None:
+        set_current(None)
+        self._call._gate = None
+        self._store = None
+        how = "completed" if self._leaving is None else "left" if self._said_so else "failed"
+        # a rank that goes quietly leaves its MonitorThread waiting for something that may come late or never
+        quiet = how == "failed" or (how == "left" and (self._is_reserve() or isinstance(self._leaving, RankDiscarded)))
+        self._agents.close(how, cut=quiet)
+        self._job.leave(self._book)
+
+    def _cut_off(self) -> bool:
+        return isinstance(self._leaving, StoreLost | Fenced)
+
+    def _step(self) -> Event:
+        try:
+            return self._steps[self._phase]()
+        except (StoreLost, Fenced) as error:
+            if self._phase in (Phase.COMPLETE, Phase.FINALIZE, Phase.RECHECK, Phase.LEAVE):
+                return self._quit(error)
+            self._leaving = self._leaving or error
+            return Event.CUT_OFF
+        except BaseException as error:
+            return self._quit(error)
+
+    def _quit(self, error: BaseException) -> Event:
+        """This rank leaves the job with ``error``; the others are told."""
+        if self._leaving is not None:
+            log.warning("while leaving with %r, the phase %r raised %r", self._leaving, self._phase.value, error)
+            return Event.QUIT
+        self._leaving = error
+        self._agents.thread.leave_after_outcome()
+        if self._phase in (Phase.JOIN, Phase.END, Phase.COMPLETE, Phase.LEAVE) or self._leaves_quietly(error):
+            return Event.QUIT
+        abort = f"{_who(self._state)}: initialize raised {_in_words(error)}" if self._phase is Phase.INITIALIZE else ""
+        try:
+            self._interrupt(error, Interruption.BASE_EXCEPTION, abort)
+        except (StoreLost, Fenced) as lost:
+            log.warning("the others could not be told that this rank leaves: %s", lost)
+            return Event.CUT_OFF if (self._phase, Event.CUT_OFF) in TRANSITIONS else Event.QUIT
+        return Event.QUIT
+
+    def _leaves_quietly(self, error: BaseException) -> bool:
+        """A discarded rank is not missed, and neither is a reserve."""
+        return isinstance(error, RankDiscarded) or (self._phase is Phase.RUN and self._is_reserve())
+
+    # --- an undisturbed call ------------------------------------------------------------------------------------
+
+    def _join(self) -> Event:
+        self._do(coordinator.join(self._book, self._job.me))
+        self._next_iteration(self._take("next", 0, self._options.barrier_timeout, self._name_missing("end")))
+        return Event.OK
+
+    def _assign(self) -> Event:
+        self._arrived = False
+        address = self._take("rendezvous", self._book.iteration, self._options.barrier_timeout, _no_rendezvous)
+        if address == "-":
+            return Event.NO_START
+        self._rendezvous = self._agents.numeric(address)
+        ctx = RankAssignmentCtx(
+            state=State(
+                rank=self._book.rank,
+                world_size=self._book.world_size,
+                initial_rank=self._job.launch.rank,
+                initial_world_size=self._job.launch.world_size,
+                iteration=self._book.iteration,
+            ),
+            store=_Lazy(lambda: PrefixStore("rank_assignment", self._iteration_store())),
+            terminated_ranks=set(self._book.terminated),
+        )
+        try:
+            self._proposed = self._hooks.assign(ctx).state.freeze()
+        except (RuntimeError, StoreLost):
+            # the iteration's store was shut down while the assignment talked over it?
+            if (start := self._agents.mailbox.take("start", self._book.iteration, VERDICT)) and not start.go:
+                return Event.NO_START
+            raise
+        return Event.OK
+
+    def _start(self) -> Event:
+        proposed = self._proposed
+        self._arrived = True
+        place = (proposed.rank, proposed.world_size, proposed.active_world_size, proposed.active_rank)
+        self._do(coordinator.start_round(self._book, Arrival(Kind.RANK, *place)))
+        start = self._take("start", self._book.iteration, self._options.barrier_timeout, self._name_missing("start"))
+        if not start.go:
+            return Event.NO_START
+        self._book.started(proposed.rank, proposed.world_size)
+        self._state = proposed
+        self._agents.board.place(proposed.rank, self._is_reserve())
+        self._enter_iteration()
+        return Event.OK
+
+    def _enter_iteration(self) -> None:
+        state = self._state
+        self._call._begin(state)
+        if self._is_reserve():
+            return
+        assert state.active_rank is not None
+        self._agents.environment.show(state.active_rank, state.active_world_size, *self._rendezvous)
+
+    def _initialize(self) -> Event:
+        return self._in_window(lambda: self._hook("initialize"))
+
+    def _check(self) -> Event:
+        return self._in_window(lambda: self._hook("health_check"), quit_on_exception=True)
+
+    def _run(self) -> Event:
+        if self._is_reserve():
+            return self._await_outcome(None)
+        self._log_restart()
+        set_current(self._call)
+        return self._in_window(self._fn, keep=True)
+
+    def _finish(self) -> Event:
+        if self._is_reserve():
+            return self._await_outcome(None)
+        self._do(coordinator.finish(self._book.iteration, self._state.active_world_size, self._book.roster))
+        return self._await_outcome(self._options.completion_timeout)
+
+    def _await_outcome(self, timeout: float | None) -> Event:
+        outcome = self._take("outcome", self._book.iteration, timeout, self._completion_overdue)
+        if not outcome.completed:
+            self._note_interruption()
+            return Event.INTERRUPTED
+        self._job.removed(outcome.removed)
+        return Event.COMPLETED if self._phase is Phase.FINISH else Event.OK
+
+    def _complete(self) -> Event:
+        self._hook("completion")
+        return Event.OK
+
+    def _leave(self) -> Event:
+        if self._leaving is not None:
+            self._hook("terminate")
+        return Event.OK
+
+    # --- a restart ----------------------------------------------------------------------------------------------
+
+    def _wait_for_abort(self) -> Event:
+        """Wait until the MonitorThread has run the ladder; then sweep up what the function made while it ran."""
+        outcome: Outcome | None = None
+        if not self._cut_off():
+            outcome = self._take("outcome", self._book.iteration, self._options.barrier_timeout, _no_outcome)
+        if outcome is not None and not outcome.completed:
+            self._take("aborted", self._book.iteration, self._options.barrier_timeout, _no_abort)
+        if self._hooks.abort is not None and dist.is_available() and dist.is_initialized():
+            self._abort(self._book.iteration)
+        self._agents.board.answer(self._book.iteration)
+        return Event.CUT_OFF if self._cut_off() else Event.OK
+
+    def _finalize(self) -> Event:
+        self._hook("finalize")
+        return Event.QUIT if self._leaving is not None else Event.OK
+
+    def _recheck(self) -> Event:
+        self._hook("health_check")
+        return Event.OK
+
+    def _end(self) -> Event:
+        self._forget_exception()
+        self._agents.board.answer(self._book.iteration)
+        here = (self._book.rank, self._book.world_size)
+        if self._leaving is not None:
+            if not self._arrived:
+                kind = Kind.DISCARDED if isinstance(self._leaving, RankDiscarded) else Kind.LEFT
+                self._do(coordinator.start_round(self._book, Arrival(kind)))
+            self._do(coordinator.end_round(self._book, Arrival(Kind.LEFT, *here)))
+            self._said_so = True
+            return Event.QUIT
+        self._do(coordinator.end_round(self._book, Arrival(Kind.ALIVE, *here)))
+        following = self._book.iteration + 1
+        self._next_iteration(self._take("next", following, self._options.barrier_timeout, self._name_missing("end")))
+        return Event.OK
+
+    def _next_iteration(self, decision: Decision) -> None:
+        if decision.abort:  # the roster stays as it is, on every rank, for another call
+            self._said_so = True
+            raise RestartAbort(decision.abort)
+        self._book.apply(decision)
+        if not self._book.included:
+            raise Fenced(f"{_who(self._state)} was declared dead by the others and must not run again")
+        self._store = None
+        self._agents.board.begin(self._book.iteration)
+
+    # --- running the user's code --------------------------------------------------------------------------------
+
+    def _in_window(self, fn: Callable[[], Any], keep: bool = False, quit_on_exception: bool = False) -> Event:
+        """Run user code that a restart may interrupt."""
+        gate = self._agents.thread.enter()
+        if gate is None:
+            self._note_interruption()
+            return Event.INTERRUPTED
+        self._call._gate = gate
+        outcome = gate.run(fn)
+        if isinstance(outcome, Returned):
+            self._value = outcome.value if keep else self._value
+            return Event.OK
+        if isinstance(outcome, Interrupted):
+            self._note_interruption()
+            self._agents.mailbox.take("outcome", self._book.iteration)  # raises where the store is lost
+            return Event.INTERRUPTED
+        return self._raised(outcome, quit_on_exception)
+
+    def _raised(self, outcome: Raised, quit_on_exception: bool) -> Event:
+        error = outcome.exception
+        if quit_on_exception or not isinstance(error, Exception):
+            raise error
+        self._note_interruption()
+        self._state = dataclasses.replace(self._state, fn_exception=error)
+        self._interrupt(error, Interruption.EXCEPTION)
+        return Event.INTERRUPTED
+
+    def _hook(self, name: str) -> None:
+        hook: Hook = getattr(self._hooks, name)
+        if hook is not None:
+            self._state = hook(self._state)
+
+    def _abort(self, iteration: int) -> None:
+        """The user's abort hook; in the MonitorThread, and once more in the main thread for what was made meanwhile."""
+        if self._hooks.abort is None:
+            return
+        try:
+            self._hooks.abort(self._state)
+        except BaseException:
+            log.exception(
+                "%s: the abort hook failed in iteration %d; the restart goes on", _who(self._state), iteration
+            )
+
+    def _interrupt(self, error: BaseException, kind: Interruption, abort: str = "") -> None:
+        record = InterruptionRecord(
+            self._book.rank, kind, initial_rank=self._book.member, message=_in_words(error), where=_where(error)
+        )
+        if not self._do(coordinator.interrupt(self._book.iteration, record, abort)):
+            log.warning("%s failed after everybody had finished, which changes nothing: %s", _who(self._state), record)
+
+    def _forget_exception(self) -> None:
+        """A kept traceback would keep the function's frames, and with them tensors and process groups, alive."""
+        error = self._state.fn_exception
+        if error is not None:
+            self._state = dataclasses.replace(self._state, fn_exception=None)
+            traceback.clear_frames(error.__traceback__)
+
+    # --- small things -------------------------------------------------------------------------------------------
+
+    def _is_reserve(self) -> bool:
+        return self._state.mode is Mode.INACTIVE
+
+    def _do(self, verb: Verb[T]) -> T:
+        return self._agents.do(verb)
+
+    def _take(self, name: str, iteration: int, timeout: float | None, overdue: Callable[[float], str]) -> Any:
+        letter = self._agents.take(name, iteration, timeout)
+        if letter is None:
+            assert timeout is not None
+            raise TimeoutError(overdue(timeout))
+        return letter
+
+    def _name_missing(self, name: str) -> Callable[[float], str]:
+        def overdue(timeout: float) -> str:
+            absent = self._do(coordinator.missing(self._book.iteration, name, self._book.roster))
+            return (
+                f"initial ranks {_some(absent)} did not arrive within barrier_timeout={timeout:g}s "
+                f"({self._phase.value}, iteration {self._book.iteration}, {len(self._book.roster)} members). Check that "
+                "all of them were started with the same WORLD_SIZE, or raise barrier_timeout."
+            )
+
+        return overdue
+
+    def _completion_overdue(self, timeout: float) -> str:
+        return (
+            f"{_who(self._state)} returned, and the others did not within completion_timeout={timeout:g}s; raise "
+            "completion_timeout where ranks finish at very different times"
+        )
+
+    def _iteration_store(self) -> Any:
+        if self._store is None:
+            self._store = self._agents.connect_to(*self._rendezvous)
+        return self._store
+
+    def _note_interruption(self) -> None:
+        if not self._interrupted_at:
+            self._interrupted_at = clock.monotonic()
+            self._size_before = self._state.active_world_size
+
+    def _log_restart(self) -> None:
+        """One line for every restart, on the first rank."""
+        if not self._interrupted_at:
+            return
+        took, self._interrupted_at = clock.monotonic() - self._interrupted_at, 0.0
+        records = self._book.last.records
+        why = "; ".join(str(record) for record in records[:4]) or "interrupted"
+        more = f" and {self._book.last.record_count - 4} more" if self._book.last.record_count > 4 else ""
+        level = logging.WARNING if self._state.active_rank == 0 else logging.DEBUG
+        size = f"{self._state.active_world_size} of {self._size_before} ranks go on"
+        log.log(level, "restart %d: %s%s; %s after %.0f ms", self._book.iteration, why, more, size, took * 1e3)
+
+
+class _Lazy:
+    """Stands for a store that is connected on first use: most assignments never use theirs."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._make(), name)
+
+
+def _no_rendezvous(timeout: float) -> str:
+    return (
+        f"no store server was offered for this iteration within barrier_timeout={timeout:g}s: its host does not answer"
+    )
+
+
+def _no_outcome(timeout: float) -> str:
+    return f"the iteration had no outcome within barrier_timeout={timeout:g}s"
+
+
+def _no_abort(timeout: float) -> str:
+    return f"the abort did not end within barrier_timeout={timeout:g}s: an abort hook or an atomic() section blocks it"
+
+
+def _who(state: FrozenState) -> str:
+    return f"rank {state.rank} (initial rank {state.initial_rank})"
+
+
+def _in_words(error: BaseException) -> str:
+    """``Type: message``, also for exceptions whose own ``__str__`` fails."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its __str__ fails)"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line of the traceback outside this library."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/inprocess/" not in frame.filename]
+    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+
+
+def _some(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:16]))
+    return f"{shown} and {len(numbers) - 16} more" if len(numbers) > 16 else shown

@@ -1,0 +1,139 @@
+"""The ``Wrapper`` decorator: checks its options once, then runs one ``Loop`` per call. Start to read here."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from inprocess.abort import AbortTorchDistributed
+from inprocess.call_wrapper import CallWrapper
+from inprocess.exception import OptionError
+from inprocess.hooks import Injector, adapt, adapt_rank_assignment
+from inprocess.loop import Hooks, Loop
+from inprocess.options import Options
+from inprocess.rank_assignment import ShiftRanks
+
+__all__ = ["CallWrapper", "Wrapper"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+Duration = timedelta | float
+
+
+class Wrapper:
+    """Restarts the decorated function inside the same process, on all healthy ranks, when one of them fails.
+
+    A call returns the function's value once all active ranks returned from the same iteration, None on reserve ranks.
+    It needs ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` in the environment, and the main thread.
+
+    All durations are ``datetime.timedelta`` or numbers of seconds.
+
+    Args:
+        store_factory: the store through which the ranks agree; default: a torch TCPStore that the monitor process of
+            rank 0
+            serves at MASTER_ADDR:MASTER_PORT (or the one torchrun's agent serves there). An importable class or
+            function.
+        store_kwargs: its keyword arguments; for the default ``host_name``, ``port``.
+        initialize: hook ``(state) -> state`` before each run of the function. An Exception restarts; a BaseException
+            such
+            as RestartAbort (see ``RetryController``) makes everybody leave.
+        abort: hook that unblocks what the main thread waits for; runs in the monitor thread. Default
+            ``AbortTorchDistributed()``; None: nothing is aborted.
+        finalize: hook after the function was left because of a fault.
+        health_check: hook before the function runs and after a fault; what it raises takes this rank out of the job.
+        rank_assignment: ``(ctx) -> ctx``, who gets which rank; default ``ShiftRanks()``.
+        rank_filter: the older generation's ``(state) -> state``, applied after ``rank_assignment``.
+        monitor_thread_interval: pause before an interruption that was swallowed is raised again; 1 s.
+        monitor_process_interval: how often the monitor process looks at the rank; 1 s.
+        heartbeat_interval: between two heartbeats of a monitor; 1 s.
+        progress_watchdog_interval: between two automatic progress stamps; 1 s.
+        soft_timeout: no progress for so long interrupts the iteration; 60 s.
+        hard_timeout: a rank that does not answer for so long is killed; 90 s.
+        heartbeat_timeout: a host that is silent for so long is given up; 30 s.
+        barrier_timeout: the longest wait for the others before and between iterations; 120 s.
+        completion_timeout: the longest wait, once this rank returned, for the others to return; 120 s.
+        last_call_wait: accepted for compatibility: records are complete without waiting; 0 s.
+        termination_grace_time: between SIGTERM and SIGKILL; 5 s.
+        monitor_process_logfile: absolute path of the monitor's log (mode 0600), ``{rank}`` is filled in; None:
+        standard error. monitor_process_pidfile: absolute path of its pid file, likewise; for ``python -m
+        inprocess.wait_daemon``. completion: hook after everybody returned.
+        terminate: hook before the call raises.
+        interrupt_signal: signal that interrupts the main thread; None: a free real-time signal.
+        enabled: False: the function itself is returned, unchanged.
+
+    Raises:
+        OptionError: (also a ValueError) an option is wrong; names it, its value and the remedy.
+    """
+
+    def __init__(
+        self,
+        *,
+        store_factory: Callable[..., Any] | None = None,
+        store_kwargs: dict[str, Any] | None = None,
+        initialize: Callable[..., Any] | None = None,
+        abort: Callable[..., Any] | None = AbortTorchDistributed(),  # noqa: B008  (stateless)
+        finalize: Callable[..., Any] | None = None,
+        health_check: Callable[..., Any] | None = None,
+        rank_assignment: Callable[..., Any] | None = None,
+        rank_filter: Callable[..., Any] | None = None,
+        monitor_thread_interval: Duration = timedelta(seconds=1),
+        monitor_process_interval: Duration = timedelta(seconds=1),
+        heartbeat_interval: Duration = timedelta(seconds=1),
+        progress_watchdog_interval: Duration = timedelta(seconds=1),
+        soft_timeout: Duration = timedelta(seconds=60),
+        hard_timeout: Duration = timedelta(seconds=90),
+        heartbeat_timeout: Duration = timedelta(seconds=30),
+        barrier_timeout: Duration = timedelta(seconds=120),
+        completion_timeout: Duration = timedelta(seconds=120),
+        last_call_wait: Duration = timedelta(seconds=0),
+        termination_grace_time: Duration = timedelta(seconds=5),
+        monitor_process_logfile: str | None = None,
+        monitor_process_pidfile: str | None = None,
+        completion: Callable[..., Any] | None = None,
+        terminate: Callable[..., Any] | None = None,
+        interrupt_signal: int | None = None,
+        enabled: bool = True,
+    ) -> None:
+        self._options = Options.build(
+            store_factory=store_factory,
+            store_kwargs=store_kwargs,
+            monitor_thread_interval=monitor_thread_interval,
+            monitor_process_interval=monitor_process_interval,
+            heartbeat_interval=heartbeat_interval,
+            progress_watchdog_interval=progress_watchdog_interval,
+            soft_timeout=soft_timeout,
+            hard_timeout=hard_timeout,
+            heartbeat_timeout=heartbeat_timeout,
+            barrier_timeout=barrier_timeout,
+            completion_timeout=completion_timeout,
+            last_call_wait=last_call_wait,
+            termination_grace_time=termination_grace_time,
+            monitor_process_logfile=monitor_process_logfile,
+            monitor_process_pidfile=monitor_process_pidfile,
+            interrupt_signal=interrupt_signal,
+            enabled=enabled,
+        )
+        self._hooks = Hooks(
+            assign=adapt_rank_assignment(ShiftRanks() if rank_assignment is None else rank_assignment, rank_filter),
+            initialize=adapt("initialize", initialize),
+            abort=adapt("abort", abort),
+            finalize=adapt("finalize", finalize),
+            health_check=adapt("health_check", health_check),
+            completion=adapt("completion", completion),
+            terminate=adapt("terminate", terminate),
+        )
+
+    def __call__(self, fn: F) -> F:
+        """The wrapped function; the function itself with ``enabled=False``."""
+        if not callable(fn):
+            raise OptionError(f"Wrapper() decorates a function, not {fn!r}: write @inprocess.Wrapper() above it")
+        if not self._options.enabled:
+            return fn
+        injector = Injector(fn, CallWrapper)
+
+        @functools.wraps(fn)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return Loop(self._options, self._hooks, injector, fn, args, kwargs).run()
+
+        return wrapped  # type: ignore[return-value]
