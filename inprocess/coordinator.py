@@ -1,7 +1,7 @@
 """The verbs of the protocol as generators of store operations. The only file that knows the store's keys.
 
-A verb may be cut off between any two operations (the process dies). Two rules make that safe: an entry that others count is
-written before it is counted, and whoever speaks for a dead member recounts until there is a verdict.
+A verb may be cut off between any two operations (the process dies). Two rules make that safe: an entry that others
+count is written before it is counted, and whoever speaks for a dead member recounts until there is a verdict.
 
 Keys, below the prefix of the call; ``i`` is the iteration, -1 is the join::
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from inprocess.attribution import Interruption, InterruptionRecord
-from inprocess.exception import Fenced, InternalError, OptionError
+from inprocess.exception import Fenced, OptionError
 from inprocess.protocol.book import Book
 from inprocess.protocol.messages import (
     MAX_RECORDS,
@@ -39,7 +39,7 @@ from inprocess.protocol.ops import Add, Claim, Delete, Exist, Read, ReadAll, Set
 from inprocess.protocol.rounds import decide_end, decide_start
 
 JOINING = -1
-#: decisions of this many iterations are kept for members that are late
+#: what is older than this many iterations is deleted, except for the verdicts
 KEEP = 4
 
 
@@ -97,13 +97,13 @@ def end_round(book: Book, arrival: Arrival) -> Verb[None]:
 def _refuse_fenced(found: Arrival, member: int) -> None:
     if found.kind is Kind.DEAD:
         raise Fenced(
-            f"initial rank {member} was declared dead by {found.by or 'its monitor'}: it was stopped or could not be reached "
-            "for longer than heartbeat_timeout. The others went on without it, so it must not run again."
+            f"initial rank {member} was declared dead by {found.by or 'its monitor'}: it was stopped or could not be "
+            "reached for longer than heartbeat_timeout. The others went on without it, so it must not run again."
         )
 
 
 def _arrive(iteration: int, name: str, member: int, arrival: Arrival, roster: Sequence[int]) -> Verb[Arrival]:
-    """Enter a round once; the last to arrive decides it. Answers the entry that stands, which may be somebody else's."""
+    """Enter a round once; the last to arrive decides it. Answers the entry that stands, perhaps somebody else's."""
     key = f"{iteration}/{name}/{member}"
     text = dump(arrival)
     found = yield Claim(key, text)
@@ -193,10 +193,10 @@ def _gone_reserves(iteration: int, roster: Sequence[int]) -> Verb[tuple[int, ...
 def speak_for_dead(
     iteration: int, roster: Sequence[int], member: int, record: InterruptionRecord, by: str
 ) -> Verb[None]:
-    """Account for a dead member in one iteration. A reserve's death does not interrupt the others."""
+    """Account for a dead member in one iteration; it is interrupted only where that member was to call the function."""
     dead = Arrival(Kind.DEAD, by=by)
     if iteration > JOINING:
-        if not (yield from _is_reserve(iteration, member)):
+        if not (yield from _stands_aside(iteration, member)):
             yield from interrupt(iteration, record)
         yield from _arrive(iteration, "start", member, dead, roster)
     else:
@@ -205,13 +205,14 @@ def speak_for_dead(
     yield from _arrive(iteration, "end", member, dead, roster)
 
 
-def _is_reserve(iteration: int, member: int) -> Verb[bool]:
+def _stands_aside(iteration: int, member: int) -> Verb[bool]:
+    """Whether it is a reserve, or was discarded: its monitor goes with it, and is then missed by its neighbour."""
     key = f"{iteration}/start/{member}"
     raw = yield Read(key)
     if raw is None:
         return False
     arrival = load_arrival(raw, key)
-    return arrival.kind is Kind.RANK and arrival.active_rank is None
+    return arrival.kind in (Kind.RANK, Kind.DISCARDED) and arrival.active_rank is None
 
 
 def recount(iteration: int, roster: Sequence[int]) -> Verb[None]:
@@ -273,7 +274,12 @@ def await_over(timeout: float) -> Verb[bool]:
 
 
 def forget(iteration: int, book: Book) -> Verb[None]:
-    """Delete what is KEEP iterations old. Entries that declare somebody dead stay: they fence a late riser."""
+    """Delete what is KEEP iterations old.
+
+    Three things stay: entries that declare somebody dead (they fence a late riser), and the two verdicts ``outcome``
+    and ``next``. A monitor that was out of reach for longer than that walks along them; without them it would wait
+    for ever.
+    """
     old = iteration - KEEP
     if old < 0:
         return
@@ -284,5 +290,5 @@ def forget(iteration: int, book: Book) -> Verb[None]:
     count = yield Add(f"{old}/record#", 0)
     for number in range(1, min(count, MAX_RECORDS) + 1):
         yield Delete(f"{old}/record/{number}")
-    for name in ("start", "start#", "end#", "next", "outcome", "done#", "record#", "abort", "rendezvous"):
+    for name in ("start", "start#", "end#", "done#", "record#", "abort", "rendezvous"):
         yield Delete(f"{old}/{name}")
