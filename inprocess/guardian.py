@@ -1,4 +1,4 @@
-"""What the monitor processes do over the store, as verbs: follow the job, send heartbeats, watch each other, speak for the dead.
+"""What the monitor processes do over the store, as verbs: send heartbeats, watch each other, speak for the dead.
 
 Shared by the real monitor process (a thread and a connection for each of these) and the simulator.
 """
@@ -19,7 +19,7 @@ RECOUNT = 1.0
 
 
 def stand_in(book: Book, member: int, record: InterruptionRecord, by: str) -> Verb[None]:
-    """Account for a dead member from now on, until it is off the roster or the job has ended. ``book`` is this verb's own."""
+    """Account for a dead member until it is off the roster or the job has ended. ``book`` is this verb's own."""
     while True:
         yield from coordinator.speak_for_dead(book.iteration, book.roster, member, record, by)
         if book.iteration > coordinator.JOINING:
@@ -99,6 +99,8 @@ def keep_watch(
         beaten(now)
         for member in ring.targets(book().roster, now):
             counter = yield from coordinator.read_beat(member)
+            if not counter and book().iteration == coordinator.JOINING:
+                continue  # not started yet; whoever joins waits no longer than barrier_timeout for that
             if ring.observe(member, counter, (yield Now())):
                 lost(member, ring.timeout)
         yield Pause(ring.interval)
