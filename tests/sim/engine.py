@@ -1,0 +1,279 @@
+"""Virtual time: an event queue, a simulated store, processes that can be killed between any two operations.
+
+Nothing here knows the protocol. All randomness comes from one ``random.Random``, so a seed has exactly one story.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+from inprocess.exception import StoreLost
+from inprocess.protocol.ops import Add, Claim, Delete, Exist, Now, Pause, Read, ReadAll, Set, Wait
+
+#: one store operation takes this long each way (seconds): usually, and now and then
+FAST, SLOW, SLOW_SHARE = 0.002, 0.1, 0.06
+
+
+class Stuck(AssertionError):
+    """The simulation ran into its cap of steps or of virtual time."""
+
+
+@dataclass(frozen=True)
+class Until:
+    """Wait for something in the same process; ``Process.notify`` has it looked at again."""
+
+    check: Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Let time pass; answers True where ``Process.interrupt`` ended it early."""
+
+    seconds: float
+    interruptible: bool = False
+
+
+Script = Generator[Any, Any, Any]
+
+
+class Engine:
+    """The queue, the clock, and the trace of all that happened."""
+
+    def __init__(self, seed: int, max_steps: int = 60_000, max_time: float = 400.0) -> None:
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.steps = 0
+        self.trace: list[tuple[float, str, Any]] = []
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._number = 0
+        self._limits = (max_steps, max_time)
+
+    def at(self, delay: float, action: Callable[[], None]) -> None:
+        """Do ``action`` in ``delay`` seconds."""
+        self._number += 1
+        heapq.heappush(self._queue, (self.now + delay, self._number, action))
+
+    def latency(self) -> float:
+        """How long one message travels."""
+        random_ = self.rng.random
+        return random_() * (SLOW if random_() < SLOW_SHARE else FAST)
+
+    def note(self, who: str, what: Any) -> None:
+        """A line of the story."""
+        self.trace.append((self.now, who, what))
+
+    def run(self, finished: Callable[[], bool]) -> None:
+        """Until ``finished``. Raises Stuck at the caps, or where nothing is left to happen."""
+        max_steps, max_time = self._limits
+        while not finished():
+            if not self._queue:
+                raise Stuck("nothing is left to happen, and not everybody has ended (I3)")
+            self.now, _, action = heapq.heappop(self._queue)
+            self.steps += 1
+            if self.steps > max_steps or self.now > max_time:
+                raise Stuck(f"not ended after {self.steps} steps, {self.now:.1f} virtual seconds (I3)")
+            action()
+
+
+class SimStore:
+    """The store as a dict. Operations are what ``protocol.ops`` lists, at a random moment after they were sent."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, bytes] = {}
+        self.waiters: dict[str, list[Callable[[Any], None]]] = defaultdict(list)
+        self.lost = False
+
+    def execute(self, op: Any) -> Any:
+        """Carry out an operation that does not wait."""
+        return _ACTIONS[type(op)](self, op)
+
+    def write(self, key: str, value: str) -> None:
+        """Set a key and wake who waits for it."""
+        self.data[key] = value.encode()
+        for wake in self.waiters.pop(key, ()):
+            wake(self.data[key])
+
+    def lose(self) -> None:
+        """The server is gone: every operation fails from now on, also those that wait."""
+        self.lost = True
+        for waiting in self.waiters.values():
+            for wake in waiting:
+                wake(StoreLost("the store is gone"))
+        self.waiters.clear()
+
+    def add(self, op: Add) -> int:
+        total = int(self.data.get(op.key, b"0")) + op.amount
+        self.write(op.key, str(total))
+        return total
+
+    def claim(self, op: Claim) -> bytes:
+        if op.key not in self.data:
+            self.write(op.key, op.value)
+        return self.data[op.key]
+
+    def read_all(self, op: ReadAll) -> list[bytes]:
+        absent = [key for key in op.keys if key not in self.data]
+        assert not absent, f"ReadAll of absent keys {absent}: a real store would block"
+        return [self.data[key] for key in op.keys]
+
+
+_ACTIONS: dict[type, Callable[[SimStore, Any], Any]] = {
+    Set: lambda store, op: store.write(op.key, op.value),
+    Add: SimStore.add,
+    Claim: SimStore.claim,
+    Read: lambda store, op: store.data.get(op.key),
+    ReadAll: SimStore.read_all,
+    Exist: lambda store, op: all(key in store.data for key in op.keys),
+    Delete: lambda store, op: store.data.pop(op.key, None) is not None,
+}
+
+
+class Process:
+    """Threads that live and die together."""
+
+    def __init__(self, engine: Engine, store: SimStore, name: str) -> None:
+        self.engine, self.store, self.name = engine, store, name
+        self.alive = True
+        self.threads: list[Thread] = []
+        #: store operations begun so far
+        self.operations = 0
+        #: operation number -> what to do (kill) before it is sent, or after it took effect
+        self.before: dict[int, Callable[[], None]] = {}
+        self.after: dict[int, Callable[[], None]] = {}
+        #: messages to and from this process stand still until then (a network partition)
+        self.cut_until = 0.0
+        #: seconds until its first threads run
+        self.delay = 0.0
+        self.on_end: list[Callable[[], None]] = []
+
+    def spawn(self, script: Script) -> Thread:
+        """Start a thread."""
+        thread = Thread(self, script)
+        self.threads.append(thread)
+        self.engine.at(self.delay + self.engine.latency(), lambda: thread.resume(0, None))
+        return thread
+
+    def end(self, why: str) -> None:
+        """Die, or exit: no thread takes another step. Requests on their way may still arrive."""
+        if not self.alive:
+            return
+        self.alive = False
+        self.engine.note(self.name, why)
+        for action in self.on_end:
+            action()
+
+    def notify(self) -> None:
+        """Local state changed: threads in ``Until`` look again."""
+        for thread in self.threads:
+            if thread.until is not None and thread.until():
+                thread.until = None
+                self.engine.at(self.engine.latency(), thread.resumer(None))
+
+    def interrupt(self, thread: Thread) -> None:
+        """End that thread's ``Work``, if it is in one that lets itself be interrupted."""
+        if thread.interruptible:
+            thread.resume(thread.turn, True)
+
+
+class Thread:
+    """A generator of operations, resumed with their answers."""
+
+    def __init__(self, process: Process, script: Script) -> None:
+        self.process, self.script = process, script
+        self.engine, self.store = process.engine, process.store
+        self.until: Callable[[], bool] | None = None
+        self.interruptible = False
+        self.done = False
+        #: number of the operation it is in; an answer to an older one comes too late
+        self.turn = 0
+
+    def resumer(self, answer: Any) -> Callable[[], None]:
+        turn = self.turn
+        return lambda: self.resume(turn, answer)
+
+    def resume(self, turn: int, answer: Any) -> None:
+        """Go on with the answer to operation number ``turn``."""
+        if turn != self.turn or self.done or not self.process.alive:
+            return
+        self.turn += 1
+        self.interruptible = False
+        try:
+            op = self.script.throw(answer) if isinstance(answer, Exception) else self.script.send(answer)
+        except StopIteration:
+            self.done = True
+            return
+        self._begin(op)
+
+    def _begin(self, op: Any) -> None:
+        local = _LOCAL.get(type(op))
+        if local is not None:
+            local(self, op)
+            return
+        process = self.process
+        process.operations += 1
+        number = process.operations
+        self.engine.note(process.name, op)
+        if number in process.before:
+            process.before[number]()
+            return
+        turn = self.turn
+        self.engine.at(self.engine.latency(), lambda: self._arrive(op, turn, number))
+
+    def _arrive(self, op: Any, turn: int, number: int) -> None:
+        """The request reaches the store."""
+        process, engine = self.process, self.engine
+        if engine.now < process.cut_until:
+            engine.at(process.cut_until - engine.now + engine.latency(), lambda: self._arrive(op, turn, number))
+            return
+        if self.store.lost:
+            self._reply(turn, StoreLost("the store is gone"))
+            return
+        if not process.alive and (type(op) is Wait or engine.rng.random() < 0.5):
+            return  # sent by a process that is dead by now: one half gets through
+        if type(op) is Wait:
+            self._wait(op, turn)
+            return
+        answer = self.store.execute(op)
+        if number in process.after:
+            process.after[number]()
+        self._reply(turn, answer)
+
+    def _wait(self, op: Wait, turn: int) -> None:
+        store = self.store
+        if op.key in store.data:
+            self._reply(turn, store.data[op.key])
+            return
+        store.waiters[op.key].append(lambda value: self._reply(turn, value))
+        if op.timeout is not None:
+            self.engine.at(op.timeout, lambda: self._reply(turn, None))
+
+    def _reply(self, turn: int, answer: Any) -> None:
+        """The answer travels back."""
+        engine = self.engine
+        delay = max(0.0, self.process.cut_until - engine.now) + engine.latency()
+        engine.at(delay, lambda: self.resume(turn, answer))
+
+    def _until(self, op: Until) -> None:
+        if op.check():
+            self.engine.at(0.0, self.resumer(None))
+        else:
+            self.until = op.check
+
+    def _work(self, op: Work) -> None:
+        self.interruptible = op.interruptible
+        if not math.isinf(op.seconds):
+            self.engine.at(op.seconds, self.resumer(False))
+
+
+_LOCAL: dict[type, Callable[[Thread, Any], None]] = {
+    Until: Thread._until,
+    Work: Thread._work,
+    Pause: lambda thread, op: thread.engine.at(op.seconds, thread.resumer(None)),
+    Now: lambda thread, op: thread.engine.at(0.0, thread.resumer(thread.engine.now)),
+}

@@ -1,0 +1,318 @@
+"""A training process, written with the real verbs: what the call loop and its MonitorThread do, without torch.
+
+A main thread walks ``TRANSITIONS``; beside it a follower reads the chain of decisions and gets it out of its function.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from inprocess import coordinator
+from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.exception import Fenced, StoreLost
+from inprocess.protocol.book import Book
+from inprocess.protocol.messages import Arrival, Kind
+from inprocess.protocol.ops import Pause
+from inprocess.protocol.phases import Event, Phase, next_phase
+from tests.sim.engine import Process, Until, Work
+from tests.sim.scenario import BARRIER_TIMEOUT
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+Step = Generator[Any, Any, Event]
+
+
+class Training(Process):
+    """The training process of one member."""
+
+    def __init__(self, world: World, member: int) -> None:
+        super().__init__(world.engine, world.store, f"train{member}")
+        self.world, self.member = world, member
+        self.book = Book.founder(member, range(world.scenario.members), world.scenario.members)
+        #: what the follower found: ("next" | "rendezvous" | "start" | "outcome" | "aborted", iteration) -> value
+        self.found: dict[tuple[str, int], Any] = {}
+        self.phase = Phase.JOIN
+        #: why it leaves the job; empty while it stays
+        self.quitting = ""
+        #: last iteration in which it arrived in the start round
+        self.started_in = -1
+        #: its function's iteration while it is inside it
+        self.inside: int | None = None
+        #: its place in this iteration: (rank, world size, active rank or None, active world size)
+        self.place: tuple[int, int, int | None, int] = (0, 0, None, 0)
+        #: how the call ended; None while it runs, and for ever where it was killed
+        self.result: str | None = None
+        #: nobody needs to speak for it any more
+        self.accounted = False
+        self.delay = world.scenario.delays[member] if world.scenario.delays else 0.0
+        self.main = self.spawn(self._live())
+        self.spawn(self._follow())
+
+    # --- the follower -----------------------------------------------------------------------------------------
+
+    def _follow(self) -> Generator[Any, Any, None]:
+        try:
+            iteration = -1
+            while self._goes_on(self._find("next", iteration, (yield from coordinator.await_next(iteration)))):
+                iteration += 1
+                self._find("rendezvous", iteration, (yield from coordinator.await_rendezvous(iteration)))
+                start = self._find("start", iteration, (yield from coordinator.await_start(iteration)))
+                outcome = self._find("outcome", iteration, (yield from coordinator.await_outcome(iteration)))
+                if outcome.completed:
+                    return
+                if start.go:
+                    yield from self._abort(iteration)
+        except StoreLost:
+            self._find("lost", 0, True)
+            yield from self._abort(self.book.iteration)
+
+    def _goes_on(self, decision: Any) -> bool:
+        return not decision.abort and self.member not in decision.removed
+
+    def _find(self, what: str, iteration: int, value: Any) -> Any:
+        self.engine.note(self.name, f"found {what}/{iteration}: {value}")
+        self.found[what, iteration] = value
+        self.world.agree(what, iteration, value)
+        self.notify()
+        return value
+
+    def _abort(self, iteration: int) -> Generator[Any, Any, None]:
+        """The abort ladder, then the interrupt until the main thread is out."""
+        slow = self.world.take(self.member, iteration, "abort is slow")
+        yield Work(self.engine.rng.random() * (1.0 if slow else 0.05))
+        while self.inside is not None:
+            self.interrupt(self.main)
+            yield Pause(0.5)
+        self.found["aborted", iteration] = True
+        self.notify()
+
+    # --- the main thread --------------------------------------------------------------------------------------
+
+    def _live(self) -> Generator[Any, Any, None]:
+        while self.phase is not Phase.OUT:
+            try:
+                event = yield from _STEPS[self.phase](self)
+            except (Fenced, StoreLost) as error:
+                self.quitting = self.quitting or f"cut off: {type(error).__name__}"
+                self.inside = None
+                event = Event.CUT_OFF
+            self.engine.note(self.name, f"{self.phase.value}: {event.value}")
+            self.phase = next_phase(self.phase, event)
+        self.result = self.result or self.quitting
+        self.end(f"exits: {self.result}")
+
+    def _wait(self, what: str) -> Generator[Any, Any, Any]:
+        """Wait for the follower to find ``what`` of this iteration. Raises StoreLost."""
+        key = (what, self.book.iteration)
+        yield Until(lambda: key in self.found or ("lost", 0) in self.found)
+        if key not in self.found:
+            raise StoreLost("the follower lost the store")
+        return self.found[key]
+
+    def _knows(self, what: str) -> Any:
+        if ("lost", 0) in self.found:
+            raise StoreLost("the follower lost the store")
+        return self.found.get((what, self.book.iteration))
+
+    def _takes(self, what: str) -> bool:
+        return self.world.take(self.member, self.book.iteration, what)
+
+    def _record(self, what: str) -> InterruptionRecord:
+        rank = max(0, self.place[0])
+        return InterruptionRecord(rank, Interruption.EXCEPTION, initial_rank=self.member, message=what)
+
+    def _join(self) -> Step:
+        yield from coordinator.join(self.book, self.name)
+        overdue = self.engine.now + BARRIER_TIMEOUT
+        self.engine.at(BARRIER_TIMEOUT, self.notify)
+        yield Until(lambda: ("next", -1) in self.found or ("lost", 0) in self.found or self.engine.now >= overdue)
+        if not self._knows("next"):
+            self.quitting = "a founder is missing"
+            return Event.QUIT
+        return (yield from self._next())
+
+    def _next(self) -> Step:
+        decision = yield from self._wait("next")
+        self.book.apply(decision)
+        self.world.same_book(self.book)
+        if decision.abort:
+            self.accounted = True
+            self.quitting = "aborted"
+            return Event.QUIT
+        if not self.book.included:
+            raise Fenced("not in the roster")
+        yield from coordinator.forget(self.book.iteration, self.book)
+        return Event.OK
+
+    def _assign(self) -> Step:
+        address = yield from self._wait("rendezvous")
+        if address == "-":
+            return Event.NO_START
+        yield Work(self.engine.rng.random() * 0.01)
+        if self._takes("assign raises"):
+            self.quitting = "assign raises"
+            return Event.QUIT
+        # survivors keep their order and close the gaps
+        rank = self.book.rank - sum(gone < self.book.rank for gone in self.book.terminated)
+        size = self.book.world_size - len(self.book.terminated)
+        if self.world.scenario.even and size > 1:
+            size -= size % 2
+        active = min(size, self.world.scenario.max_active or size)
+        self.place = (rank, size, rank if rank < active else None, active)
+        if rank >= size:
+            self.quitting = "discarded"
+            return Event.QUIT
+        return Event.OK
+
+    def _start(self) -> Step:
+        rank, size, active_rank, active = self.place
+        self.started_in = self.book.iteration
+        arrival = Arrival(Kind.RANK, rank, size, active, active_rank, by=self.name)
+        yield from coordinator.start_round(self.book, arrival)
+        start = yield from self._wait("start")
+        if not start.go:
+            return Event.NO_START
+        self.book.started(rank, size)
+        return Event.OK
+
+    def _initialize(self) -> Step:
+        if self._takes("limit"):
+            return (yield from self._interrupt("limit", abort="limit reached"))
+        return (yield from self._hook("initialize raises", "initialize exits"))
+
+    def _check(self) -> Step:
+        return (yield from self._hook("", "check raises"))
+
+    def _hook(self, raises: str, exits: str) -> Step:
+        yield Work(self.engine.rng.random() * 0.01)
+        leaves = self._takes(exits)
+        if leaves or self._takes(raises):
+            self.quitting = exits if leaves else ""
+            event = yield from self._interrupt(exits if leaves else raises)
+            return Event.QUIT if leaves else event
+        outcome = self._knows("outcome")
+        return Event.INTERRUPTED if outcome and not outcome.completed else Event.OK
+
+    def _interrupt(self, what: str, abort: str = "") -> Step:
+        """OK where everybody else has finished already, which a reserve may find as late as here."""
+        stands = yield from coordinator.interrupt(self.book.iteration, self._record(what), abort)
+        return Event.INTERRUPTED if stands else Event.OK
+
+    def _run(self) -> Step:
+        if self.place[2] is None:
+            if self._takes("exit"):
+                self.quitting = "exit"  # a reserve goes without interrupting the others
+                return Event.QUIT
+            outcome = yield from self._wait("outcome")
+            return Event.OK if outcome.completed else Event.INTERRUPTED
+        if self._knows("outcome"):
+            return Event.INTERRUPTED
+        event = yield from self._function()
+        if event is Event.OK:
+            self.world.returned(self)
+        return event
+
+    def _function(self) -> Step:
+        self.world.enter(self)
+        self.inside = self.book.iteration
+        raises = self._takes("raise at entry")
+        interrupted = False
+        if not raises:
+            interrupted = yield from self._work()
+            raises = not interrupted and self._takes("raise")
+        leaves = not raises and not interrupted and self._takes("exit")
+        self.inside = None
+        self.engine.note(self.name, "leaves the function")
+        if leaves:
+            self.quitting = "exit"
+        if raises or leaves:
+            yield from coordinator.interrupt(self.book.iteration, self._record("raised"))
+        if leaves:
+            return Event.QUIT
+        return Event.INTERRUPTED if raises or interrupted else Event.OK
+
+    def _work(self) -> Generator[Any, Any, bool]:
+        """The function's body; answers True where it was interrupted."""
+        hangs, dead = self._takes("hang"), self._takes("hang for ever")
+        if hangs or dead:
+            self.world.watch_hang(self)
+        while dead:
+            yield Work(math.inf)
+        swallows = 2 if self._takes("swallow") else 0
+        seconds = math.inf if hangs else self.engine.rng.random() * self.world.scenario.longest
+        while (yield Work(seconds, interruptible=True)):
+            if not swallows:
+                return True
+            swallows -= 1
+            seconds = self.engine.rng.random() * 2.0
+        # a function that swallowed the interrupt and then returned has missed its iteration
+        return False
+
+    def _finish(self) -> Step:
+        if self.place[2] is not None:
+            yield from coordinator.finish(self.book.iteration, self.place[3], self.book.roster)
+        outcome = yield from self._wait("outcome")
+        return Event.COMPLETED if outcome.completed else Event.INTERRUPTED
+
+    def _complete(self) -> Step:
+        yield Work(self.engine.rng.random() * 0.01)
+        self.world.completed(self)
+        self.result = "returned"
+        self.accounted = True
+        return Event.OK
+
+    def _wait_abort(self) -> Step:
+        outcome = self._knows("outcome") if self.quitting else (yield from self._wait("outcome"))
+        if outcome and not outcome.completed:
+            yield from self._wait("aborted")
+        return Event.CUT_OFF if ("lost", 0) in self.found else Event.OK
+
+    def _finalize(self) -> Step:
+        return (yield from self._leaving_hook("finalize raises"))
+
+    def _recheck(self) -> Step:
+        return (yield from self._leaving_hook("recheck raises"))
+
+    def _leaving_hook(self, what: str) -> Step:
+        yield Work(self.engine.rng.random() * 0.01)
+        if not self.quitting and self._takes(what):
+            self.quitting = what
+            return Event.QUIT
+        return Event.OK
+
+    def _end(self) -> Step:
+        if not self.quitting:
+            yield from coordinator.end_round(
+                self.book, Arrival(Kind.ALIVE, self.book.rank, self.book.world_size, by=self.name)
+            )
+            return (yield from self._next())
+        if self.started_in < self.book.iteration:
+            kind = Kind.DISCARDED if self.quitting == "discarded" else Kind.LEFT
+            yield from coordinator.start_round(self.book, Arrival(kind, by=self.name))
+        yield from coordinator.end_round(self.book, Arrival(Kind.LEFT, by=self.name))
+        self.accounted = True
+        return Event.QUIT
+
+    def _leave(self) -> Step:
+        yield Work(self.engine.rng.random() * 0.01)
+        return Event.OK
+
+
+_STEPS = {
+    Phase.JOIN: Training._join,
+    Phase.ASSIGN: Training._assign,
+    Phase.START: Training._start,
+    Phase.INITIALIZE: Training._initialize,
+    Phase.CHECK: Training._check,
+    Phase.RUN: Training._run,
+    Phase.FINISH: Training._finish,
+    Phase.COMPLETE: Training._complete,
+    Phase.ABORT: Training._wait_abort,
+    Phase.FINALIZE: Training._finalize,
+    Phase.RECHECK: Training._recheck,
+    Phase.END: Training._end,
+    Phase.LEAVE: Training._leave,
+}

@@ -1,0 +1,203 @@
+"""One simulated job: who takes part, the faults, and the design's invariants I1 to I5, checked as it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from inprocess import coordinator
+from inprocess.exception import StoreLost
+from inprocess.protocol.book import Book
+from tests.sim.engine import Engine, Process, Script, SimStore
+from tests.sim.monitor import Monitor
+from tests.sim.scenario import EXTRAS, HARD_TIMEOUT, LEAVES, SOFT_TIMEOUT, Act, Cut, Kill, Scenario, StoreGone
+from tests.sim.training import Training
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+
+class World:
+    """Runs one scenario. ``run`` raises Broken, or Stuck."""
+
+    def __init__(self, scenario: Scenario, max_time: float = 400.0) -> None:
+        self.scenario = scenario
+        self.engine = Engine(scenario.seed, max_time=max_time)
+        self.store = SimStore()
+        #: faults that did happen, in order
+        self.fired: list[object] = []
+        self._acts = [fault for fault in scenario.faults if isinstance(fault, Act)]
+        #: (what, iteration) -> the value the first reader found
+        self._agreed: dict[tuple[str, int], Any] = {}
+        #: iteration -> active rank -> member, of those that entered the function
+        self._entered: dict[int, dict[int, int]] = {}
+        #: iteration -> members whose function returned
+        self._returned: dict[int, set[int]] = {}
+        self._declared: set[int] = set()
+        #: members whose monitor was killed or cut off: they may be declared dead while their function runs
+        self._unwatched: set[int] = set()
+        self.training = [Training(self, member) for member in range(scenario.members)]
+        self.monitors = [Monitor(self, training, 0) for training in self.training]
+        for training in self.training:
+            training.on_end.append(partial(self._training_ended, training))
+        if not scenario.shared_host:
+            Process(self.engine, self.store, "host").spawn(self._host())
+        for fault in scenario.faults:
+            self._arm(fault)
+
+    def run(self) -> None:
+        """Until every process has ended. Raises Broken (an invariant does not hold) or Stuck (it does not end)."""
+        self.engine.run(lambda: not any(p.alive for p in self.training) and not any(m.alive for m in self.monitors))
+        self._check_results()
+
+    def _host(self) -> Script:
+        try:
+            for iteration in range(1_000):
+                yield from coordinator.await_next(iteration - 1)
+                yield from coordinator.publish_rendezvous(iteration, f"host:{iteration}")
+        except StoreLost:
+            return
+
+    # --- faults -----------------------------------------------------------------------------------------------
+
+    def _arm(self, fault: object) -> None:
+        match fault:
+            case Kill(op=None):
+                self.engine.at(fault.time, partial(self._kill, fault))
+            case Kill(op=int(number)):
+                victim: Process = (self.monitors if fault.target == "monitor" else self.training)[fault.member]
+                (victim.after if fault.after else victim.before)[number] = partial(self._kill, fault)
+            case Cut():
+                self.engine.at(fault.time, partial(self._cut, fault))
+            case StoreGone():
+                self.engine.at(fault.time, partial(self._lose_store, fault))
+
+    def _kill(self, fault: Kill) -> None:
+        training, monitor = self.training[fault.member], self.monitors[fault.member]
+        self.fired.append(fault)
+        if fault.target in ("monitor", "host"):
+            self._unwatched.add(fault.member)
+            monitor.end(f"killed ({fault.target})")
+        if fault.target in ("training", "host"):
+            training.end(f"killed ({fault.target})")
+        if fault.target == "monitor":
+            self.engine.at(0.05 + self.engine.rng.random(), partial(self._new_monitor, training))
+
+    def _new_monitor(self, training: Training) -> None:
+        if training.alive and not self.monitors[training.member].alive:
+            self.monitors[training.member] = Monitor(self, training, 1)
+
+    def _cut(self, fault: Cut) -> None:
+        self.fired.append(fault)
+        self._unwatched.add(fault.member)
+        for process in (self.training[fault.member], self.monitors[fault.member]):
+            process.cut_until = max(process.cut_until, self.engine.now + fault.seconds)
+        self.engine.note(f"host{fault.member}", f"not reachable for {fault.seconds} s")
+
+    def _lose_store(self, fault: StoreGone) -> None:
+        self.fired.append(fault)
+        self.engine.note("store", "is gone")
+        self.store.lose()
+
+    def take(self, member: int, iteration: int, what: str) -> bool:
+        """Whether this member shall do ``what`` now."""
+        for act in self._acts:
+            if act.member == member and act.what == what and iteration >= act.iteration:
+                self._acts.remove(act)
+                self.fired.append(act)
+                self.engine.note(f"train{member}", f"fault: {what}")
+                return True
+        return False
+
+    def watch_hang(self, training: Training) -> None:
+        """The timeouts of the monitor process, from the moment the function stops making progress."""
+        same = partial(self._still_inside, training, training.inside)
+        self.engine.at(SOFT_TIMEOUT, partial(self._timeout, training, same, lambda m: m.report_hang()))
+        self.engine.at(
+            HARD_TIMEOUT, partial(self._timeout, training, same, lambda m: training.end("killed: hard timeout"))
+        )
+
+    def _still_inside(self, training: Training, iteration: int | None) -> bool:
+        return training.alive and training.inside == iteration
+
+    def _timeout(self, training: Training, same: Callable[[], bool], act: Callable[[Monitor], None]) -> None:
+        if not same():
+            return
+        monitor = self.monitors[training.member]
+        if monitor.alive:
+            act(monitor)
+        else:  # until its new monitor is up
+            self.engine.at(0.5, partial(self._timeout, training, same, act))
+
+    def _training_ended(self, training: Training) -> None:
+        monitor = self.monitors[training.member]
+        if monitor.alive:
+            monitor.training_ended()
+
+    # --- invariants -------------------------------------------------------------------------------------------
+
+    def agree(self, what: str, iteration: int, value: Any) -> None:
+        """I1: the same outcome and the same next roster for everybody."""
+        first = self._agreed.setdefault((what, iteration), value)
+        if first != value:
+            raise Broken(f"I1: two values of {what}/{iteration}: {first} and {value}")
+
+    def same_book(self, book: Book) -> None:
+        """I1, I4: the same roster and the same frame on every member's book."""
+        self.agree("roster", book.iteration, (book.roster, book.world_size, book.terminated))
+
+    def declared(self, member: int, by: str) -> None:
+        """``by`` found ``member`` silent. Only a member that was cut off, or has lost its monitor, may be."""
+        self._declared.add(member)
+        monitor = self.monitors[member]
+        if monitor.alive and member not in self._unwatched:
+            raise Broken(f"{by} declares member {member} dead, whose monitor sends heartbeats")
+
+    def enter(self, training: Training) -> None:
+        """I2, I4: checked as the function starts."""
+        iteration, (_, size, rank, active) = training.book.iteration, training.place
+        self.engine.note(training.name, f"enters the function, iteration {iteration}, rank {rank} of {active}/{size}")
+        for other in self.training:
+            lost = other.member in self._declared and other.member in self._unwatched
+            if other.alive and other is not training and other.inside not in (None, iteration) and not lost:
+                raise Broken(f"I2: {training.name} enters iteration {iteration}, {other.name} is in {other.inside}")
+        self.agree("active world size", iteration, active)
+        if rank is None or not 0 <= rank < active:
+            raise Broken(f"I4: {training.name} has rank {rank} of {active}")
+        taken = self._entered.setdefault(iteration, {}).setdefault(rank, training.member)
+        if taken != training.member:
+            raise Broken(f"I4: rank {rank} in iteration {iteration} on members {taken} and {training.member}")
+
+    def returned(self, training: Training) -> None:
+        """The function returned."""
+        self._returned.setdefault(training.book.iteration, set()).add(training.member)
+
+    def completed(self, training: Training) -> None:
+        """I5: the call returns."""
+        iteration, active = training.book.iteration, training.place[3]
+        self.agree("completed", 0, iteration)
+        done = self._returned.get(iteration, set())
+        if len(done) != active:
+            raise Broken(f"I5: {training.name} returns; in iteration {iteration} {sorted(done)} of {active} returned")
+
+    def _check_results(self) -> None:
+        """How each member ended follows from what happened to it, and no restart was needless."""
+        excused = any(isinstance(f, StoreGone) or (isinstance(f, Act) and f.what == "limit") for f in self.fired)
+        for training in self.training:
+            if training.result != "returned" and not excused and not self._explained(training):
+                raise Broken(f"I3: {training.name} ended with {training.result!r} though nothing happened to it")
+        iterations = 1 + max((iteration for what, iteration in self._agreed if what == "outcome"), default=0)
+        faults = sum(not (isinstance(fault, Act) and fault.what in EXTRAS) for fault in self.fired)
+        if iterations > 1 + faults:
+            raise Broken(f"{iterations} iterations with {faults} faults")
+
+    def _explained(self, training: Training) -> bool:
+        for fault in self.fired:
+            mine = getattr(fault, "member", None) == training.member
+            if mine and (isinstance(fault, Kill | Cut) or fault.what in LEAVES):  # type: ignore[attr-defined]
+                return True
+        if training.result == "a founder is missing":  # killed before anybody could see it
+            return any(isinstance(fault, Kill) for fault in self.fired)
+        return training.result == "discarded" and self.scenario.even
