@@ -85,17 +85,17 @@ class Agents:
     def connect_to(self, host: str, port: int) -> Any:
         return connect_to(host, port, self._options.barrier_timeout)
 
-    def close(self, how: str, cut: bool) -> None:
+    def close(self, how: str, cut: bool, why: str = "") -> None:
         """Put everything back.
 
-        ``how``: completed, left (the others know), failed (the monitor tells them). ``cut``: the MonitorThread waits
-        for something that may never come.
+        ``how``: completed, left (the others know), failed (the monitor tells them, and ``why``). ``cut``: the
+        MonitorThread waits for something that may never come.
         """
         with contextlib.ExitStack() as stack:  # runs from the last to the first, each even where another raised
             stack.callback(self.board.close)
             stack.callback(self.environment.restore)
             stack.callback(self._interrupter.restore)
-            stack.callback(self._monitor.bye, how)
+            stack.callback(self._monitor.bye, how, why=why)
             stack.callback(self._drop_store)
             stack.callback(self.thread.stop, cut)
             stack.callback(self._watchdog.stop)
@@ -120,10 +120,11 @@ class Agents:
         return MonitorConfig(
             member=self._book.member,
             roster=self._book.roster,
-            world_size=self._book.world_size,
-            store=self._spec,
+            members=len(self._book.roster),
+            store=self._spec.to_json(),
             serve_port=self._spec.port if self._hosts_store() else None,
-            host_rendezvous=("always" if self._hosts_store() else "never") if self._serves() else "smallest",
+            serve_host=self._spec.host,
+            rendezvous=("always" if self._hosts_store() else "never") if self._serves() else "smallest",
             rendezvous_host="@" if self._serves() else _own_address(self._spec),
             monitor_process_interval=options.monitor_process_interval,
             heartbeat_interval=options.heartbeat_interval,

@@ -164,5 +164,5 @@ def current_call() -> CallWrapper | None:
 
 def set_current(call: CallWrapper | None) -> None:
     """For the loop: what :func:`current_call` answers."""
-    global _current  # noqa: PLW0603  (one function at a time, in the main thread)
+    global _current  # one function at a time, in the main thread
     _current = call

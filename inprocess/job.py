@@ -23,7 +23,7 @@ __all__ = ["Job"]
 
 @dataclass
 class Job:
-    """One launch of this process. All ranks make the same calls in the same order; each has a store prefix of its own."""
+    """One launch of this process. All ranks make the same calls in the same order; each has its own store prefix."""
 
     launch: Launch
     #: members that take part in the next call

@@ -104,12 +104,16 @@ class Loop:
         self._leaving: BaseException | None = None
         #: the assignment of this iteration, until the start round accepts it
         self._proposed = self._state
+        #: the last assignment that the start round accepted; hooks may change ``_state``, not this
+        self._placed = self._state
         self._rendezvous = ("", 0)
         self._store: Any = None
         #: whether this rank has arrived in the start round of this iteration
         self._arrived = False
         #: whether the others know that this rank is leaving; otherwise its monitor tells them
         self._said_so = False
+        #: whether it leaves without an interruption
+        self._quietly = False
         self._interrupted_at = 0.0
         self._size_before = 0
 
@@ -122,6 +126,8 @@ class Loop:
                 event = self._step()
                 self._history.append(f"iteration {self._book.iteration}: {self._phase.value}: {event.value}")
                 self._phase = next_phase(self._phase, event)
+        except BaseException as error:  # Ctrl-C between two phases; a port that is taken
+            self._leaving = self._leaving or error
         finally:
             self._close()
         if self._leaving is not None:
@@ -144,8 +150,8 @@ class Loop:
         self._store = None
         how = "completed" if self._leaving is None else "left" if self._said_so else "failed"
         # a rank that goes quietly leaves its MonitorThread waiting for something that may come late or never
-        quiet = how == "failed" or (how == "left" and (self._is_reserve() or isinstance(self._leaving, RankDiscarded)))
-        self._agents.close(how, cut=quiet)
+        why = "" if self._leaving is None else _in_words(self._leaving)
+        self._agents.close(how, cut=how == "failed" or self._quietly, why=why)
         self._job.leave(self._book)
 
     def _cut_off(self) -> bool:
@@ -169,7 +175,8 @@ class Loop:
             return Event.QUIT
         self._leaving = error
         self._agents.thread.leave_after_outcome()
-        if self._phase in (Phase.JOIN, Phase.END, Phase.COMPLETE, Phase.LEAVE) or self._leaves_quietly(error):
+        self._quietly = self._leaves_quietly(error)
+        if self._quietly or self._phase in (Phase.JOIN, Phase.END, Phase.COMPLETE, Phase.LEAVE):
             return Event.QUIT
         abort = f"{_who(self._state)}: initialize raised {_in_words(error)}" if self._phase is Phase.INITIALIZE else ""
         try:
@@ -200,6 +207,8 @@ class Loop:
             state=State(
                 rank=self._book.rank,
                 world_size=self._book.world_size,
+                active_rank=self._placed.active_rank,
+                active_world_size=self._placed.active_world_size,
                 initial_rank=self._job.launch.rank,
                 initial_world_size=self._job.launch.world_size,
                 iteration=self._book.iteration,
@@ -225,7 +234,7 @@ class Loop:
         if not start.go:
             return Event.NO_START
         self._book.started(proposed.rank, proposed.world_size)
-        self._state = proposed
+        self._state = self._placed = proposed
         self._agents.board.place(proposed.rank, self._is_reserve())
         self._enter_iteration()
         return Event.OK
@@ -254,7 +263,7 @@ class Loop:
     def _finish(self) -> Event:
         if self._is_reserve():
             return self._await_outcome(None)
-        self._do(coordinator.finish(self._book.iteration, self._state.active_world_size, self._book.roster))
+        self._do(coordinator.finish(self._book.iteration, self._placed.active_world_size, self._book.roster))
         return self._await_outcome(self._options.completion_timeout)
 
     def _await_outcome(self, timeout: float | None) -> Event:
@@ -279,7 +288,7 @@ class Loop:
     def _wait_for_abort(self) -> Event:
         """Wait until the MonitorThread has run the ladder; then sweep up what the function made while it ran."""
         outcome: Outcome | None = None
-        if not self._cut_off():
+        if not self._cut_off() and not self._quietly:
             outcome = self._take("outcome", self._book.iteration, self._options.barrier_timeout, _no_outcome)
         if outcome is not None and not outcome.completed:
             self._take("aborted", self._book.iteration, self._options.barrier_timeout, _no_abort)
@@ -383,7 +392,7 @@ class Loop:
     # --- small things -------------------------------------------------------------------------------------------
 
     def _is_reserve(self) -> bool:
-        return self._state.mode is Mode.INACTIVE
+        return self._placed.mode is Mode.INACTIVE
 
     def _do(self, verb: Verb[T]) -> T:
         return self._agents.do(verb)
@@ -400,8 +409,8 @@ class Loop:
             absent = self._do(coordinator.missing(self._book.iteration, name, self._book.roster))
             return (
                 f"initial ranks {_some(absent)} did not arrive within barrier_timeout={timeout:g}s "
-                f"({self._phase.value}, iteration {self._book.iteration}, {len(self._book.roster)} members). Check that "
-                "all of them were started with the same WORLD_SIZE, or raise barrier_timeout."
+                f"({self._phase.value}, iteration {self._book.iteration}, {len(self._book.roster)} members). Check "
+                "that all of them were started with the same WORLD_SIZE, or raise barrier_timeout."
             )
 
         return overdue

@@ -191,13 +191,15 @@ def _await_server(host: str, port: int, timeout: float, stopped: threading.Event
         pause = min(pause * 1.5, RETRY[1])
     raise TimeoutError(
         f"no store at {host}:{port} (MASTER_ADDR:MASTER_PORT) within {timeout:g} s (barrier_timeout): {reason}. Rank 0 "
-        "serves it: check that rank 0 was started, that all ranks have the same address, and that the port is reachable."
+        "serves it: check that rank 0 was started, that all ranks have the same address and the port is reachable."
     )
 
 
 def serve(host: str, port: int) -> Any:
-    """A TCPStore server on ``port`` (0: any free one; read ``.port``). Where ``host`` is a loopback address it is reachable
-    from this machine only. Raises OptionError where the port is taken."""
+    """A TCPStore server on ``port`` (0: any free one; read ``.port``). Raises OptionError where the port is taken.
+
+    Where ``host`` is a loopback address it is reachable from this machine only.
+    """
     listener = _listen(host, port)
     number = listener.getsockname()[1]
     local = "127.0.0.1" if listener.family == socket.AF_INET else "::1"
