@@ -20,6 +20,8 @@ LEASE_SHARE = 0.9
 
 #: phases that come after the function of the iteration has been left
 _AFTERWARDS = frozenset({Phase.COMPLETE, Phase.ABORT, Phase.FINALIZE, Phase.RECHECK, Phase.END, Phase.LEAVE, Phase.OUT})
+#: phases of a rank that will not call the function again and that nobody waits for
+_LEAVING = frozenset({Phase.COMPLETE, Phase.LEAVE, Phase.OUT})
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,8 @@ def _hard(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
 
 def _lease(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
     """The others are about to go on without this rank (or have done so): it must not run any more."""
+    if seen.phase in _LEAVING:
+        return
     if view.cut_off_at is not None:
         text = f"cut off from the others, it did not leave within {_seconds(view.limits.hard)} (hard_timeout)"
         yield view.cut_off_at + view.limits.hard, _kill(seen, view, text)

@@ -1,0 +1,415 @@
+"""The monitor program: protects one rank from the outside. Started with exec by ``monitor_process``.
+
+It protects before it knows any store: the main thread waits on the training process's pidfd, a socket to it and timers,
+and applies ``policy`` to the board. Everything that talks to a store is in ``monitor_link``; its threads post events.
+Each wait has an end: the process goes when its rank has left the call (or is dead and accounted for) and no other
+member needs a store that is served here, and at once when the store is lost and there is no rank left to protect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import queue
+import select
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from inprocess import clock, coordinator, monitor_link, policy
+from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.board import Board
+from inprocess.monitor_config import MonitorConfig
+from inprocess.policy import Snapshot
+
+__all__ = ["Monitor", "main"]
+
+log = logging.getLogger("inprocess.monitor")
+#: sent to whole process groups by people and schedulers; the training process decides what they mean, its monitor stays
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+#: how long a call that has ended waits for a store that was never reached (seconds)
+GIVE_UP = 1.0
+#: how long a call that failed waits for its monitor to have told the others (seconds)
+SHORTLY = 0.1
+#: exit codes
+DONE, FAILED, AGAIN = 0, 1, 2
+
+
+class Monitor:
+    """The main thread of the program. Everything here runs in it, ``post`` excepted."""
+
+    def __init__(
+        self, config: MonitorConfig, board: Board, control: socket.socket, training: int, predecessor: int = -1
+    ):
+        self._config, self._board, self._control, self._training = config, board, control, training
+        self._events: queue.SimpleQueue[monitor_link.Event] = queue.SimpleQueue()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        for fd in (training, control.fileno(), self._wake):
+            self._poll.register(fd, select.POLLIN)
+        self._link = monitor_link.Link(config, board, self.post, predecessor)
+        self._started = start_time(config.training_pid)
+        limits = policy.Limits.of(config.soft_timeout, config.hard_timeout, config.heartbeat_timeout)
+        self._view = policy.View(config.member, limits, config.iteration)
+        self._looked = clock.monotonic_ns()
+        self._received = b""
+        #: the rank is in the call and alive: the rules apply
+        self._protecting = True
+        self._joined = False
+        #: since when the store is lost (ns)
+        self._lost_at: int | None = None
+        #: why it was killed, if this monitor did it
+        self._killed: InterruptionRecord | None = None
+        #: moments (s) with something to do then
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+        self._exit: int | None = None
+
+    def post(self, event: monitor_link.Event) -> None:
+        """Give the main thread an event; from any thread."""
+        self._events.put(event)
+        os.eventfd_write(self._wake, 1)
+
+    def run(self) -> int:
+        """Protect the rank until there is nothing left to do; answers the exit code."""
+        self.tell(ready=os.getpid())
+        self._link.start()
+        while self._exit is None:
+            self._turn()
+        return self._exit
+
+    def tell(self, **message: Any) -> None:
+        """Send a line to the training process. One that does not read is not waited for."""
+        with contextlib.suppress(OSError):
+            self._control.send(json.dumps(message).encode() + b"\n", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    # --- one turn -----------------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        ready = dict(self._poll.poll(self._sleep()))
+        if self._wake in ready:
+            os.eventfd_read(self._wake)
+        while not self._events.empty():
+            self._on_event(self._events.get())
+        if self._training in ready:
+            self._on_death()
+        if self._control.fileno() in ready:
+            self._on_control()
+        now = clock.monotonic()
+        for timer in [timer for timer in self._timers if timer[0] <= now]:
+            self._timers.remove(timer)
+            timer[1]()
+        if self._protecting and self._exit is None:
+            self._protect()
+
+    def _sleep(self) -> float | None:
+        """Milliseconds until the next turn, at most; None: only events matter."""
+        now = clock.monotonic_ns()
+        moments = [int(moment * 1e9) for moment, _ in self._timers]
+        if self._protecting:
+            moments.append(now + int(self._config.monitor_process_interval * 1e9))
+            due = policy.wake_at(self._board.snapshot(), self._view)
+            moments += [] if due is None else [due]
+        # rounded up: waking a moment too early would mean waking twice
+        return None if not moments else max(0, -((now - min(moments)) // 1_000_000))
+
+    # --- protecting the rank ------------------------------------------------------------------------------------
+
+    def _protect(self) -> None:
+        now, seen = clock.monotonic_ns(), self._board.snapshot()
+        self._view = self._current_view(now, seen)
+        for action in policy.decide(now, seen, self._view):
+            if isinstance(action, policy.Report):
+                log.warning("iteration %d: %s", action.iteration, action.record)
+                self._view = dataclasses.replace(self._view, reported=action.iteration)
+                self._link.report(action.iteration, action.record)
+            else:
+                self._kill(action)
+
+    def _current_view(self, now: int, seen: Snapshot) -> policy.View:
+        link, view = self._link, self._view
+        iteration = link.book.iteration
+        interrupted, when = link.interrupted
+        interrupted_at = when if interrupted == iteration else None
+        # a gap this long: this process was stopped, perhaps together with its rank, whose silence then means nothing
+        stopped = now - self._looked > view.limits.soft // 2 + int(self._config.monitor_process_interval * 1e9)
+        self._looked = now
+        return dataclasses.replace(
+            view,
+            iteration=iteration,
+            interrupted_at=interrupted_at,
+            atomic_at=now if seen.atomic and interrupted_at is not None else view.atomic_at,
+            lease_from=None if link.ended.is_set() else link.lease_from,
+            cut_off_at=self._lost_at if link.removed_at is None else link.removed_at,
+            awake_since=now if stopped else view.awake_since,
+        )
+
+    def _kill(self, kill: policy.Kill) -> None:
+        log.error("killing the training process %d: %s", self._config.training_pid, kill.record)
+        self._view = dataclasses.replace(self._view, killed=True)
+        self._killed = kill.record
+        if not kill.at_once:
+            self._signal(signal.SIGTERM)  # before SIGCONT: a stopped process takes it first thing when it wakes
+            self._signal(signal.SIGCONT)
+            if self._dies_within(self._config.termination_grace_time):
+                return
+        self._signal(signal.SIGKILL)
+        if not self._dies_within(self._config.termination_grace_time):
+            log.error("the kernel does not let go of process %d (a device driver?); it will never run again", self._pid)
+            self._on_death()
+
+    @property
+    def _pid(self) -> int:
+        return self._config.training_pid
+
+    def _signal(self, signum: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._training, signum)
+
+    def _dies_within(self, seconds: float) -> bool:
+        poll = select.poll()
+        poll.register(self._training, select.POLLIN)
+        return bool(poll.poll(seconds * 1e3))
+
+    # --- what happened ------------------------------------------------------------------------------------------
+
+    def _on_death(self) -> None:
+        self._poll.unregister(self._training)
+        if not self._protecting:
+            return
+        rank = self._board.snapshot().rank
+        how = how_died(self._pid, self._started)
+        record = InterruptionRecord(rank, Interruption.TERMINATED, initial_rank=self._config.member, message=how)
+        log.warning("the training process %d is gone: %s", self._pid, how)
+        self._finish(lambda: self._link.speak(self._killed or record), self._config.barrier_timeout)
+
+    def _on_control(self) -> None:
+        try:
+            data = self._control.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:  # not death: only the pidfd tells that
+            self._poll.unregister(self._control)
+            return
+        *lines, self._received = (self._received + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "bye" in message and self._protecting:
+                self._on_bye(str(message["bye"]), str(message.get("why", "")))
+
+    def _on_bye(self, how: str, why: str) -> None:
+        log.info("the rank has left the call (%s)", how)
+        if how != "failed":
+            self._finish(self._link.say_gone, self._config.barrier_timeout)
+            return
+        text = f"left the call{': ' if why else ''}{why}"
+        rank = self._board.snapshot().rank
+        record = InterruptionRecord(rank, Interruption.TERMINATED, initial_rank=self._config.member, message=text)
+        self._finish(lambda: self._link.speak(record), self._config.termination_grace_time)
+        self._at(SHORTLY, lambda: self.tell(lingering=True))
+
+    def _finish(self, last_words: Callable[[], None], patience: float) -> None:
+        """The rank is no more: say so and go. A job that has not begun is waited for ``patience`` seconds."""
+        self._protecting = False
+        if self._lost_at is not None:
+            self._exit = DONE
+            return
+        self._at(GIVE_UP, lambda: None if self._joined else self._link.give_up())
+        self._at(patience, self._leave_unbegun)
+        last_words()
+
+    def _leave_unbegun(self) -> None:
+        if self._link.book.iteration == coordinator.JOINING:
+            log.warning("the job has not begun; no longer waiting for the others")
+            self._exit = DONE
+
+    def _at(self, seconds: float, action: Callable[[], None]) -> None:
+        self._timers.append((clock.monotonic() + seconds, action))
+
+    def _on_event(self, event: monitor_link.Event) -> None:
+        match event:
+            case monitor_link.Serving(port):
+                self.tell(serving=port)
+            case monitor_link.Joined():
+                self._joined = True
+                self.tell(joined=True)
+            case monitor_link.Lost(text):
+                self._on_lost(text)
+            case monitor_link.Crashed(text, option):
+                self.tell(failed=text, option=option)
+                self._exit = FAILED
+            case monitor_link.HalfLoaded():
+                self._exit = AGAIN
+            case monitor_link.Spoken() if not self._link.is_host:
+                self._exit = DONE
+            case monitor_link.Spoken():
+                self._link.linger()
+            case monitor_link.Over(True):
+                self._exit = DONE
+            case monitor_link.Over(False):
+                self.tell(lingering=True)
+
+    def _on_lost(self, text: str) -> None:
+        if not self._protecting:
+            log.info("leaving: %s", text)
+            self._exit = DONE
+        elif self._lost_at is None and not self._link.ended.is_set():
+            log.error("store lost: %s", text)
+            self._lost_at = clock.monotonic_ns()
+            self.tell(store_lost=text)
+
+
+# --- how a process died ------------------------------------------------------------------------------------------
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """The fields of /proc/<pid>/stat from the third on; empty where there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def start_time(pid: int) -> str:
+    """Tells this process from a later one with the same id."""
+    fields = _stat_fields(pid)
+    return fields[19] if fields else ""
+
+
+def how_died(pid: int, started: str) -> str:
+    """In words, as far as it can be known: the exit status is there only until the parent has asked for it."""
+    fields = _stat_fields(pid)
+    if len(fields) < 50 or fields[0] not in "ZX" or fields[19] != started:
+        return "the training process ended"
+    status = int(fields[49])
+    if not os.WIFSIGNALED(status):
+        return f"the training process exited with code {os.WEXITSTATUS(status)}"
+    signum = os.WTERMSIG(status)
+    with contextlib.suppress(ValueError):
+        return f"killed by {signal.Signals(signum).name}"
+    return f"killed by signal {signum}"
+
+
+# --- log and pid file: private, and never through a link that somebody else has put there ------------------------
+
+
+def open_log(path: str | None, member: int) -> None:
+    """Log to this file and let C++ code write to it too; without one, warnings go to the inherited stderr."""
+    if path is not None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(path, flags, 0o600)
+        os.dup2(fd, 2)
+        os.close(fd)
+    text = f"%(asctime)s.%(msecs)03d monitor of initial rank {member} [%(process)d] %(levelname)s: %(message)s"
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(text, "%Y-%m-%d %H:%M:%S"))
+    logging.getLogger().addHandler(handler)
+    log.setLevel(logging.WARNING if path is None else logging.INFO)
+
+
+def write_pidfile(path: str, training_pid: int) -> None:
+    """Write this process's id. A file that a dead monitor, or one of the same training process, left is replaced.
+
+    Raises:
+        OSError: it cannot be written, or names a live process of another job.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        other = _pid_in(path)
+        if other is not None and _is_foreign(other, training_pid):
+            raise FileExistsError(f"{path} names process {other}, which is alive and of another job")
+        os.unlink(path)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(f"{os.getpid()}\n")
+
+
+def remove_pidfile(path: str) -> None:
+    """Remove the file unless it is another process's by now."""
+    with contextlib.suppress(OSError):
+        if _pid_in(path) == os.getpid():
+            os.unlink(path)
+
+
+def _pid_in(path: str) -> int | None:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(f"{path} is not a regular file")
+        text = os.read(fd, 32).strip()
+    finally:
+        os.close(fd)
+    return int(text) if text.isdigit() else None
+
+
+def _is_foreign(pid: int, training_pid: int) -> bool:
+    """Whether a pid file's process is a live monitor, and not of this training process."""
+    fields = _stat_fields(pid)
+    if not fields or fields[0] in "ZX" or pid == os.getpid() or int(fields[1]) == training_pid:
+        return False
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"inprocess.monitor_main" in file.read()
+    except OSError:
+        return False
+
+
+# --- the program -------------------------------------------------------------------------------------------------
+
+
+def main(config_fd: int, control: int, board: int, training: int, predecessor: int) -> NoReturn:
+    """Run one monitor with these inherited descriptors (-1: none) and end the process."""
+    for signum in IGNORED:
+        signal.signal(signum, signal.SIG_IGN)
+    config = read_config(config_fd)
+    monitor = Monitor(config, Board.attach(board), socket.socket(fileno=control), training, predecessor)
+    code = FAILED
+    try:
+        if _prepare(config, monitor):
+            code = monitor.run()
+        if code == AGAIN:
+            start_again(config_fd, config)
+    except BaseException as error:
+        log.exception("the monitor failed")
+        monitor.tell(failed=f"{type(error).__name__}: {error}", option=False)
+    finally:
+        if config.pidfile is not None:
+            remove_pidfile(config.pidfile)
+        logging.shutdown()
+        os._exit(code)  # threads that wait inside torch cannot be joined
+
+
+def read_config(fd: int) -> MonitorConfig:
+    with open(fd, "rb", closefd=False) as file:
+        file.seek(0)
+        return MonitorConfig.from_json(file.read())
+
+
+def _prepare(config: MonitorConfig, monitor: Monitor) -> bool:
+    name, value = "monitor_process_logfile", config.logfile
+    try:
+        open_log(config.logfile, config.member)
+        name, value = "monitor_process_pidfile", config.pidfile
+        if config.pidfile is not None:
+            write_pidfile(config.pidfile, config.training_pid)
+    except OSError as error:
+        text = f"{name}={value!r} cannot be written: {error}. Choose a path in a directory that exists and is yours."
+        monitor.tell(failed=text, option=True)
+        return False
+    log.info("monitor of process %d, iteration %d", config.training_pid, config.iteration)
+    return True
+
+
+def start_again(config_fd: int, config: MonitorConfig) -> NoReturn:
+    """Become a fresh program with the same descriptors that imports all of torch."""
+    os.ftruncate(config_fd, 0)
+    with open(config_fd, "w", closefd=False) as file:
+        file.seek(0)
+        file.write(dataclasses.replace(config, full_torch=True).to_json())
+    logging.shutdown()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -1,0 +1,326 @@
+"""The training process's side of its monitor process: start it, hear from it, say goodbye, replace it when it died.
+
+The monitor is a program of its own, started with exec in its own session; nothing of this process is forked. The two
+share the board, and a socket with one JSON object per line. Death is told by pidfds alone, never by the end of the
+socket: children forked by the user may hold copies of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import inprocess
+from inprocess import clock
+from inprocess.board import Board
+from inprocess.exception import OptionError, RestartError, StoreLost, TimeoutError
+from inprocess.monitor_config import MonitorConfig
+from inprocess.protocol.book import Book
+
+__all__ = ["MonitorConfig", "MonitorProcess", "reap_lingering"]
+
+#: the program: nothing is imported before the training process's own search path is set
+_PROGRAM = """
+import json, sys
+numbers = [int(word) for word in sys.argv[1:]]
+with open(numbers[0], "rb", closefd=False) as file:
+    file.seek(0)
+    sys.path[:] = json.load(file)["sys_path"]
+from inprocess.monitor_main import main
+main(*numbers)
+"""
+#: C++ code of torch would log each wait that times out; no thread pools either
+_ENVIRONMENT = {"TORCH_CPP_LOG_LEVEL": "FATAL", "OMP_NUM_THREADS": "1"}
+#: a monitor that dies this often within so many seconds will not live
+REPLACEMENTS, PER_SECONDS = 5, 60.0
+
+#: monitors that stay after the call because others need them: pid -> the port they serve; reaped by later calls
+_lingering: dict[int, int | None] = {}
+
+
+class MonitorProcess:
+    """One rank's monitor process during one call. Methods may be called from any thread.
+
+    Args:
+        config: what it has to know; ``training_pid`` and ``sys_path`` are filled in by :meth:`start`.
+        board: shared with it.
+    """
+
+    def __init__(self, config: MonitorConfig, board: Board) -> None:
+        self.config = config
+        self._board = board
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._control: socket.socket | None = None
+        self._received = b""
+        # protects the fields below and reading from the socket
+        self._lock = threading.RLock()
+        self._said: dict[str, Any] = {}
+        self._deaths: list[float] = []
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None where none was started, or it has been reaped."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def pidfd(self) -> int:
+        """Becomes readable when the monitor has died; -1 where there is none. It changes with `replace`."""
+        return self._pidfd
+
+    @property
+    def failed(self) -> str | None:
+        """Why the monitor gave up, in words; None where it did not (or was killed)."""
+        self._hear()
+        return self._said.get("failed")
+
+    @property
+    def store_lost(self) -> str | None:
+        """What the monitor said when it lost the store; None where it did not."""
+        self._hear()
+        return self._said.get("store_lost")
+
+    # --- start ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the program; returns at once. It protects this process before it has joined the store.
+
+        Raises:
+            RestartError: it cannot be started (no interpreter, no processes left, a kernel before 5.3).
+        """
+        reap_lingering()
+        with self._lock:
+            self.config = dataclasses.replace(self.config, training_pid=os.getpid(), sys_path=_search_path())
+            self._said, self._received = {}, b""
+            ours, theirs = socket.socketpair()
+            inherited = [theirs.detach(), self._board.fd]
+            mine = inherited[:1]
+            try:
+                mine.append(_memory_file(self.config.to_json()))
+                mine.append(os.pidfd_open(os.getpid()))
+                mine += self._predecessor()
+                self._process = _spawn([mine[1], *inherited, *mine[2:]])
+                self._pidfd = os.pidfd_open(self._process.pid)
+            except (OSError, AttributeError) as error:
+                ours.close()
+                raise RestartError(
+                    f"cannot start the monitor process with {sys.executable!r}: {error}. It needs Linux 5.3 or later, "
+                    "a Python interpreter that can be executed, and one more process within the limits (ulimit -u)."
+                ) from error
+            finally:
+                for fd in mine:
+                    os.close(fd)
+            self._control = ours
+
+    def _predecessor(self) -> list[int]:
+        """A descriptor of the monitor that still serves our port for an earlier call, if there is one."""
+        port = self.config.serve_port
+        pids = [pid for pid, its_port in _lingering.items() if port and its_port == port]
+        return [os.pidfd_open(pid) for pid in pids[-1:]]
+
+    def wait_serving(self, timeout: float) -> int:
+        """Wait until the base store is up (only where ``serve_port`` is set); answers its port.
+
+        Raises:
+            OptionError: the port is taken, or another option is wrong.
+            RestartError: the monitor failed or died.
+            TimeoutError: nothing of that within ``timeout`` seconds.
+        """
+        return int(self._await("serving", timeout))
+
+    def wait_joined(self, timeout: float) -> None:
+        """Wait until the monitor has reached the store; at once where it has. Raises as `wait_serving` does.
+
+        A rank that runs through iterations without it would leave it too far behind to follow.
+        """
+        self._await("joined", timeout)
+
+    def _await(self, what: str, timeout: float) -> Any:
+        deadline = clock.monotonic() + timeout
+        while what not in self._said:
+            alive = self._hear(max(0.0, deadline - clock.monotonic()))
+            if "failed" in self._said:
+                self.check()
+            if not alive and what not in self._said:
+                raise RestartError(f"the monitor process died before it said {what!r}; its log has more")
+            if what not in self._said and clock.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"the monitor process did not say {what!r} within {timeout:g} s (barrier_timeout). Is the store at "
+                    f"{self.config.store} up, and the host not overloaded?"
+                )
+        return self._said[what]
+
+    def check(self) -> None:
+        """Raises OptionError or RestartError where the monitor gave up, with its reason."""
+        text = self.failed
+        if text is not None:
+            raise (OptionError if self._said.get("option") else RestartError)(text)
+
+    # --- hearing from it -------------------------------------------------------------------------------------------
+
+    def _hear(self, timeout: float = 0.0) -> bool:
+        """Take in what it says, waiting up to ``timeout`` seconds for something; False where it is dead."""
+        control, pidfd = self._control, self._pidfd
+        if control is None:
+            return False
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.register(control, select.POLLIN)
+        ready = dict(poll.poll(timeout * 1e3))
+        with self._lock:
+            while self._control is control and self._receive(control):
+                pass
+        return pidfd not in ready
+
+    def _receive(self, control: socket.socket) -> bool:
+        try:
+            data = control.recv(1 << 16, socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        *lines, self._received = (self._received + data).split(b"\n")
+        for line in lines:
+            self._said.update(json.loads(line))
+        return bool(data)
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def bye(self, how: str, linger_ok: bool = True, why: str = "") -> None:
+        """Tell the monitor that this rank has left the call, and wait until it has gone.
+
+        Args:
+            how: "completed"; "left" where the rank itself has said so in the end round; "failed" where it could not:
+                then the monitor speaks for it.
+            linger_ok: whether a monitor on whose stores others still depend may stay; it goes when they are done.
+                Otherwise it is killed after ``termination_grace_time``.
+            why: for "failed": the reason, for the others' reports.
+        """
+        with self._lock:
+            if self._control is None or self._closed:
+                return
+            message = json.dumps({"bye": how, "why": why[:400]}).encode() + b"\n"
+            with contextlib.suppress(OSError):  # it is dead; seen below
+                self._control.send(message, socket.MSG_NOSIGNAL)
+        deadline = clock.monotonic() + self.config.termination_grace_time
+        while self._hear(max(0.0, deadline - clock.monotonic())):
+            stays = "lingering" in self._said or how == "failed"
+            if linger_ok and "lingering" in self._said:
+                return self._let_linger()
+            if clock.monotonic() >= deadline:
+                return self._let_linger() if linger_ok and stays else self.close()
+        self.close()
+
+    def _let_linger(self) -> None:
+        with self._lock:
+            if self._process is not None:
+                _lingering[self._process.pid] = self.config.serve_port
+                self._process.returncode = (
+                    0  # meant to stay; reaped by reap_lingering, its destructor must not complain
+                )
+                self._process = None
+            self.close()
+
+    def close(self) -> None:
+        """Kill the monitor if it is still there, reap it, and close everything. More than once is fine."""
+        with self._lock:
+            self._closed = True
+            self._drop()
+        reap_lingering()
+
+    def _drop(self) -> None:
+        if self._process is not None:
+            self._process.kill()  # by Popen, which knows whether it has been reaped
+            self._process.wait()
+            self._process = None
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+    # --- replacing it ----------------------------------------------------------------------------------------------
+
+    def replace(self, book: Book) -> bool:
+        """Start a new monitor after one has died; ``book`` is this process's own. False: the call has ended already.
+
+        Raises:
+            StoreLost: the dead one served the store.
+            OptionError, RestartError: it gave up for a reason that a new one would share, or too many died.
+        """
+        with self._lock:
+            if self._closed:
+                return False
+            self.check()
+            if self.config.serve_port is not None:
+                raise StoreLost("the monitor process that served the store was killed, and the store with it")
+            self._count_death()
+            never_joined = "joined" not in self._said  # perhaps the light import of torch is what killed it
+            self.config = dataclasses.replace(
+                self.config,
+                roster=book.roster,
+                iteration=book.iteration,
+                full_torch=self.config.full_torch or never_joined,
+            )
+            self._drop()
+            self.start()
+            return True
+
+    def _count_death(self) -> None:
+        now = clock.monotonic()
+        self._deaths = [when for when in self._deaths if now - when < PER_SECONDS] + [now]
+        if len(self._deaths) > REPLACEMENTS:
+            raise RestartError(
+                f"the monitor process died {len(self._deaths)} times within {PER_SECONDS:g} s; set "
+                f"monitor_process_logfile (now {self.config.logfile!r}) to see why, and look for a process that kills it"
+            )
+
+
+def reap_lingering() -> None:
+    """Collect monitors of earlier calls that have ended meanwhile."""
+    for pid in list(_lingering):
+        try:
+            ended = os.waitpid(pid, os.WNOHANG)[0] == pid
+        except ChildProcessError:  # reaped by somebody else, or this is a forked child
+            ended = True
+        if ended:
+            _lingering.pop(pid, None)
+
+
+def _spawn(descriptors: list[int]) -> subprocess.Popen[bytes]:
+    """``descriptors``: config, control, board, this process, and perhaps a predecessor."""
+    numbers = [*descriptors, -1][:5]
+    return subprocess.Popen(
+        # no site module: it would run the user's start-up files
+        [sys.executable, "-S", "-W", "ignore", "-c", _PROGRAM, *map(str, numbers)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        cwd="/",
+        env={**os.environ, **_ENVIRONMENT},
+        pass_fds=descriptors,
+        start_new_session=True,
+    )
+
+
+def _memory_file(text: str) -> int:
+    fd = os.memfd_create("inprocess-config", os.MFD_CLOEXEC)
+    with open(fd, "w", closefd=False) as file:
+        file.write(text)
+    return fd
+
+
+def _search_path() -> tuple[str, ...]:
+    """This process's module search path, usable from another directory; and where this package is, however it was found."""
+    here = os.path.dirname(os.path.dirname(os.path.abspath(inprocess.__file__)))
+    entries = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    last = [here] if torch is None else [here, os.path.dirname(os.path.dirname(os.path.abspath(torch)))]
+    return tuple(dict.fromkeys([*entries, *last]))

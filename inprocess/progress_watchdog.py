@@ -1,0 +1,152 @@
+"""Automatic progress: stamps the board whenever the main thread runs bytecode, and notices the monitor's death.
+
+How it asks. CPython runs "pending calls" in the main thread between two bytecodes. At each interval one is scheduled,
+never a second before the first has run: they would pile up while the main thread is inside C code, and CPython has
+room for 32.
+
+Why the pending call is ``sem_post`` of the C library and no Python function. A Python callback would be a piece of
+library code that runs anywhere in the user's function: an interruption raised while it runs would be swallowed there.
+``sem_post`` takes one pointer, answers 0 and runs no bytecode. This thread takes the semaphore and writes the stamp.
+
+A call that is still pending when the watchdog stops runs later, or never. So the semaphore belongs to the process, is
+never freed, and what is pending is known to the next watchdog.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from inprocess.board import Board
+from inprocess.clock import monotonic
+
+__all__ = ["ProgressWatchdog"]
+
+log = logging.getLogger(__name__)
+#: after scheduling, how long to stay awake for the answer of a main thread that runs (seconds)
+SOON = 0.02
+
+
+class _Monitor(Protocol):
+    @property
+    def pidfd(self) -> int: ...
+
+
+class _Probe:
+    """One pending call at a time, in the process's main thread."""
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._semaphore = ctypes.create_string_buffer(128)  # a sem_t has 32 bytes
+        libc.sem_init(self._semaphore, 0, 0)
+        self._post = ctypes.cast(libc.sem_post, ctypes.c_void_p)
+        self._take = libc.sem_trywait
+        self._add = ctypes.pythonapi.Py_AddPendingCall
+        self._add.argtypes, self._add.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int
+        self._pending = False
+
+    def schedule(self) -> None:
+        """Ask the main thread to show that it runs; nothing where it has been asked already."""
+        if not self._pending:
+            # -1: others have filled CPython's queue; asked again at the next interval
+            self._pending = self._add(self._post, ctypes.addressof(self._semaphore)) == 0
+
+    @property
+    def pending(self) -> bool:
+        return self._pending
+
+    def answered(self) -> bool:
+        """Whether the main thread has run since it was asked; true once for each question."""
+        if self._take(self._semaphore) != 0:
+            return False
+        self._pending = False
+        return True
+
+
+_probe: _Probe | None = None
+
+
+def _the_probe() -> _Probe:
+    global _probe
+    if _probe is None:
+        _probe = _Probe()
+    return _probe
+
+
+class ProgressWatchdog(threading.Thread):
+    """Stamps ``board`` while the main thread runs. One at a time per process.
+
+    Args:
+        board: where progress is written.
+        interval: seconds between two questions to the main thread.
+        monitor: its ``pidfd`` is watched; read again after each death.
+        on_monitor_death: called in this thread when the monitor has died; it may start a new one. What it raises is
+            logged, and the monitor is not watched any more.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        interval: float,
+        monitor: _Monitor | None = None,
+        on_monitor_death: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(name="inprocess-watchdog", daemon=True)
+        self._board, self._interval = board, interval
+        self._monitor, self._on_monitor_death = monitor, on_monitor_death
+        self._probe = _the_probe()
+        self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def stop(self) -> None:
+        """End the thread at once and wait for it; the board is not written afterwards. More than once is fine."""
+        if self._stop_fd < 0:
+            return
+        os.eventfd_write(self._stop_fd, 1)
+        if self.ident is not None:
+            self.join()
+        os.close(self._stop_fd)
+        self._stop_fd = -1
+
+    def run(self) -> None:
+        ask_at = monotonic()
+        while True:
+            now = monotonic()
+            if self._probe.answered():
+                self._board.stamp()
+            if now >= ask_at:
+                self._probe.schedule()
+                ask_at = now + self._interval
+            # a main thread that runs answers soon; one that does not is looked at once per interval
+            soon = self._probe.pending and now < ask_at - self._interval + SOON
+            if self._wait(SOON if soon else max(0.0, ask_at - now)):
+                return
+
+    def _wait(self, seconds: float) -> bool:
+        """Sleep; True when it is time to stop."""
+        poll = select.poll()
+        poll.register(self._stop_fd, select.POLLIN)
+        pidfd = -1 if self._monitor is None else self._monitor.pidfd
+        if pidfd >= 0:
+            poll.register(pidfd, select.POLLIN)
+        # rounded up: poll would otherwise come back a moment too early, and once more
+        ready = {fd for fd, _ in poll.poll(int(seconds * 1e3) + 1)}
+        if self._stop_fd in ready:
+            return True
+        if pidfd in ready:
+            self._tell_monitor_death(pidfd)
+        return False
+
+    def _tell_monitor_death(self, pidfd: int) -> None:
+        try:
+            if self._on_monitor_death is not None:
+                self._on_monitor_death()
+        except Exception as error:
+            log.error("the monitor process is gone and cannot be replaced: %s", error)
+            self._monitor = None
+        if self._monitor is not None and self._monitor.pidfd == pidfd:
+            self._monitor = None  # nobody replaced it: a dead one would wake this thread for ever
