@@ -7,8 +7,6 @@ main thread waits locally, so that the main thread stays interruptible. It never
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +16,7 @@ from inprocess.exception import InternalError, RankShouldRestart, RestartError, 
 from inprocess.interrupt import Gate
 from inprocess.protocol.book import Book
 from inprocess.protocol.messages import BadMessage, Decision, Outcome, Start
-from inprocess.store import StoreSpec, connect, drive
+from inprocess.store import StoreSpec, connect, connections, drive, shut
 
 __all__ = ["Mailbox", "MonitorThread", "RankShouldRestart"]
 
@@ -126,8 +124,7 @@ class MonitorThread(threading.Thread):
     def _cut(self) -> None:
         with self._lock:
             for descriptor in self._sockets:
-                with socket.socket(fileno=os.dup(descriptor)) as ours:
-                    ours.shutdown(socket.SHUT_RDWR)
+                shut(descriptor)
 
     # --- this thread --------------------------------------------------------------------------------------------
 
@@ -148,10 +145,11 @@ class MonitorThread(threading.Thread):
                 self._sockets = []
 
     def _connect(self) -> Any:
-        before = _sockets_of_process()
+        before = {descriptor for descriptor, _ in connections()}
         store = connect(self._spec, self._timeout, self._ending)
         with self._lock:
-            self._sockets = [fd for fd in _peers(self._spec.port) if fd not in before]
+            mine = [descriptor for descriptor, peer in connections() if peer[1] == self._spec.port]
+            self._sockets = [descriptor for descriptor in mine if descriptor not in before]
         return store
 
     def _follow(self, store: Any) -> None:
@@ -206,20 +204,3 @@ class MonitorThread(threading.Thread):
 
 def _report_atomic(waited: float, holder: str) -> None:
     log.warning("the restart waits for atomic(), for %.0f s so far; it is held by %s", waited, holder)
-
-
-def _sockets_of_process() -> set[int]:
-    return {int(name) for name in os.listdir("/proc/self/fd")}
-
-
-def _peers(port: int) -> list[int]:
-    """Descriptors of this process' connections to a port."""
-    found = []
-    for descriptor in _sockets_of_process():
-        try:
-            with socket.socket(fileno=os.dup(descriptor)) as ours:
-                if ours.getpeername()[1] == port:
-                    found.append(descriptor)
-        except (OSError, IndexError):
-            continue  # not a socket, not connected, or a path
-    return found

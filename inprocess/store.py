@@ -6,14 +6,16 @@ Store with ``set, get, add, compare_set, wait, check, multi_get, delete_key`` wo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import ipaddress
 import json
 import os
 import socket
+import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -160,17 +162,27 @@ def _construct(made: list[Any], address: str, port: int, timeout: float) -> None
 
 def shut_connections(address: str, port: int) -> int:
     """Shut down this process' connections to a server: whoever is blocked on one gets an error. Answers how many."""
-    count = 0
+    found = [descriptor for descriptor, peer in connections() if peer == (address, port)]
+    for descriptor in found:
+        shut(descriptor)
+    return len(found)
+
+
+def connections() -> Iterator[tuple[int, tuple[str, int]]]:
+    """The TCP connections of this process: descriptor, and the peer's numeric address and port."""
     for name in os.listdir("/proc/self/fd"):
-        try:
-            with socket.socket(fileno=os.dup(int(name))) as peer:
-                where = peer.getpeername()
-                if where[0].removeprefix("::ffff:") == address and where[1] == port:
-                    peer.shutdown(socket.SHUT_RDWR)
-                    count += 1
-        except OSError:
-            continue  # not a socket, not connected, or closed meanwhile
-    return count
+        with contextlib.suppress(OSError):  # not connected, not TCP, or closed meanwhile
+            if stat.S_ISSOCK(os.stat(int(name)).st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as copy:
+                    peer = copy.getpeername()
+                if isinstance(peer, tuple):
+                    yield int(name), (str(peer[0]).removeprefix("::ffff:"), int(peer[1]))
+
+
+def shut(descriptor: int) -> None:
+    """Shut a connection down in both directions; the descriptor stays open, for its owner to close."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+        copy.shutdown(socket.SHUT_RDWR)
 
 
 def _await_server(host: str, port: int, timeout: float, stopped: threading.Event) -> str:
