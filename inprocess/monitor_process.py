@@ -211,22 +211,19 @@ class MonitorProcess:
                 self._control.send(message, socket.MSG_NOSIGNAL)
         deadline = clock.monotonic() + self.config.termination_grace_time
         while self._hear(max(0.0, deadline - clock.monotonic())):
-            stays = "lingering" in self._said or how == "failed"
             if linger_ok and "lingering" in self._said:
-                return self._let_linger()
-            if clock.monotonic() >= deadline:
-                return self._let_linger() if linger_ok and stays else self.close()
+                self._let_linger()
+            if self._process is None or clock.monotonic() >= deadline:
+                break
         self.close()
 
     def _let_linger(self) -> None:
         with self._lock:
             if self._process is not None:
                 _lingering[self._process.pid] = self.config.serve_port
-                self._process.returncode = (
-                    0  # meant to stay; reaped by reap_lingering, its destructor must not complain
-                )
+                # reaped by reap_lingering; its destructor must not complain
+                self._process.returncode = 0
                 self._process = None
-            self.close()
 
     def close(self) -> None:
         """Kill the monitor if it is still there, reap it, and close everything. More than once is fine."""
@@ -279,8 +276,8 @@ class MonitorProcess:
         self._deaths = [when for when in self._deaths if now - when < PER_SECONDS] + [now]
         if len(self._deaths) > REPLACEMENTS:
             raise RestartError(
-                f"the monitor process died {len(self._deaths)} times within {PER_SECONDS:g} s; set "
-                f"monitor_process_logfile (now {self.config.logfile!r}) to see why, and look for a process that kills it"
+                f"the monitor process died {len(self._deaths)} times within {PER_SECONDS:g} s; its log says why "
+                f"(monitor_process_logfile={self.config.logfile!r}), unless something kills it"
             )
 
 
@@ -318,7 +315,7 @@ def _memory_file(text: str) -> int:
 
 
 def _search_path() -> tuple[str, ...]:
-    """This process's module search path, usable from another directory; and where this package is, however it was found."""
+    """This process's module search path, usable from another directory, and where this package and torch are."""
     here = os.path.dirname(os.path.dirname(os.path.abspath(inprocess.__file__)))
     entries = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
     torch = getattr(sys.modules.get("torch"), "__file__", None)

@@ -138,15 +138,25 @@ class ProgressWatchdog(threading.Thread):
         if self._stop_fd in ready:
             return True
         if pidfd in ready:
-            self._tell_monitor_death(pidfd)
+            self._tell_monitor_death()
         return False
 
-    def _tell_monitor_death(self, pidfd: int) -> None:
+    def _tell_monitor_death(self) -> None:
         try:
             if self._on_monitor_death is not None:
                 self._on_monitor_death()
         except Exception as error:
             log.error("the monitor process is gone and cannot be replaced: %s", error)
             self._monitor = None
-        if self._monitor is not None and self._monitor.pidfd == pidfd:
-            self._monitor = None  # nobody replaced it: a dead one would wake this thread for ever
+            return
+        # a new pidfd may have the old one's number, so ask the kernel whether somebody replaced it
+        if self._monitor is not None and _has_ended(self._monitor.pidfd):
+            self._monitor = None  # a dead one would wake this thread for ever
+
+
+def _has_ended(pidfd: int) -> bool:
+    if pidfd < 0:
+        return False
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,0 +1,174 @@
+"""The progress watchdog: stamps while the main thread runs bytecode, and only then."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from inprocess import clock, progress_watchdog
+from inprocess.board import PROGRESS, Board
+from inprocess.progress_watchdog import ProgressWatchdog
+
+#: a ceiling, not a duration (seconds)
+SOON = 20.0
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    board = Board.create()
+    yield board
+    board.close()
+
+
+def spin_until(condition: object) -> None:
+    """Run bytecode in the main thread until it holds."""
+    end = clock.monotonic() + SOON
+    while not condition():  # type: ignore[operator]
+        assert clock.monotonic() < end
+
+
+def stamps(board: Board, count: int) -> None:
+    """Wait for so many stamps."""
+    for _ in range(count):
+        board.slots[PROGRESS] = 0
+        spin_until(lambda: board.slots[PROGRESS] > 0)
+
+
+def test_it_stamps_while_the_main_thread_runs(board: Board) -> None:
+    watchdog = ProgressWatchdog(board, 0.01)
+    watchdog.start()
+    stamps(board, 5)
+    watchdog.stop()
+
+
+def test_it_does_not_stamp_while_the_main_thread_is_in_c_code(board: Board) -> None:
+    watchdog = ProgressWatchdog(board, 0.01)
+    watchdog.start()
+    stamps(board, 1)
+    libc = ctypes.CDLL(None)
+    before = board.slots[PROGRESS]
+    libc.usleep(300_000)  # one call, the GIL released: every other thread runs
+    during = board.slots[PROGRESS]
+    stamps(board, 1)
+    watchdog.stop()
+    # the one call that was pending when the main thread went to sleep may have run just before
+    assert during - before < 100_000_000
+
+
+def test_one_question_at_a_time(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    probe = progress_watchdog._the_probe()
+    real = probe._add
+
+    def add(function: object, argument: object) -> int:
+        asked.append(1)
+        return int(real(function, argument))
+
+    monkeypatch.setattr(probe, "_add", add)
+    watchdog = ProgressWatchdog(board, 0.001)
+    watchdog.start()
+    stamps(board, 1)
+    before = len(asked)
+    ctypes.CDLL(None).usleep(200_000)
+    assert len(asked) - before <= 2
+    watchdog.stop()
+
+
+def test_a_question_that_is_still_open_at_the_end_harms_nobody(board: Board) -> None:
+    ready, stopped = threading.Event(), threading.Event()
+    watchdog = ProgressWatchdog(board, 0.01)
+
+    def stop_while_main_sleeps() -> None:
+        ready.wait()
+        watchdog.stop()
+        board.close()
+        stopped.set()
+
+    other = threading.Thread(target=stop_while_main_sleeps)
+    other.start()
+    watchdog.start()
+    stamps(board, 1)
+    ready.set()
+    ctypes.CDLL(None).usleep(200_000)
+    other.join()
+    fresh = Board.create()  # the call that is left over runs now; the next watchdog goes on from there
+    after = ProgressWatchdog(fresh, 0.01)
+    after.start()
+    stamps(fresh, 2)
+    after.stop()
+    fresh.close()
+
+
+def test_stopping_does_not_wait_for_the_interval(board: Board) -> None:
+    watchdog = ProgressWatchdog(board, 3600.0)
+    watchdog.start()
+    begin = clock.monotonic()
+    watchdog.stop()
+    watchdog.stop()
+    assert clock.monotonic() - begin < SOON
+    assert not watchdog.is_alive()
+
+
+def test_one_that_was_never_started_can_be_stopped(board: Board) -> None:
+    ProgressWatchdog(board, 1.0).stop()
+
+
+class Monitor:
+    """Stands for a MonitorProcess: a process and its pidfd."""
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+        self.pidfd = os.pidfd_open(self.process.pid)
+
+    def end(self) -> None:
+        os.close(self.pidfd)
+        self.process.kill()
+        self.process.communicate()
+
+
+def test_it_tells_the_monitor_s_death_each_time(board: Board) -> None:
+    monitor, deaths, died = Monitor(), [], threading.Semaphore(0)
+
+    def replace() -> None:
+        deaths.append(monitor.process.pid)
+        monitor.end()
+        monitor.start()
+        died.release()
+
+    watchdog = ProgressWatchdog(board, 0.05, monitor, replace)
+    watchdog.start()
+    for _ in range(2):
+        pid = monitor.process.pid
+        os.kill(pid, signal.SIGKILL)
+        assert died.acquire(timeout=SOON)
+        assert deaths[-1] == pid
+    watchdog.stop()
+    monitor.end()
+
+
+def test_a_monitor_that_cannot_be_replaced_is_told_once(board: Board, caplog: pytest.LogCaptureFixture) -> None:
+    monitor, calls = Monitor(), []
+
+    def fail() -> None:
+        calls.append(1)
+        raise OSError("no processes left")
+
+    watchdog = ProgressWatchdog(board, 0.01, monitor, fail)
+    watchdog.start()
+    os.kill(monitor.process.pid, signal.SIGKILL)
+    spin_until(lambda: calls)
+    stamps(board, 5)  # it goes on stamping
+    watchdog.stop()
+    monitor.end()
+    assert calls == [1]
+    assert "no processes left" in caplog.text

@@ -1,0 +1,126 @@
+"""The monitor's rules, second by second, without a clock. soft 60, hard 90, lease 27 (0.9 * 30)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from inprocess import policy
+from inprocess.attribution import Interruption
+from inprocess.policy import Action, Kill, Limits, Report, Snapshot, View
+from inprocess.protocol.phases import Phase
+
+S = 1_000_000_000
+VIEW = View(member=5, limits=Limits.of(60, 90, 30), iteration=2)
+RUN = Snapshot(progress=0, iteration=2, phase=Phase.RUN, rank=3)
+
+
+def at(seconds: float, seen: Snapshot = RUN, view: View = VIEW) -> list[str]:
+    """What is decided, in short, for example ["report 2 soft_timeout", "kill hard_timeout"]."""
+    return [short(action) for action in policy.decide(int(seconds * S), seen, view)]
+
+
+def short(action: Action) -> str:
+    if isinstance(action, Report):
+        return f"report {action.iteration} {action.record.interruption.value}"
+    return f"kill {action.record.interruption.value}{' at once' if action.at_once else ''}"
+
+
+def seen(**changes: object) -> Snapshot:
+    return dataclasses.replace(RUN, **changes)  # type: ignore[arg-type]
+
+
+def view(**changes: object) -> View:
+    return dataclasses.replace(VIEW, **changes)  # type: ignore[arg-type]
+
+
+SOFT = "report 2 soft_timeout"
+HARD = "kill hard_timeout"
+FENCE = "kill unresponsive at once"
+
+
+@pytest.mark.parametrize(
+    ("case", "seconds", "snapshot", "knows", "expected"),
+    [
+        ("progress is fresh", 59, RUN, VIEW, []),
+        ("no progress", 60, RUN, VIEW, [SOFT]),
+        ("no progress, in any phase", 60, seen(phase=Phase.CHECK), VIEW, [SOFT]),
+        ("no progress on a reserve", 60, seen(reserve=True), VIEW, [SOFT]),
+        ("no progress, already reported", 60, RUN, view(reported=2), []),
+        ("no progress, reported for the iteration before", 60, RUN, view(reported=1), [SOFT]),
+        ("no progress, already interrupted", 60, RUN, view(interrupted_at=50 * S), []),
+        ("no progress, not protected", 1000, seen(hang_protection=False), VIEW, []),
+        ("no progress while joining", 60, seen(iteration=-1, phase=Phase.JOIN), view(iteration=-1), []),
+        ("no progress, its monitor is ahead", 60, seen(phase=Phase.END), view(iteration=3), ["report 3 soft_timeout"]),
+        ("no progress, its monitor is behind", 60, RUN, view(iteration=1, interrupted_at=1), [SOFT]),
+        ("no progress, a longer section", 60, seen(soft_timeout=100 * S), VIEW, []),
+        ("no progress, a longer section is over", 100, seen(soft_timeout=100 * S), VIEW, [SOFT]),
+        ("no progress, a shorter section", 10, seen(soft_timeout=10 * S), VIEW, [SOFT]),
+        ("no progress, the monitor was stopped too", 100, RUN, view(awake_since=50 * S), []),
+        ("ping is fresh", 100, seen(progress=100 * S, ping=50 * S), VIEW, []),
+        ("no ping", 110, seen(progress=110 * S, ping=50 * S), VIEW, [SOFT]),
+        ("ping was never used", 500, seen(progress=500 * S), VIEW, []),
+        ("no ping outside the function", 110, seen(progress=110 * S, ping=50 * S, phase=Phase.FINISH), VIEW, []),
+        ("no ping on a reserve", 110, seen(progress=110 * S, ping=50 * S, reserve=True), VIEW, []),
+        ("no ping, not protected", 110, seen(progress=110 * S, ping=50 * S, hang_protection=False), VIEW, []),
+        ("hangs for good", 90, RUN, view(reported=2), [HARD]),
+        ("hangs for good, interrupted just now", 90, RUN, view(interrupted_at=89 * S), [HARD]),
+        ("hangs for good, a longer section", 129, seen(soft_timeout=100 * S), view(reported=2), []),
+        ("hangs for good, a longer section is over", 130, seen(soft_timeout=100 * S), view(reported=2), [HARD]),
+        ("released by the abort", 90, seen(progress=61 * S, answered=2), view(interrupted_at=60 * S), []),
+        ("no ping, no answer", 140, seen(progress=140 * S, ping=50 * S), view(interrupted_at=120 * S), [HARD]),
+        ("no ping, answered", 140, seen(progress=140 * S, ping=50 * S, answered=2), view(interrupted_at=120 * S), []),
+        ("no answer", 200, seen(progress=200 * S), view(interrupted_at=110 * S), [HARD]),
+        ("no answer yet", 199, seen(progress=199 * S), view(interrupted_at=110 * S), []),
+        ("no answer, unprotected", 200, seen(progress=0, hang_protection=False), view(interrupted_at=110 * S), [HARD]),
+        ("no answer, in atomic()", 300, seen(progress=300 * S, atomic=True), view(interrupted_at=110 * S), []),
+        ("no answer, atomic() ended", 300, seen(progress=300 * S), view(interrupted_at=110 * S, atomic_at=250 * S), []),
+        ("no answer long after", 340, seen(progress=340 * S), view(interrupted_at=110 * S, atomic_at=250 * S), [HARD]),
+        ("answered: further on", 200, seen(progress=200 * S, iteration=3), view(interrupted_at=110 * S), []),
+        ("answered: finalizing", 200, seen(progress=200 * S, phase=Phase.FINALIZE), view(interrupted_at=110 * S), []),
+        ("answered an older one", 200, seen(progress=200 * S, answered=1), view(interrupted_at=110 * S), [HARD]),
+        ("has not come there", 200, seen(progress=200 * S, iteration=1), view(interrupted_at=110 * S), [HARD]),
+        ("no heartbeat", 127, seen(progress=127 * S), view(lease_from=100 * S), [FENCE]),
+        ("no heartbeat for a while", 126, seen(progress=126 * S), view(lease_from=100 * S), []),
+        ("never a heartbeat", 500, seen(progress=500 * S), VIEW, []),
+        ("no heartbeat, not protected", 127, seen(hang_protection=False), view(lease_from=100 * S), [FENCE]),
+        ("no heartbeat while leaving", 127, seen(progress=127 * S, phase=Phase.LEAVE), view(lease_from=100 * S), []),
+        ("store lost", 150, seen(progress=150 * S), view(lease_from=100 * S, cut_off_at=101 * S), []),
+        ("store lost, does not leave", 191, seen(progress=191 * S), view(lease_from=9, cut_off_at=101 * S), [HARD]),
+        ("left", 1000, seen(left=True), view(lease_from=0, cut_off_at=0, interrupted_at=0), []),
+        ("is being killed", 1000, RUN, view(killed=True, lease_from=0), []),
+    ],
+)  # fmt: skip
+def test_rules(case: str, seconds: float, snapshot: Snapshot, knows: View, expected: list[str]) -> None:
+    assert at(seconds, snapshot, knows) == expected, case
+
+
+def test_soft_and_hard_may_be_due_together() -> None:
+    assert at(90) == [HARD, SOFT]
+
+
+def test_wake_at_is_the_first_moment_of_a_decision() -> None:
+    knows = view(lease_from=50 * S)
+    moment = policy.wake_at(RUN, knows)
+    assert moment == 60 * S
+    assert policy.decide(moment - 1, RUN, knows) == []
+    assert len(policy.decide(moment, RUN, knows)) == 1
+
+
+def test_nothing_to_wake_for_once_the_rank_has_left() -> None:
+    assert policy.wake_at(seen(left=True), VIEW) is None
+
+
+def test_records_say_who_what_and_where() -> None:
+    (report,) = policy.decide(60 * S, seen(atomic=True), VIEW)
+    assert report.record.rank == 3 and report.record.initial_rank == 5
+    assert report.record.interruption is Interruption.SOFT_TIMEOUT
+    assert report.record.message == "no progress for 60 s (soft_timeout), in phase 'run', inside atomic()"
+
+
+def test_a_fenced_rank_is_not_given_grace_and_others_are() -> None:
+    fence, kill = at(100, view=view(lease_from=0)), at(100, view=view(reported=2))
+    assert fence[0] == FENCE
+    assert kill == [HARD]
+    assert Kill(policy.decide(100 * S, RUN, view(reported=2))[0].record).at_once is False
