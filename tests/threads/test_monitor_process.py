@@ -1,0 +1,585 @@
+"""The monitor process, for real: it protects a process that is not this one, over a store that this one serves.
+
+`Rank` is a small training process without torch that does what it is told; the test plays every other member, and
+the protocol part of the rank itself, with the same verbs the library uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inprocess import clock, coordinator, guardian, store
+from inprocess.attribution import Interruption
+from inprocess.monitor_config import MonitorConfig
+from inprocess.protocol.book import Book
+from inprocess.protocol.messages import Arrival, Kind, Outcome
+from inprocess.protocol.ops import Verb
+
+#: a ceiling, not a duration (seconds)
+SOON = 30.0
+#: a training process: runs the lines it is sent and answers each with the value of `answer`
+PROGRAM = """
+import ctypes, json, os, signal, sys, time
+from inprocess import monitor_process
+from inprocess.board import Board
+from inprocess.monitor_process import MonitorConfig, MonitorProcess
+from inprocess.protocol.book import Book
+from inprocess.protocol.phases import Phase
+board = Board.create()
+board.place(0, False)
+monitor = MonitorProcess(MonitorConfig.from_json(sys.argv[1]), board)
+for line in sys.stdin:
+    answer = None
+    try:
+        exec(line)
+    except Exception as error:
+        answer = f"{type(error).__name__}: {error}"
+    print(json.dumps(answer), flush=True)
+"""
+
+
+class Rank:
+    """A training process of a test; ``config`` as for MonitorConfig."""
+
+    def __init__(self, **config: Any) -> None:
+        settings = {"monitor_process_interval": 0.05, "heartbeat_interval": 0.05, "rendezvous": "never"}
+        self.config = MonitorConfig(**{**settings, **config})
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, self.config.to_json()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)])},
+        )
+        #: pidfds of monitors
+        self.monitors: dict[int, int] = {}
+
+    def tell(self, line: str) -> None:
+        """Have it run a line of Python and do not wait for it."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def do(self, line: str) -> Any:
+        """Have it run a line of Python; answers what the line assigns to ``answer``."""
+        self.tell(line)
+        return self.answer()
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def start(self, joined: bool = True) -> int:
+        """Start its monitor; answers the pid."""
+        pid = self.do("monitor.start(); answer = monitor.pid")
+        assert isinstance(pid, int), pid
+        self.monitors[pid] = os.pidfd_open(pid)
+        if joined:
+            assert self.do(f"monitor.wait_joined({SOON})") is None
+        return pid
+
+    def enter(self, iteration: int = 0) -> None:
+        """It is in the function of an iteration."""
+        self.do(f"board.begin({iteration}); board.enter(Phase.RUN)")
+
+    def ended(self) -> int:
+        """Wait for the end of the training process; answers its exit code (negative: the signal)."""
+        return self.process.wait(SOON)
+
+    def monitor_ended(self, pid: int) -> None:
+        """Wait for the end of a monitor."""
+        wait_readable(self.monitors[pid])
+
+    def close(self) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+        for pid, pidfd in self.monitors.items():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            wait_readable(pidfd)
+            os.close(pidfd)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)  # this process is the subreaper
+
+
+def wait_readable(fd: int) -> None:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    assert poll.poll(SOON * 1e3), "it is still there"
+
+
+class Base:
+    """The base store, served by the test, and the members that the test plays."""
+
+    def __init__(self, prefix: str = "call") -> None:
+        self.server = store.serve("127.0.0.1", 0)
+        self.spec = store.StoreSpec(port=self.server.port, prefix=prefix)
+        self.connection = store.connect(self.spec, SOON)
+
+    def do(self, verb: Verb[Any]) -> Any:
+        return store.drive(verb, self.connection)
+
+    def join(self, *members: int) -> None:
+        for member in members:
+            self.do(coordinator.join(Book.founder(member, members, len(members)), f"test {member}"))
+
+    def begin(self, *members: int) -> None:
+        """All members join and iteration 0 starts."""
+        self.join(*members)
+        size = len(members)
+        for rank, member in enumerate(members):
+            book = Book(member, members, iteration=0)
+            self.do(coordinator.start_round(book, Arrival(Kind.RANK, rank, size, size, rank, "test")))
+
+    def end(self, member: int, roster: tuple[int, ...], iteration: int = 0) -> None:
+        book = Book(member, roster, iteration=iteration)
+        self.do(coordinator.end_round(book, Arrival(Kind.ALIVE, roster.index(member), len(roster), by="test")))
+
+    def outcome(self, iteration: int = 0) -> Outcome:
+        found: Outcome = self.do(coordinator.await_outcome(iteration))
+        return found
+
+
+@pytest.fixture
+def base() -> Iterator[Base]:
+    base = Base()
+    yield base
+    base.connection = base.server = None  # pytest keeps the object a little longer
+
+
+@pytest.fixture
+def rank(base: Base) -> Iterator[Callable[..., Rank]]:
+    """Make a Rank that uses the test's store; all are gone afterwards."""
+    ranks: list[Rank] = []
+
+    def make(member: int = 0, members: int = 2, **config: Any) -> Rank:
+        settings = {"store": base.spec.to_json(), "members": members, "roster": tuple(range(members)), **config}
+        ranks.append(Rank(member=member, **settings))
+        return ranks[-1]
+
+    yield make
+    for made in ranks:
+        made.close()
+
+
+Make = Callable[..., Rank]
+
+# --- death ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV"),
+        ("os._exit(7)", "the training process exited with code 7"),
+    ],
+)
+def test_a_dead_rank_is_spoken_for_and_its_monitor_goes(base: Base, rank: Make, end: str, message: str) -> None:
+    victim = rank()
+    monitor = victim.start()
+    base.begin(0, 1)
+    victim.enter()
+    victim.tell(end)
+    outcome = base.outcome()
+    assert outcome.cause is not None and not outcome.completed
+    assert (outcome.cause.interruption, outcome.cause.message) == (Interruption.TERMINATED, message)
+    base.end(1, (0, 1))
+    decision = base.do(coordinator.await_next(0))
+    assert (decision.removed, decision.terminated) == ((0,), (0,))
+    victim.monitor_ended(monitor)
+
+
+def test_a_rank_that_dies_before_it_has_joined_is_spoken_for(base: Base, rank: Make) -> None:
+    victim = rank()
+    monitor = victim.start(joined=False)  # torch is not even imported there
+    victim.process.kill()
+    base.do(coordinator.join(Book.founder(1, (0, 1), 2), "test 1"))
+    assert base.do(coordinator.await_next(-1)).removed == (0,)
+    victim.monitor_ended(monitor)
+
+
+def test_a_reserve_that_dies_does_not_interrupt(base: Base, rank: Make) -> None:
+    victim = rank()
+    victim.start()
+    base.join(0, 1)
+    base.do(coordinator.start_round(Book(0, (0, 1), 0), Arrival(Kind.RANK, 1, 2, 1, None, "test")))
+    base.do(coordinator.start_round(Book(1, (0, 1), 0), Arrival(Kind.RANK, 0, 2, 1, 0, "test")))
+    victim.process.kill()
+    base.do(awaiting("0/end/0"))
+    base.do(coordinator.finish(0, 1, (0, 1)))
+    assert base.outcome().completed
+
+
+def awaiting(key: str) -> Verb[Any]:
+    from inprocess.protocol.ops import Wait
+
+    return (yield Wait(key))
+
+
+# --- hangs ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_progress_interrupts_everybody_and_kills_nobody(base: Base, rank: Make) -> None:
+    slow = rank(soft_timeout=0.2, hard_timeout=60.0)
+    slow.start()
+    base.begin(0, 1)
+    slow.enter()
+    outcome = base.outcome()
+    assert outcome.cause is not None and outcome.cause.interruption is Interruption.SOFT_TIMEOUT
+    assert slow.do("board.answer(0); answer = 'alive'") == "alive"
+
+
+def test_no_ping_interrupts_while_the_main_thread_runs(base: Base, rank: Make) -> None:
+    slow = rank(soft_timeout=0.4, hard_timeout=60.0)
+    slow.start()
+    base.begin(0, 1)
+    slow.do(
+        "from inprocess.progress_watchdog import ProgressWatchdog; dog = ProgressWatchdog(board, 0.02); dog.start()"
+    )
+    slow.do("board.begin(0); board.enter(Phase.RUN); board.ping()")
+    slow.tell("while True: pass")
+    outcome = base.outcome()
+    assert outcome.cause is not None and outcome.cause.message.startswith("no ping()")
+
+
+HANGS = {
+    "holds the GIL": "ctypes.PyDLL(None).pause()",
+    "is stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
+    "sleeps": "time.sleep(3600)",
+}
+
+
+@pytest.mark.parametrize("how", HANGS)
+def test_a_rank_that_does_not_answer_is_killed(base: Base, rank: Make, how: str) -> None:
+    stuck = rank(soft_timeout=0.2, hard_timeout=0.6)
+    stuck.start()
+    base.begin(0, 1)
+    stuck.enter()
+    stuck.tell(HANGS[how])
+    assert stuck.ended() == -signal.SIGTERM
+    base.end(1, (0, 1))
+    kinds = [record.interruption for record in base.do(coordinator.await_next(0)).records]
+    assert kinds == [Interruption.SOFT_TIMEOUT, Interruption.HARD_TIMEOUT]
+
+
+def test_one_that_ignores_sigterm_gets_sigkill(base: Base, rank: Make) -> None:
+    stuck = rank(soft_timeout=0.2, hard_timeout=0.4, termination_grace_time=0.2)
+    stuck.do("signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    stuck.start()
+    base.begin(0, 1)
+    stuck.enter()
+    stuck.tell("time.sleep(3600)")
+    assert stuck.ended() == -signal.SIGKILL
+
+
+def test_one_that_makes_progress_but_swallows_the_interruption_is_killed(base: Base, rank: Make) -> None:
+    stuck = rank(soft_timeout=30.0, hard_timeout=30.5)
+    stuck.start()
+    base.begin(0, 1)
+    stuck.enter()
+    stuck.do(f"board.section({0.3})")  # hard timeout: 0.8
+    stuck.tell("while True: board.stamp()")
+    record = guardian.lost_record(1, 1.0)
+    base.do(coordinator.interrupt(0, record))
+    assert stuck.ended() == -signal.SIGTERM
+
+
+# --- the store and the others ---------------------------------------------------------------------------------------
+
+
+def test_a_member_without_heartbeats_is_declared_dead(base: Base, rank: Make) -> None:
+    watcher = rank(heartbeat_timeout=0.5)
+    watcher.start()
+    base.begin(0, 1)
+    watcher.enter()
+    base.do(coordinator.beat(1))
+    outcome = base.outcome()
+    assert outcome.cause is not None and outcome.cause.interruption is Interruption.UNRESPONSIVE
+    assert outcome.cause.rank == 1
+    base.end(0, (0, 1))
+    assert base.do(coordinator.await_next(0)).removed == (1,)
+
+
+def test_a_rank_that_cannot_be_heard_is_killed_before_the_others_go_on(rank: Make) -> None:
+    host = rank(members=2, store=store.StoreSpec(prefix="c").to_json(), serve_port=0)
+    host_monitor = host.start()
+    port = host.do("answer = monitor.wait_serving(30)")
+    cut_off = rank(member=1, store=store.StoreSpec(port=port, prefix="c").to_json(), heartbeat_timeout=1.0)
+    cut_off.start()
+    cut_off.do("from inprocess.board import LEASE")
+    while not cut_off.do("answer = board.slots[LEASE]"):
+        pass
+    os.kill(host_monitor, signal.SIGSTOP)
+    assert cut_off.ended() == -signal.SIGKILL
+
+
+def test_a_lost_store_is_reported_and_the_rank_may_leave_by_itself(rank: Make) -> None:
+    host = rank(members=2, store=store.StoreSpec(prefix="c").to_json(), serve_port=0)
+    host_monitor = host.start()
+    port = host.do("answer = monitor.wait_serving(30)")
+    other = rank(member=1, store=store.StoreSpec(port=port, prefix="c").to_json(), iteration=0)
+    monitor = other.start()
+    os.kill(host_monitor, signal.SIGKILL)
+    while not (text := other.do("answer = monitor.store_lost")):
+        pass
+    assert "the store failed" in text
+    assert other.do("monitor.bye('failed')") is None
+    other.monitor_ended(monitor)
+
+
+def test_a_rank_that_does_not_leave_without_a_store_is_killed(rank: Make) -> None:
+    host = rank(members=2, store=store.StoreSpec(prefix="c").to_json(), serve_port=0)
+    host_monitor = host.start()
+    port = host.do("answer = monitor.wait_serving(30)")
+    other = rank(
+        member=1,
+        store=store.StoreSpec(port=port, prefix="c").to_json(),
+        **{"iteration": 0, "soft_timeout": 0.2, "hard_timeout": 0.4},
+    )
+    monitor = other.start()
+    other.enter()
+    other.tell("while True: board.stamp()")
+    os.kill(host_monitor, signal.SIGKILL)
+    assert other.ended() == -signal.SIGTERM
+    other.monitor_ended(monitor)
+
+
+def test_a_port_that_is_taken_is_an_error_that_names_it(base: Base, rank: Make) -> None:
+    host = rank(serve_port=base.server.port)
+    monitor = host.start(joined=False)
+    text = host.do("answer = monitor.wait_serving(30)")
+    assert text.startswith(f"OptionError: MASTER_PORT={base.server.port}")
+    host.monitor_ended(monitor)
+
+
+# --- the iterations' own stores -------------------------------------------------------------------------------------
+
+
+def test_each_iteration_has_a_store_and_loses_it_when_it_is_interrupted(base: Base, rank: Make) -> None:
+    host = rank(rendezvous="always", rendezvous_host="127.0.0.1")
+    host.start()
+    base.begin(0, 1)
+    address = base.do(coordinator.await_rendezvous(0))
+    host_part, _, port = address.rpartition(":")
+    own = store.connect_to(host_part, int(port), SOON)
+    ended: list[str] = []
+    waiting = threading.Thread(target=lambda connection: ended.append(wait_in(connection)), args=(own,))
+    waiting.start()
+    base.do(coordinator.interrupt(0, guardian.lost_record(1, 1.0)))
+    waiting.join(SOON)
+    assert ended and ended[0].startswith("StoreLost")
+    assert base.do(coordinator.await_rendezvous(1)) not in (address, "-")
+    del own
+
+
+def wait_in(connection: Any) -> str:
+    try:
+        store.drive(awaiting("never"), connection)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "released by nothing"
+
+
+def test_the_smallest_live_member_serves_where_nobody_is_the_host(base: Base, rank: Make) -> None:
+    first, second = rank(0, rendezvous="smallest"), rank(1, rendezvous="smallest")
+    first.start()
+    second.start()
+    base.begin(0, 1)
+    assert base.do(coordinator.await_rendezvous(0)) != "-"
+    first.process.kill()
+    base.outcome()
+    base.end(1, (0, 1))
+    base.do(coordinator.await_next(0))
+    assert base.do(coordinator.await_rendezvous(1)) != "-"
+
+
+# --- goodbye --------------------------------------------------------------------------------------------------------
+
+
+def test_after_the_call_the_monitor_goes_with_its_rank(base: Base, rank: Make) -> None:
+    done = rank()
+    before = done.do("answer = sorted(os.listdir('/proc/self/fd'))")
+    monitor = done.start()
+    base.begin(0, 1)
+    base.do(coordinator.finish(0, 1, (0, 1)))
+    assert done.do("monitor.bye('completed'); answer = [monitor.pid, monitor_process._lingering]") == [None, {}]
+    done.monitor_ended(monitor)
+    assert done.do("answer = sorted(os.listdir('/proc/self/fd'))") == before
+
+
+def test_a_rank_that_failed_is_spoken_for_with_its_reason(base: Base, rank: Make) -> None:
+    failed = rank()
+    monitor = failed.start()
+    base.begin(0, 1)
+    failed.do("monitor.bye('failed', why='disk full')")
+    cause = base.outcome().cause
+    assert cause is not None and cause.message == "left the call: disk full"
+    base.end(1, (0, 1))
+    failed.monitor_ended(monitor)
+
+
+def test_the_host_s_monitor_stays_until_nobody_needs_the_store(rank: Make) -> None:
+    host = rank(members=2, store=store.StoreSpec(prefix="c").to_json(), serve_port=0)
+    monitor = host.start()
+    port = host.do("answer = monitor.wait_serving(30)")
+    connection = store.connect(store.StoreSpec(port=port, prefix="c"), SOON)
+    for member in (0, 1):
+        store.drive(coordinator.join(Book.founder(member, (0, 1), 2), f"test {member}"), connection)
+    store.drive(coordinator.finish(0, 1, (0, 1)), connection)
+    answer = host.do("monitor.bye('completed'); answer = list(monitor_process._lingering)")
+    assert answer == [monitor]
+    store.drive(coordinator.gone(1, 2, "test"), connection)
+    host.monitor_ended(monitor)
+    assert host.do("monitor_process.reap_lingering(); answer = list(monitor_process._lingering)") == []
+    del connection
+
+
+def test_the_host_of_the_next_call_waits_for_the_port(rank: Make) -> None:
+    host = rank(members=2, store=store.StoreSpec(prefix="c").to_json(), serve_port=0)
+    first = host.start()
+    port = host.do("answer = monitor.wait_serving(30)")
+    connection = store.connect(store.StoreSpec(port=port, prefix="c"), SOON)
+    for member in (0, 1):
+        store.drive(coordinator.join(Book.founder(member, (0, 1), 2), f"test {member}"), connection)
+    store.drive(coordinator.finish(0, 1, (0, 1)), connection)
+    host.do("monitor.bye('completed')")
+    host.do(f"monitor_process._lingering[{first}] = {port}")
+    host.do(f"import dataclasses; config = dataclasses.replace(monitor.config, serve_port={port})")
+    host.do("monitor = MonitorProcess(config, board)")
+    second = host.start(joined=False)
+    store.drive(coordinator.gone(1, 2, "test"), connection)
+    assert host.do("answer = monitor.wait_serving(30)") == port
+    host.monitor_ended(first)
+    os.kill(second, 0)
+    del connection
+
+
+# --- the monitor itself ---------------------------------------------------------------------------------------------
+
+
+def test_a_killed_monitor_is_replaced_and_the_new_one_protects(base: Base, rank: Make) -> None:
+    kept = rank()
+    first = kept.start()
+    base.begin(0, 1)
+    kept.enter()
+    os.kill(first, signal.SIGKILL)
+    kept.monitor_ended(first)
+    second = kept.do("answer = (monitor.replace(Book(0, (0, 1), 0)), monitor.pid)")[1]
+    kept.monitors[second] = os.pidfd_open(second)
+    assert kept.do("monitor.wait_joined(30)") is None
+    kept.process.kill()
+    assert base.outcome().cause is not None
+
+
+def test_too_many_deaths_are_an_error(rank: Make) -> None:
+    kept = rank()
+    kept.do("monitor_process.REPLACEMENTS = 0")
+    os.kill(kept.start(), signal.SIGKILL)
+    assert "died 1 times" in kept.do("monitor.replace(Book(0, (0, 1), 0))")
+
+
+def test_signals_to_the_whole_job_do_not_end_it(base: Base, rank: Make) -> None:
+    kept = rank()
+    monitor = kept.start()
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        os.kill(monitor, signum)
+    base.begin(0, 1)
+    kept.process.kill()
+    assert base.outcome().cause is not None
+    assert os.getsid(monitor) == monitor
+
+
+def test_it_inherits_nothing_but_what_it_needs(rank: Make) -> None:
+    kept = rank()
+    kept.do("extra = os.open('/etc/hostname', os.O_RDONLY); os.set_inheritable(extra, True)")
+    monitor = kept.start()
+    targets = [os.readlink(entry) for entry in Path(f"/proc/{monitor}/fd").iterdir()]
+    assert "/etc/hostname" not in targets
+    assert os.readlink(f"/proc/{monitor}/cwd") == "/"
+
+
+def test_a_light_import_that_fails_too_late_becomes_a_new_program(base: Base, rank: Make) -> None:
+    kept = rank()
+    broken = "import inprocess.light_torch as light; light._CLASSES = ('NoSuchStore',)\\nfrom inprocess.monitor_main"
+    kept.do(
+        "monitor_process._PROGRAM = monitor_process._PROGRAM.replace("
+        f"'from inprocess.monitor_main', {broken!r}.replace('\\\\n', chr(10)))"
+    )
+    monitor = kept.start()  # waits until it has joined
+    assert json.loads(read_memory(monitor, "inprocess-config"))["full_torch"] is True
+    base.begin(0, 1)
+    kept.process.kill()
+    assert base.outcome().cause is not None
+
+
+def read_memory(pid: int, name: str) -> str:
+    """What a memfd of another process holds."""
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        if name in os.readlink(entry):
+            return entry.read_text()
+    raise AssertionError(f"no {name}")
+
+
+# --- log and pid file -----------------------------------------------------------------------------------------------
+
+
+def test_log_and_pid_file_are_private_and_the_pid_file_is_removed(base: Base, rank: Make, tmp_path: Path) -> None:
+    log, pidfile = tmp_path / "log", tmp_path / "pid"
+    kept = rank(logfile=str(log), pidfile=str(pidfile))
+    monitor = kept.start()
+    assert int(pidfile.read_text()) == monitor
+    assert (log.stat().st_mode & 0o777, pidfile.stat().st_mode & 0o777) == (0o600, 0o600)
+    base.begin(0, 1)
+    base.do(coordinator.finish(0, 1, (0, 1)))
+    kept.do("monitor.bye('completed')")
+    assert not pidfile.exists()
+    assert "torch imported (light)" in log.read_text()
+
+
+def test_a_link_in_place_of_the_log_is_an_error_that_names_the_option(rank: Make, tmp_path: Path) -> None:
+    (tmp_path / "log").symlink_to(tmp_path / "other")
+    kept = rank(logfile=str(tmp_path / "log"))
+    kept.start(joined=False)
+    text = kept.do("monitor.wait_joined(30)")
+    assert text.startswith("OptionError: monitor_process_logfile=")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_stale_pid_file_is_replaced(rank: Make, tmp_path: Path) -> None:
+    pidfile = tmp_path / "pid"
+    dead = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    dead.wait()
+    pidfile.write_text(f"{dead.pid}\n")
+    kept = rank(pidfile=str(pidfile))
+    assert int(pidfile.read_text()) != kept.start() or int(pidfile.read_text()) != dead.pid
+
+
+def test_the_pid_file_of_another_job_s_live_monitor_is_an_error(rank: Make, tmp_path: Path) -> None:
+    first, second = rank(pidfile=str(tmp_path / "pid")), rank(pidfile=str(tmp_path / "pid"))
+    first.start()
+    second.start(joined=False)
+    assert "monitor_process_pidfile" in second.do("monitor.wait_joined(30)")
+
+
+def test_the_time_until_it_protects_does_not_include_torch(rank: Make) -> None:
+    kept = rank()
+    kept.start(joined=False)
+    begin = clock.monotonic()
+    assert kept.do("answer = monitor._await('ready', 30)") > 0
+    assert clock.monotonic() - begin < SOON
