@@ -35,19 +35,21 @@ class Agents:
 
     def __init__(self, options: Options, job: Job, book: Book, abort: Callable[[int], None]) -> None:
         self._options, self._job, self._book = options, job, book
-        self.board = Board.create()
         self.environment = Borrowed()
         self._spec = _store_spec(options, job)
         self._interrupter = Interrupter(options.interrupt_signal)
-        self._monitor = MonitorProcess(self._monitor_config(), self.board)
+        config = self._monitor_config()
         self.thread = MonitorThread(
             self._spec,
             book,
+            job.me,
             self._interrupter.new_gate,
             abort,
             options.monitor_thread_interval,
             options.barrier_timeout,
         )
+        self.board = Board.create()  # from here on there is something to close
+        self._monitor = MonitorProcess(config, self.board)
         self._watchdog = ProgressWatchdog(
             self.board, options.progress_watchdog_interval, self._monitor, self._monitor_died
         )
@@ -65,7 +67,10 @@ class Agents:
         if self._hosts_store():
             self._monitor.wait_serving(self._options.barrier_timeout)
         self.thread.start()
-        self._store = connect(self._spec, self._options.barrier_timeout)
+
+    def connect(self) -> None:
+        """The main thread's own connection, once everybody has joined (or somebody has to be named who did not)."""
+        self._store = self._store or connect(self._spec, self._options.barrier_timeout)
 
     def do(self, verb: Verb[T]) -> T:
         """Carry out a verb in the calling thread."""
@@ -165,7 +170,9 @@ def _store_spec(options: Options, job: Job) -> StoreSpec:
         if unknown := sorted(set(kwargs) - known):
             raise OptionError(f"store_kwargs: TCPStore has no argument {unknown[0]!r}; use host_name, port or timeout")
         host, port = str(kwargs.get("host_name") or job.launch.host), int(kwargs.get("port") or job.launch.port)
-        return StoreSpec(host=host, port=port, prefix=job.prefix)
+        if (host, port) == (job.launch.host, job.launch.port) and job.launch.agent_store:
+            return StoreSpec(host=host, port=port, prefix=job.prefix)
+        return StoreSpec(host=host, port=port, prefix=job.prefix, stale_key=job.stale_key)
     module, name = getattr(factory, "__module__", ""), getattr(factory, "__qualname__", "")
     if module in ("", "__main__") or not _importable(module, name, factory):
         raise OptionError(

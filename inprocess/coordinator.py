@@ -39,6 +39,8 @@ from inprocess.protocol.ops import Add, Claim, Delete, Exist, Read, ReadAll, Set
 from inprocess.protocol.rounds import decide_end, decide_start
 
 JOINING = -1
+#: exists from the moment everybody has joined
+JOINED_KEY = f"{JOINING}/next"
 #: what is older than this many iterations is deleted, except for the verdicts
 KEEP = 4
 
@@ -116,7 +118,10 @@ def _arrive(iteration: int, name: str, member: int, arrival: Arrival, roster: Se
 
 
 def _decide(iteration: int, name: str, roster: Sequence[int]) -> Verb[None]:
+    """Decide the round, if it is complete: an entry that was made twice in the same words counts twice."""
     keys = tuple(f"{iteration}/{name}/{member}" for member in roster)
+    if not (yield Exist(keys)):
+        return
     values = yield ReadAll(keys)
     arrivals = {member: load_arrival(raw, key) for member, key, raw in zip(roster, keys, values, strict=True)}
     if name == "start":
@@ -220,9 +225,7 @@ def recount(iteration: int, roster: Sequence[int]) -> Verb[None]:
     for name, verdict in (("start", "start"), ("end", "next")):
         if name == "start" and iteration == JOINING:
             continue
-        if (yield Exist((f"{iteration}/{verdict}",))):
-            continue
-        if (yield Exist(tuple(f"{iteration}/{name}/{member}" for member in roster))):
+        if not (yield Exist((f"{iteration}/{verdict}",))):
             yield from _decide(iteration, name, roster)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -64,10 +65,11 @@ def _number(env: Mapping[str, str], name: str, low: int, high: int) -> int:
 
 
 class Borrowed:
-    """Variables that are changed for a while; ``restore`` puts back what was there."""
+    """What is changed in the process for the time of a call; ``restore`` puts back what was there."""
 
     def __init__(self) -> None:
         self._before = {name: os.environ.get(name) for name in CHANGED}
+        self._excepthook = sys.excepthook
 
     def show(self, rank: int, world_size: int, host: str, port: int) -> None:
         """What the function sees in this iteration; ``init_process_group()`` joins host:port as a client."""
@@ -80,7 +82,13 @@ class Borrowed:
             TORCHELASTIC_RESTART_COUNT="0",
         )
 
+    def unhook(self) -> None:
+        """Take away the hook that ``init_process_group()`` puts around the last one, each time it is called."""
+        if getattr(sys.excepthook, "__name__", "") == "_distributed_excepthook":
+            sys.excepthook = self._excepthook
+
     def restore(self) -> None:
+        self.unhook()
         for name, value in self._before.items():
             if value is None:
                 os.environ.pop(name, None)

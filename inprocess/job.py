@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
-from inprocess import environment
+from inprocess import coordinator, environment
 from inprocess.call_wrapper import current_call
 from inprocess.environment import Launch
 from inprocess.exception import RestartError
@@ -63,6 +63,11 @@ class Job:
     def prefix(self) -> str:
         """Put before each store key of this call."""
         return f"inprocess/{self.launch.attempt}/{self.calls}/"
+
+    @property
+    def stale_key(self) -> str:
+        """In the store of the call before, and not in the one of this call."""
+        return f"inprocess/{self.launch.attempt}/{self.calls - 1}/{coordinator.JOINED_KEY}" if self.calls > 1 else ""
 
     @property
     def host(self) -> int:

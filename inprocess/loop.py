@@ -193,8 +193,9 @@ class Loop:
     # --- an undisturbed call ------------------------------------------------------------------------------------
 
     def _join(self) -> Event:
-        self._do(coordinator.join(self._book, self._job.me))
-        self._next_iteration(self._take("next", 0, self._options.barrier_timeout, self._name_missing("end")))
+        decision = self._take("next", 0, self._options.barrier_timeout, self._name_missing("end"))
+        self._agents.connect()
+        self._next_iteration(decision)
         return Event.OK
 
     def _assign(self) -> Event:
@@ -307,6 +308,7 @@ class Loop:
 
     def _end(self) -> Event:
         self._forget_exception()
+        self._agents.environment.unhook()
         self._agents.board.answer(self._book.iteration)
         here = (self._book.rank, self._book.world_size)
         if self._leaving is not None:
@@ -406,6 +408,7 @@ class Loop:
 
     def _name_missing(self, name: str) -> Callable[[float], str]:
         def overdue(timeout: float) -> str:
+            self._agents.connect()
             absent = self._do(coordinator.missing(self._book.iteration, name, self._book.roster))
             return (
                 f"initial ranks {_some(absent)} did not arrive within barrier_timeout={timeout:g}s "

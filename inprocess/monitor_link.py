@@ -33,7 +33,7 @@ __all__ = ["Crashed", "Event", "HalfLoaded", "Joined", "Link", "Lost", "Over", "
 T = TypeVar("T")
 log = logging.getLogger("inprocess.monitor")
 #: how long a finished host waits for the others before it tells its training process not to wait for it (seconds)
-SHORTLY = 0.02
+SHORTLY = 0.05
 #: pause before a lost connection is made again, while joining (seconds)
 RECONNECT = 0.05
 
@@ -277,7 +277,12 @@ class Link:
             self._post(Spoken())
 
     def _say_gone(self) -> None:
-        self._with_store(self._driving(lambda: coordinator.gone(self._config.member, self._config.members, self._by)))
+        def action(connection: Any) -> None:
+            _drive(coordinator.gone(self._config.member, self._config.members, self._by), connection)
+            # usually all leave together; a next call then finds no server of this one
+            _drive(coordinator.await_over(SHORTLY), connection)
+
+        self._with_store(action)
         self._post(Spoken())
 
     def _linger(self) -> None:

@@ -6,6 +6,7 @@ main thread waits locally, so that the main thread stays interruptible. It never
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 from collections.abc import Callable
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 SLICE = 0.5
 #: how long a thread that should end by itself is waited for before its connection is cut (seconds)
 PATIENCE = 2.0
+#: pause before a lost connection is made again, while joining (seconds)
+RECONNECT = 0.05
 
 
 class Mailbox:
@@ -70,7 +73,7 @@ class Mailbox:
 
 
 class MonitorThread(threading.Thread):
-    """One per call of a wrapped function.
+    """One per call of a wrapped function. Joins the job for it, too.
 
     Letters it puts into the mailbox: ``next`` (a Decision: the iteration begins), ``rendezvous`` (str), ``start``
     (Start), ``outcome`` (Outcome), ``aborted`` (True: the abort ladder of an interrupted iteration has ended).
@@ -80,6 +83,7 @@ class MonitorThread(threading.Thread):
         self,
         spec: StoreSpec,
         book: Book,
+        me: str,
         new_gate: Callable[[], Gate],
         abort: Callable[[int], None],
         retry_after: float,
@@ -87,9 +91,9 @@ class MonitorThread(threading.Thread):
     ) -> None:
         super().__init__(name="inprocess-monitor", daemon=True)
         self.mailbox = Mailbox()
-        self._spec, self._member, self._timeout = spec, book.member, timeout
+        self._spec, self._me, self._timeout = spec, me, timeout
         self._new_gate, self._abort, self._retry_after = new_gate, abort, retry_after
-        self._own = Book(book.member, book.roster)
+        self._own = copy.copy(book)
         self._lock = threading.Lock()
         # under the lock: the gate of the running iteration; whether that iteration is over; sockets to the store
         self._gate: Gate | None = None
@@ -130,7 +134,7 @@ class MonitorThread(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._follow(self._connect())
+            self._follow(*self._join())
         except RestartError as error:
             self._fail(error)
         except BadMessage as error:
@@ -152,17 +156,29 @@ class MonitorThread(threading.Thread):
             self._sockets = [descriptor for descriptor in mine if descriptor not in before]
         return store
 
-    def _follow(self, store: Any) -> None:
-        iteration = coordinator.JOINING
-        while not self._ending.is_set():
-            decision: Decision = drive(coordinator.await_next(iteration), store)
-            iteration += 1
+    def _join(self) -> tuple[Any, Decision]:
+        """Arrive and wait for everybody. A server that goes away meanwhile was that of the call before: begin again."""
+        deadline = clock.monotonic() + self._timeout
+        while True:
+            store = self._connect()
+            try:
+                drive(coordinator.join(self._own, self._me), store)
+                return store, drive(coordinator.await_next(coordinator.JOINING), store)
+            except StoreLost:
+                if self._ending.wait(RECONNECT) or clock.monotonic() > deadline:
+                    raise
+
+    def _follow(self, store: Any, decision: Decision) -> None:
+        iteration = coordinator.JOINING + 1
+        while True:
             self._own.apply(decision)
             self._begin(iteration, decision)
             if decision.abort or not self._own.included:
                 return
-            if not self._follow_iteration(iteration, store):
+            if not self._follow_iteration(iteration, store) or self._ending.is_set():
                 return
+            decision = drive(coordinator.await_next(iteration), store)
+            iteration += 1
 
     def _begin(self, iteration: int, decision: Decision) -> None:
         with self._lock:

@@ -101,6 +101,8 @@ class StoreSpec:
     port: int = 0
     #: put before each key
     prefix: str = ""
+    #: a server that holds this key is the one of an earlier call and about to go; empty: any server will do
+    stale_key: str = ""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -125,9 +127,26 @@ def connect(spec: StoreSpec, timeout: float, stopped: threading.Event | None = N
         module, _, name = spec.factory.partition(":")
         base = getattr(importlib.import_module(module), name)(**spec.kwargs)
     else:
-        address = _await_server(spec.host, spec.port, timeout, stopped or threading.Event())
-        base = connect_to(address, spec.port, timeout)
+        base = _connect_tcp(spec, timeout, stopped or threading.Event())
     return _PrefixStore(spec.prefix, base) if spec.prefix else base
+
+
+def _connect_tcp(spec: StoreSpec, timeout: float, stopped: threading.Event) -> Any:
+    deadline = clock.monotonic() + timeout
+    while True:
+        address = _await_server(spec, deadline, timeout, stopped)
+        base = connect_to(address, spec.port, timeout)
+        if not spec.stale_key or not _holds(base, spec.stale_key):
+            return base
+        del base
+        stopped.wait(RETRY[0])
+
+
+def _holds(store: Any, key: str) -> bool:
+    try:
+        return bool(store.check([key]))
+    except RuntimeError:  # it went away just now
+        return True
 
 
 def connect_to(address: str, port: int, timeout: float) -> Any:
@@ -185,9 +204,9 @@ def shut(descriptor: int) -> None:
         copy.shutdown(socket.SHUT_RDWR)
 
 
-def _await_server(host: str, port: int, timeout: float, stopped: threading.Event) -> str:
+def _await_server(spec: StoreSpec, deadline: float, timeout: float, stopped: threading.Event) -> str:
     """The numeric address at which the server answers; tries every address the name has, IPv6 and IPv4."""
-    deadline, pause, reason = clock.monotonic() + timeout, RETRY[0], "not tried"
+    host, port, pause, reason = spec.host, spec.port, RETRY[0], "the server of the call before is still there"
     while clock.monotonic() < deadline:
         try:
             for family, kind, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):

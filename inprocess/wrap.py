@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from inprocess.abort import AbortTorchDistributed
 from inprocess.call_wrapper import CallWrapper
@@ -94,8 +94,10 @@ class Wrapper:
         terminate: Callable[..., Any] | None = None,
         interrupt_signal: int | None = None,
         enabled: bool = True,
+        **unknown: NoReturn,
     ) -> None:
         self._options = Options.build(
+            **unknown,
             store_factory=store_factory,
             store_kwargs=store_kwargs,
             monitor_thread_interval=monitor_thread_interval,
