@@ -18,7 +18,6 @@ import sys
 import threading
 from typing import Any
 
-import inprocess
 from inprocess import clock
 from inprocess.board import Board
 from inprocess.exception import OptionError, RestartError, StoreLost, TimeoutError
@@ -316,7 +315,7 @@ def _memory_file(text: str) -> int:
 
 def _search_path() -> tuple[str, ...]:
     """This process's module search path, usable from another directory, and where this package and torch are."""
-    here = os.path.dirname(os.path.dirname(os.path.abspath(inprocess.__file__)))
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     entries = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
     torch = getattr(sys.modules.get("torch"), "__file__", None)
     last = [here] if torch is None else [here, os.path.dirname(os.path.dirname(os.path.abspath(torch)))]
