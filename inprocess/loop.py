@@ -12,9 +12,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import torch.distributed as dist
-
 from inprocess import clock, coordinator
+from inprocess.abort import unfinished
 from inprocess.agents import Agents
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.call_wrapper import CallWrapper, set_current
@@ -293,7 +292,7 @@ class Loop:
             outcome = self._take("outcome", self._book.iteration, self._options.barrier_timeout, _no_outcome)
         if outcome is not None and not outcome.completed:
             self._take("aborted", self._book.iteration, self._options.barrier_timeout, _no_abort)
-        if self._hooks.abort is not None and dist.is_available() and dist.is_initialized():
+        if self._hooks.abort is not None and unfinished():
             self._abort(self._book.iteration)
         self._agents.board.answer(self._book.iteration)
         return Event.CUT_OFF if self._cut_off() else Event.OK
