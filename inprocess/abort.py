@@ -6,9 +6,9 @@ the MonitorThread, and once more in the main thread for what the function made w
 Gloo
     torch has no way to release a pending Gloo collective: ``abort()`` and ``destroy_process_group()`` leave it blocked
     until its timeout (measured on torch 2.13: 25 to 30 s). Shutting its connections down releases it in under a
-    millisecond. Only connections that are certainly Gloo's may be touched. The kernel knows which these are: Gloo's event thread is
-    named ``gloo_tcp_loop`` and waits on an epoll instance, and ``/proc/self/fdinfo`` lists what is registered there.
-    A user's socket cannot be in that list.
+    millisecond. Only connections that are certainly Gloo's may be touched. The kernel knows which these are: Gloo's
+    event thread is named ``gloo_tcp_loop`` and waits on an epoll instance, and ``/proc/self/fdinfo`` lists what is
+    registered there. A user's socket cannot be in that list.
 NCCL
     All groups in one coalesced abort: one after the other deadlocks (github.com/pytorch/pytorch/issues/119797).
 """
@@ -198,7 +198,7 @@ def _destroy_groups() -> None:
 
 
 def unfinished() -> bool:
-    """Whether torch.distributed still has, or only began to make, process groups: then the abort is needed once more."""
+    """Whether torch.distributed has process groups, or only began to make some: then the abort is needed again."""
     return dist.is_available() and (dist.is_initialized() or _groups_begun() > 0)
 
 
@@ -209,7 +209,7 @@ def _groups_begun() -> int:
 
 
 def _forget_begun_groups() -> None:
-    """Groups are named by their number, so ranks that began to make one and ranks that did not would never meet again."""
+    """Groups are named by number: a rank that began to make one and a rank that did not would never meet again."""
     from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
 
     if not dist.is_initialized() and hasattr(c10d._world, "group_count"):
