@@ -237,19 +237,24 @@ class Thread:
         if not process.alive and (type(op) is Wait or engine.rng.random() < 0.5):
             return  # sent by a process that is dead by now: one half gets through
         if type(op) is Wait:
-            self._wait(op, turn)
+            self._wait(op, turn, number)
             return
         answer = self.store.execute(op)
         if number in process.after:
             process.after[number]()
         self._reply(turn, answer)
 
-    def _wait(self, op: Wait, turn: int) -> None:
+    def _wait(self, op: Wait, turn: int, number: int) -> None:
+        def answer(value: Any) -> None:
+            if number in self.process.after:
+                self.process.after[number]()
+            self._reply(turn, value)
+
         store = self.store
         if op.key in store.data:
-            self._reply(turn, store.data[op.key])
+            answer(store.data[op.key])
             return
-        store.waiters[op.key].append(lambda value: self._reply(turn, value))
+        store.waiters[op.key].append(answer)
         if op.timeout is not None:
             self.engine.at(op.timeout, lambda: self._reply(turn, None))
 

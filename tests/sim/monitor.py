@@ -25,18 +25,18 @@ class Monitor(Process):
     def __init__(self, world: World, training: Training, number: int) -> None:
         super().__init__(world.engine, world.store, f"monitor{training.member}" + "'" * number)
         self.world, self.training, self.member = world, training, training.member
+        #: signs its entries; a new monitor signs like the one before it
+        self.by = f"monitor of {self.member}"
         self.book = copy.copy(training.book)
         self.ring = guardian.Ring(self.member, HEARTBEAT_TIMEOUT, HEARTBEAT)
         #: members it speaks for or has spoken for
         self.speaks: dict[int, Thread] = {}
-        #: the lease counts from here: when the last heartbeat that got through was begun
-        self.leased_from = self.engine.now
         self.saw_death = False
         self.delay = training.delay if number == 0 else 0.0
         self.spawn(self._guarded(self._follow()))
         self.spawn(self._guarded(guardian.keep_watch(self.ring, lambda: self.book, self._beaten, self._lost)))
         self.spawn(self._guard())
-        self._beaten(self.engine.now + self.delay)
+        self._beaten(max(training.leased_from, self.engine.now + self.delay if number == 0 else 0.0))
         self.delay = 0.0
         if not training.alive:
             self.training_ended()
@@ -68,12 +68,12 @@ class Monitor(Process):
     # --- heartbeats -------------------------------------------------------------------------------------------
 
     def _beaten(self, when: float) -> None:
-        self.leased_from = when
+        self.training.leased_from = when
         due = when + 0.9 * HEARTBEAT_TIMEOUT - self.engine.now
         self.engine.at(max(0.0, due), self._check_lease)
 
     def _check_lease(self) -> None:
-        if self.alive and self.engine.now - self.leased_from >= 0.9 * HEARTBEAT_TIMEOUT - 1e-9:
+        if self.alive and self.engine.now - self.training.leased_from >= 0.9 * HEARTBEAT_TIMEOUT - 1e-9:
             self.training.end("killed: its monitor could not reach the store (lease)")
 
     def _lost(self, member: int, seconds: float) -> None:
@@ -85,8 +85,8 @@ class Monitor(Process):
 
     def _speak(self, member: int, record: InterruptionRecord) -> Verb[None]:
         if member in self.book.roster:
-            yield from guardian.stand_in(copy.copy(self.book), member, record, self.name)
-        yield from coordinator.gone(member, self.world.scenario.members, self.name)
+            yield from guardian.stand_in(copy.copy(self.book), member, record, self.by)
+        yield from coordinator.gone(member, self.world.scenario.members, self.by)
 
     def training_ended(self) -> None:
         """The pidfd of the training process became readable, a moment ago."""
@@ -98,13 +98,18 @@ class Monitor(Process):
 
     def _guard(self) -> Generator[Any, Any, None]:
         yield Until(lambda: self.saw_death)
-        self.engine.at(BARRIER_TIMEOUT, lambda: self.end("exits: barrier_timeout"))
+        self.engine.at(BARRIER_TIMEOUT, self._give_up)
         record = InterruptionRecord(0, Interruption.TERMINATED, initial_rank=self.member, message="died")
         if self.training.accounted:
-            yield from self._guarded(coordinator.gone(self.member, self.world.scenario.members, self.name))
+            yield from self._guarded(coordinator.gone(self.member, self.world.scenario.members, self.by))
         else:
             yield from self._guarded(self._speak(self.member, record))
         self.end("exits")
+
+    def _give_up(self) -> None:
+        if self.alive:
+            self.world.overdue.add(self.member)
+            self.end("exits: barrier_timeout")
 
     def report_hang(self) -> None:
         """soft_timeout: record it, so it works while the training process cannot."""

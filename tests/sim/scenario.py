@@ -18,9 +18,14 @@ class Kill:
     member: int
     #: training | monitor | host (both; operations are counted in the training process)
     target: str
+    #: number of the operation, from 1
     op: int | None = None
     after: bool = False
     time: float = 0.0
+    #: count operations from the training process' entry into this phase ...
+    phase: str = ""
+    #: ... in the first iteration >= this one
+    iteration: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,8 +67,8 @@ LEAVES = (
     "recheck raises",
     "assign raises",
 )
-#: acts without a fault of their own: survive the interrupt a few times; both need another fault to show
-EXTRAS = ("swallow", "abort is slow")
+#: acts that are no fault of their own: the interrupt is swallowed a few times, hooks take long
+EXTRAS = ("swallow", "abort is slow", "finalize is slow")
 
 
 @dataclass(frozen=True)
@@ -86,15 +91,15 @@ class Scenario:
 
 
 def random_scenario(seed: int, members: int = 4, faults: int = 3) -> Scenario:
-    """The job that belongs to a seed."""
+    """The job that belongs to a seed. Later faults prefer later iterations, where they meet a job half way."""
     rng = random.Random(f"scenario {seed}")
-    longest = rng.choice((0.05, 0.5, 0.5, 2.0, 2.0, 15.0))
-    chosen = tuple(_random_fault(rng, members, longest) for _ in range(faults))
+    longest = rng.choice((0.05, 0.5, 0.5, 2.0, 15.0))
+    chosen = tuple(_random_fault(rng, members, longest, number) for number in range(faults))
     return Scenario(
         seed,
         members,
         chosen,
-        max_active=rng.choice((None, None, max(1, members - 1), max(1, members // 2))),
+        max_active=rng.choice((None, max(1, members - 1), max(1, members // 2))),
         even=rng.random() < 0.15,
         shared_host=rng.random() < 0.3,
         delays=tuple(rng.random() * 10.0 for _ in range(members)) if rng.random() < 0.1 else (),
@@ -102,18 +107,33 @@ def random_scenario(seed: int, members: int = 4, faults: int = 3) -> Scenario:
     )
 
 
-def _random_fault(rng: random.Random, members: int, longest: float) -> Fault:
-    member, draw = rng.randrange(members), rng.random()
-    if draw < 0.35:
-        target = rng.choices(("training", "monitor", "host"), (6, 2, 3))[0]
-        return Kill(member, target, rng.randint(1, 36), rng.random() < 0.5)
-    if draw < 0.5:
-        return Kill(member, rng.choice(("training", "host")), time=rng.random() * 2 * longest)
-    if draw < 0.56:
-        return Cut(member, rng.random() * 2 * longest, rng.choice((0.5, 3.0, 9.0, 30.0)))
-    if draw < 0.57:
+#: phases in which a kill is most likely to leave something half done
+_DELICATE = ("assign ranks", "wait for the outcome", "abort", "finalize", *("start round", "end round") * 2)
+
+
+def _random_fault(rng: random.Random, members: int, longest: float, number: int) -> Fault:
+    """Fault ``number`` of a job; the first one mostly sets a restart going."""
+    if number == 0 and rng.random() < 0.7:
+        return Act(rng.randrange(max(1, members // 2)), rng.choice((*RAISES, "exit", "hang for ever")))
+    (make,) = rng.choices((_random_kill, _random_act, _random_cut), (50, 35, 15))
+    return make(rng, rng.randrange(members), rng.randint(0, number), longest)
+
+
+def _random_kill(rng: random.Random, member: int, iteration: int, longest: float) -> Fault:
+    target, draw = rng.choices(("training", "monitor", "host"), (6, 2, 3))[0], rng.random()
+    if draw < 0.2:
+        return Kill(member, target, time=rng.random() * (iteration + 1) * longest)
+    if draw < 0.4 or target == "monitor":
+        return Kill(member, target, rng.randint(1, 18 * (iteration + 1)), rng.random() < 0.5)
+    return Kill(member, target, rng.randint(1, 5), rng.random() < 0.5, phase=rng.choice(_DELICATE), iteration=iteration)
+
+
+def _random_act(rng: random.Random, member: int, iteration: int, longest: float) -> Fault:
+    names = rng.choices((RAISES, LEAVES, EXTRAS, ("limit",)), (10, 6, 3, 1))[0]
+    return Act(member, rng.choice(names), iteration)
+
+
+def _random_cut(rng: random.Random, member: int, iteration: int, longest: float) -> Fault:
+    if rng.random() < 0.1:
         return StoreGone(rng.random() * 3 * longest)
-    if draw < 0.59:
-        return Act(member, "limit", rng.randrange(3))
-    names = rng.choices((RAISES, LEAVES, EXTRAS), (5, 3, 1))[0]
-    return Act(member, rng.choice(names), rng.choice((0, 0, 1, 2)))
+    return Cut(member, rng.random() * (iteration + 1) * longest, rng.choice((0.5, 3.0, 9.0, 30.0)))

@@ -45,6 +45,8 @@ class Training(Process):
         self.place: tuple[int, int, int | None, int] = (0, 0, None, 0)
         #: how the call ended; None while it runs, and for ever where it was killed
         self.result: str | None = None
+        #: when the last heartbeat that got through was begun; a new monitor takes it over
+        self.leased_from = self.engine.now
         #: nobody needs to speak for it any more
         self.accounted = False
         self.delay = world.scenario.delays[member] if world.scenario.delays else 0.0
@@ -93,6 +95,7 @@ class Training(Process):
 
     def _live(self) -> Generator[Any, Any, None]:
         while self.phase is not Phase.OUT:
+            self.world.begins(self)
             try:
                 event = yield from _STEPS[self.phase](self)
             except (Fenced, StoreLost) as error:
@@ -124,6 +127,11 @@ class Training(Process):
         rank = max(0, self.place[0])
         return InterruptionRecord(rank, Interruption.EXCEPTION, initial_rank=self.member, message=what)
 
+    def _hook_time(self) -> Work:
+        """How long a hook of the user takes: now and then much longer than on the other members."""
+        rng = self.engine.rng
+        return Work(rng.random() * (0.4 if rng.random() < 0.15 else 0.01))
+
     def _join(self) -> Step:
         yield from coordinator.join(self.book, self.name)
         overdue = self.engine.now + BARRIER_TIMEOUT
@@ -151,7 +159,10 @@ class Training(Process):
         address = yield from self._wait("rendezvous")
         if address == "-":
             return Event.NO_START
-        yield Work(self.engine.rng.random() * 0.01)
+        yield self._hook_time()
+        start = self._knows("start")
+        if start and not start.go and self.engine.rng.random() < 0.5:
+            return Event.NO_START  # an assignment that talks over the iteration's store finds it shut down
         if self._takes("assign raises"):
             self.quitting = "assign raises"
             return Event.QUIT
@@ -187,7 +198,7 @@ class Training(Process):
         return (yield from self._hook("", "check raises"))
 
     def _hook(self, raises: str, exits: str) -> Step:
-        yield Work(self.engine.rng.random() * 0.01)
+        yield self._hook_time()
         leaves = self._takes(exits)
         if leaves or self._takes(raises):
             self.quitting = exits if leaves else ""
@@ -258,7 +269,7 @@ class Training(Process):
         return Event.COMPLETED if outcome.completed else Event.INTERRUPTED
 
     def _complete(self) -> Step:
-        yield Work(self.engine.rng.random() * 0.01)
+        yield self._hook_time()
         self.world.completed(self)
         self.result = "returned"
         self.accounted = True
@@ -271,13 +282,15 @@ class Training(Process):
         return Event.CUT_OFF if ("lost", 0) in self.found else Event.OK
 
     def _finalize(self) -> Step:
+        if self._takes("finalize is slow"):
+            yield Work(12.0)
         return (yield from self._leaving_hook("finalize raises"))
 
     def _recheck(self) -> Step:
         return (yield from self._leaving_hook("recheck raises"))
 
     def _leaving_hook(self, what: str) -> Step:
-        yield Work(self.engine.rng.random() * 0.01)
+        yield self._hook_time()
         if not self.quitting and self._takes(what):
             self.quitting = what
             return Event.QUIT
@@ -297,7 +310,7 @@ class Training(Process):
         return Event.QUIT
 
     def _leave(self) -> Step:
-        yield Work(self.engine.rng.random() * 0.01)
+        yield self._hook_time()
         return Event.OK
 
 

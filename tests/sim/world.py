@@ -28,6 +28,9 @@ class World:
         self.store = SimStore()
         #: faults that did happen, in order
         self.fired: list[object] = []
+        #: when the last training process ended
+        self._last_end = 0.0
+        self._armed: set[Kill] = set()
         self._acts = [fault for fault in scenario.faults if isinstance(fault, Act)]
         #: (what, iteration) -> the value the first reader found
         self._agreed: dict[tuple[str, int], Any] = {}
@@ -35,8 +38,9 @@ class World:
         self._entered: dict[int, dict[int, int]] = {}
         #: iteration -> members whose function returned
         self._returned: dict[int, set[int]] = {}
-        self._declared: set[int] = set()
-        #: members whose monitor was killed or cut off: they may be declared dead while their function runs
+        #: members whose monitor gave up waiting for the end of the job
+        self.overdue: set[int] = set()
+        #: members whose monitor was killed or cut off: only these may be found silent
         self._unwatched: set[int] = set()
         self.training = [Training(self, member) for member in range(scenario.members)]
         self.monitors = [Monitor(self, training, 0) for training in self.training]
@@ -64,6 +68,8 @@ class World:
 
     def _arm(self, fault: object) -> None:
         match fault:
+            case Kill(phase=str(phase)) if phase:
+                pass
             case Kill(op=None):
                 self.engine.at(fault.time, partial(self._kill, fault))
             case Kill(op=int(number)):
@@ -73,6 +79,18 @@ class World:
                 self.engine.at(fault.time, partial(self._cut, fault))
             case StoreGone():
                 self.engine.at(fault.time, partial(self._lose_store, fault))
+
+    def begins(self, training: Training) -> None:
+        """A phase begins: kills that count operations from here are armed."""
+        for fault in self.scenario.faults:
+            if isinstance(fault, Kill) and fault.member == training.member and fault.phase == training.phase.value:
+                self._arm_phase(fault, training)
+
+    def _arm_phase(self, fault: Kill, training: Training) -> None:
+        if training.book.iteration >= fault.iteration and fault.op is not None and fault not in self._armed:
+            self._armed.add(fault)
+            moments = training.after if fault.after else training.before
+            moments[training.operations + fault.op] = partial(self._kill, fault)
 
     def _kill(self, fault: Kill) -> None:
         training, monitor = self.training[fault.member], self.monitors[fault.member]
@@ -132,6 +150,7 @@ class World:
             self.engine.at(0.5, partial(self._timeout, training, same, act))
 
     def _training_ended(self, training: Training) -> None:
+        self._last_end = self.engine.now
         monitor = self.monitors[training.member]
         if monitor.alive:
             monitor.training_ended()
@@ -150,7 +169,6 @@ class World:
 
     def declared(self, member: int, by: str) -> None:
         """``by`` found ``member`` silent. Only a member that was cut off, or has lost its monitor, may be."""
-        self._declared.add(member)
         monitor = self.monitors[member]
         if monitor.alive and member not in self._unwatched:
             raise Broken(f"{by} declares member {member} dead, whose monitor sends heartbeats")
@@ -160,8 +178,7 @@ class World:
         iteration, (_, size, rank, active) = training.book.iteration, training.place
         self.engine.note(training.name, f"enters the function, iteration {iteration}, rank {rank} of {active}/{size}")
         for other in self.training:
-            lost = other.member in self._declared and other.member in self._unwatched
-            if other.alive and other is not training and other.inside not in (None, iteration) and not lost:
+            if other.alive and other.inside not in (None, iteration) and other is not training:
                 raise Broken(f"I2: {training.name} enters iteration {iteration}, {other.name} is in {other.inside}")
         self.agree("active world size", iteration, active)
         if rank is None or not 0 <= rank < active:
@@ -188,6 +205,12 @@ class World:
         for training in self.training:
             if training.result != "returned" and not excused and not self._explained(training):
                 raise Broken(f"I3: {training.name} ended with {training.result!r} though nothing happened to it")
+        missing = any(training.result == "a founder is missing" for training in self.training)
+        if self.overdue and not missing and not excused:
+            raise Broken(f"I3: monitors of {sorted(self.overdue)} waited for barrier_timeout")
+        late = self.engine.now - self._last_end
+        if ("completed", 0) in self._agreed and late > 5.0 and not any(isinstance(fault, Cut) for fault in self.fired):
+            raise Broken(f"I3: monitors stayed for {late:.1f} s after the last training process had ended")
         iterations = 1 + max((iteration for what, iteration in self._agreed if what == "outcome"), default=0)
         faults = sum(not (isinstance(fault, Act) and fault.what in EXTRAS) for fault in self.fired)
         if iterations > 1 + faults:
