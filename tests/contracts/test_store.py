@@ -1,0 +1,248 @@
+"""What the protocol asks of a store, on each one: the simulator's dict, torch's TCPStore, HashStore and FileStore.
+
+The simulator proves the protocol over its dict; these tests carry that over to the real ones.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from inprocess import coordinator, store
+from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.exception import StoreLost
+from inprocess.protocol.book import Book
+from inprocess.protocol.messages import Arrival, Kind
+from inprocess.protocol.ops import Add, Claim, Delete, Exist, Now, Pause, Read, ReadAll, Set, Verb, Wait
+from tests.sim.engine import SimStore
+
+#: does one operation, or a verb, over one connection
+Do = Callable[[Any], Any]
+
+
+def one(op: Any) -> Verb[Any]:
+    """An operation as a verb."""
+    return (yield op)
+
+
+class Simulated:
+    """The simulator's store without latency; a wait blocks its thread on a condition."""
+
+    def __init__(self) -> None:
+        self._store, self._changed = SimStore(), threading.Condition()
+
+    def __call__(self, verb: Any) -> Any:
+        verb = verb if hasattr(verb, "send") else one(verb)
+        answer = None
+        while True:
+            try:
+                op = verb.send(answer)
+            except StopIteration as end:
+                return end.value
+            with self._changed:
+                answer = self._wait(op) if isinstance(op, Wait) else self._store.execute(op)
+                self._changed.notify_all()
+
+    def _wait(self, op: Wait) -> bytes | None:
+        self._changed.wait_for(lambda: op.key in self._store.data, op.timeout)
+        return self._store.data.get(op.key)
+
+
+class Driving:
+    """The library's own driver over a torch store. pytest keeps fixtures for long, so ``close`` drops the store."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def __call__(self, verb: Any) -> Any:
+        return store.drive(verb if hasattr(verb, "send") else one(verb), self._connection)
+
+    def close(self) -> None:
+        self._connection = None
+
+
+class Tcp:
+    """A TCPStore server, and clients of it."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix, self._server = prefix, store.serve("127.0.0.1", 0)
+        self.clients: list[Driving] = []
+
+    def __call__(self) -> Driving:
+        connection = store.TCPStore("127.0.0.1", self._server.port, timedelta(seconds=20))
+        self.clients.append(Driving(store.PrefixStore(self._prefix, connection) if self._prefix else connection))
+        return self.clients[-1]
+
+    def close(self) -> None:
+        """Server last."""
+        for client in self.clients:
+            client.close()
+        self.lose()
+
+    def lose(self) -> None:
+        """The server goes away."""
+        self._server = None
+
+
+@pytest.fixture(params=["simulated", "tcp", "tcp prefixed", "hash", "file"])
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Do]]:
+    """Makes connections to one fresh store."""
+    if request.param == "simulated":
+        simulated = Simulated()
+        yield lambda: simulated
+    elif request.param == "hash":
+        shared = HashStore()
+        yield lambda: Driving(shared)
+    elif request.param == "file":
+        yield lambda: Driving(store.FileStore(str(tmp_path / "store"), timedelta(seconds=20)))
+    else:
+        tcp = Tcp(prefix="" if request.param == "tcp" else "call/3")
+        yield tcp
+        tcp.close()
+
+
+@pytest.fixture
+def do(connect: Callable[[], Do]) -> Do:
+    return connect()
+
+
+@pytest.fixture
+def others() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def test_absent_key(do: Do) -> None:
+    assert do(Read("a")) is None
+    assert not do(Exist(("a",)))
+
+
+def test_set_and_read(do: Do) -> None:
+    do(Set("a", "one"))
+    do(Set("a", "two"))
+    assert do(Read("a")) == b"two"
+    assert do(Exist(("a",)))
+
+
+def test_text_beyond_ascii(do: Do) -> None:
+    do(Set("a", '{"message":"größer ☃"}'))
+    assert do(Read("a")).decode() == '{"message":"größer ☃"}'
+
+
+def test_reading_writes_nothing(do: Do) -> None:
+    do(Read("a"))
+    assert do(Claim("a", "mine")) == b"mine"
+
+
+def test_add_counts_from_zero_and_reads_with_zero(do: Do) -> None:
+    assert [do(Add("n", 0)), do(Add("n", 1)), do(Add("n", 2)), do(Add("n", 0))] == [0, 1, 3, 3]
+
+
+def test_first_claim_stands(do: Do) -> None:
+    assert [do(Claim("a", "mine")), do(Claim("a", "yours")), do(Read("a"))] == [b"mine"] * 3
+
+
+def test_exist_means_all(do: Do) -> None:
+    do(Set("a", "1"))
+    assert not do(Exist(("a", "b")))
+    do(Set("b", "2"))
+    assert do(Exist(("a", "b")))
+
+
+def test_read_all_keeps_the_order(do: Do) -> None:
+    keys = tuple(f"k{number}" for number in (3, 1, 2))
+    for key in keys:
+        do(Set(key, key))
+    assert [bytes(value) for value in do(ReadAll(keys))] == [b"k3", b"k1", b"k2"]
+
+
+def test_deleted_key_can_be_claimed_again(do: Do) -> None:
+    do(Set("a", "1"))
+    do(Delete("a"))
+    do(Delete("never there"))
+    assert do(Read("a")) is None
+    assert do(Claim("a", "2")) == b"2"
+
+
+def test_wait_for_what_is_there(do: Do) -> None:
+    do(Set("a", "1"))
+    assert do(Wait("a")) == b"1"
+
+
+def test_wait_that_times_out(do: Do) -> None:
+    assert do(Wait("a", 0.05)) is None
+
+
+def test_wait_is_woken(connect: Callable[[], Do], others: ThreadPoolExecutor) -> None:
+    """By a set and by a claim, over another connection."""
+    for number, op in enumerate((Set("k0", "v"), Claim("k1", "v"))):
+        waiting = others.submit(connect(), Wait(f"k{number}", 10.0))
+        connect()(op)
+        assert waiting.result(10) == b"v"
+
+
+def test_one_claim_wins(connect: Callable[[], Do], others: ThreadPoolExecutor) -> None:
+    """Of eight at once: all of them read the same answer."""
+    doers = [connect() for _ in range(8)]
+    for round_ in range(5):
+        answers = list(others.map(lambda n, r=round_: doers[n](Claim(f"c{r}", f"value {n}")), range(8)))
+        assert len(set(answers)) == 1
+
+
+def test_no_count_is_lost(connect: Callable[[], Do], others: ThreadPoolExecutor) -> None:
+    doers = [connect() for _ in range(8)]
+    answers = list(others.map(lambda n: [doers[n](Add("n", 1)) for _ in range(10)], range(8)))
+    assert sorted(number for each in answers for number in each) == list(range(1, 81))
+
+
+def test_a_whole_iteration(connect: Callable[[], Do], others: ThreadPoolExecutor) -> None:
+    """Four members join, start, one raises, and they agree on the next roster."""
+
+    def live(member: int) -> tuple[bool, bool, tuple[int, ...]]:
+        do, book = connect(), Book.founder(member, range(4), 4)
+        do(coordinator.join(book, f"process {member}"))
+        book.apply(do(coordinator.await_next(-1)))
+        do(coordinator.start_round(book, Arrival(Kind.RANK, member, 4, 4, member)))
+        start = do(coordinator.await_start(0))
+        if member == 2:
+            record = InterruptionRecord(2, Interruption.EXCEPTION)
+            do(coordinator.interrupt(0, record))
+        outcome = do(coordinator.await_outcome(0))
+        kind = Kind.LEFT if member == 2 else Kind.ALIVE
+        do(coordinator.end_round(book, Arrival(kind, member, 4)))
+        book.apply(do(coordinator.await_next(0)))
+        return start.go, outcome.completed, book.roster
+
+    assert list(others.map(live, range(4))) == [(True, False, (0, 1, 3))] * 4
+
+
+def test_pause_and_now() -> None:
+    """A pause ends when the driver is stopped, and so does the verb."""
+    stopped = threading.Event()
+    stopped.set()
+    connection = HashStore()
+    with pytest.raises(StoreLost, match="stopped"):
+        store.drive(one(Pause(60.0)), connection, stopped)
+    assert store.drive(one(Now()), connection) <= store.drive(one(Now()), connection)
+
+
+def test_server_that_goes_away() -> None:
+    """Operations fail with StoreLost, also one that waits."""
+    tcp = Tcp(prefix="")
+    first, second = tcp(), tcp()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(first, Wait("never"))
+        second(Set("a", "1"))
+        tcp.lose()
+        with pytest.raises(StoreLost, match="'never'"):
+            waiting.result(20)
+    with pytest.raises(StoreLost, match="Claim"):
+        second(Claim("a", "2"))
+    tcp.close()
