@@ -1,0 +1,268 @@
+"""The verbs of the protocol, over a dict and without time: who writes what, what a repeat or a crash leaves behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inprocess import coordinator
+from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.exception import Fenced, OptionError
+from inprocess.protocol.book import Book
+from inprocess.protocol.messages import MAX_RECORDS, Arrival, Kind, load_decision, load_outcome, load_start
+from inprocess.protocol.ops import Wait
+from tests.sim.engine import SimStore
+
+RECORD = InterruptionRecord(1, Interruption.EXCEPTION, initial_rank=1, message="ValueError: no")
+
+
+def do(store: SimStore, verb: Any, steps: int | None = None) -> Any:
+    """Carry out a verb, or only its first ``steps`` operations (its process dies then). A wait finds what is there."""
+    answer, count = None, 0
+    while True:
+        try:
+            op = verb.send(answer)
+        except StopIteration as end:
+            return end.value
+        if count == steps:
+            return None
+        count += 1
+        answer = store.data.get(op.key) if isinstance(op, Wait) else store.execute(op)
+
+
+def books(members: int, iteration: int = 0) -> list[Book]:
+    result = [Book.founder(member, range(members), members) for member in range(members)]
+    for book in result:
+        book.iteration = iteration
+    return result
+
+
+def rank(number: int, size: int, active: int | None = None) -> Arrival:
+    active = size if active is None else active
+    return Arrival(Kind.RANK, number, size, active, number if number < active else None, by=str(number))
+
+
+def alive(book: Book) -> Arrival:
+    return Arrival(Kind.ALIVE, book.rank, book.world_size)
+
+
+@pytest.fixture
+def store() -> SimStore:
+    return SimStore()
+
+
+def start(store: SimStore) -> Any:
+    return load_start(store.data["0/start"], "0/start")
+
+
+def outcome(store: SimStore) -> Any:
+    return load_outcome(store.data["0/outcome"], "0/outcome")
+
+
+def following(store: SimStore, iteration: int = 0) -> Any:
+    return load_decision(store.data[f"{iteration}/next"], "next")
+
+
+def test_last_to_join_begins(store: SimStore) -> None:
+    for book in books(3, iteration=-1):
+        assert "-1/next" not in store.data
+        do(store, coordinator.join(book, f"process {book.member}"))
+    assert following(store, -1).removed == ()
+
+
+def test_join_twice_by_one_process_counts_once(store: SimStore) -> None:
+    first, second = books(2, iteration=-1)
+    do(store, coordinator.join(first, "a"))
+    do(store, coordinator.join(first, "a"))
+    assert "-1/next" not in store.data
+    do(store, coordinator.join(second, "b"))
+    assert "-1/next" in store.data
+
+
+def test_rank_that_is_taken(store: SimStore) -> None:
+    """Two processes with one RANK: the error names the rank, both processes and the remedy."""
+    book = books(2, iteration=-1)[0]
+    do(store, coordinator.join(book, "host-a/12"))
+    with pytest.raises(OptionError, match=r"RANK=0 is taken.*host-a/12.*host-b/7.*MASTER_PORT"):
+        do(store, coordinator.join(book, "host-b/7"))
+
+
+def test_start_goes_when_all_have_a_rank(store: SimStore) -> None:
+    for book in books(3):
+        do(store, coordinator.start_round(book, rank(book.member, 3, active=2)))
+    assert start(store).go
+    assert start(store).active_world_size == 2
+    assert "0/outcome" not in store.data
+
+
+def test_start_without_a_rank_interrupts(store: SimStore) -> None:
+    first, second = books(2)
+    do(store, coordinator.start_round(first, rank(0, 2)))
+    do(store, coordinator.start_round(second, Arrival(Kind.LEFT)))
+    assert not start(store).go
+    assert not outcome(store).completed
+    assert outcome(store).cause.initial_rank == 1
+    assert "0/abort" not in store.data
+
+
+def test_hopeless_assignment_ends_the_job(store: SimStore) -> None:
+    pair = books(2)
+    for book in pair:
+        do(store, coordinator.start_round(book, rank(0, 2)))
+    for book in pair:
+        do(store, coordinator.end_round(book, alive(book)))
+    assert "rank_assignment" in following(store).abort
+
+
+def test_declared_dead_is_fenced(store: SimStore) -> None:
+    first, _ = books(2)
+    do(store, coordinator.speak_for_dead(0, first.roster, 0, RECORD, "monitor of rank 1"))
+    for verb in (coordinator.start_round(first, rank(0, 2)), coordinator.end_round(first, alive(first))):
+        with pytest.raises(Fenced, match="initial rank 0 was declared dead by monitor of rank 1"):
+            do(store, verb)
+    assert do(store, coordinator.is_declared_dead(0, 0))
+    assert not do(store, coordinator.is_declared_dead(0, 1))
+
+
+def test_interrupt_wakes_everybody_once(store: SimStore) -> None:
+    assert do(store, coordinator.interrupt(0, RECORD))
+    assert do(store, coordinator.interrupt(0, InterruptionRecord(0, Interruption.TERMINATED)))
+    assert outcome(store).cause == RECORD
+    assert not start(store).go
+    assert store.data["0/rendezvous"] == b"-"
+    assert store.data["0/record#"] == b"2"
+
+
+def test_interrupt_after_completed_changes_nothing(store: SimStore) -> None:
+    do(store, coordinator.finish(0, 1, (0,)))
+    assert not do(store, coordinator.interrupt(0, RECORD))
+    assert outcome(store).completed
+    assert "0/start" not in store.data
+
+
+def test_last_to_finish_completes(store: SimStore) -> None:
+    do(store, coordinator.finish(0, 2, (0, 1)))
+    assert "0/outcome" not in store.data
+    do(store, coordinator.finish(0, 2, (0, 1)))
+    assert outcome(store).completed
+
+
+def test_completed_names_reserves_that_are_gone(store: SimStore) -> None:
+    for book in books(3):
+        do(store, coordinator.start_round(book, rank(book.member, 3, active=2)))
+    do(store, coordinator.speak_for_dead(0, (0, 1, 2), 2, RECORD, "its monitor"))
+    assert "0/outcome" not in store.data, "a reserve is not missed"
+    do(store, coordinator.finish(0, 2, (0, 1, 2)))
+    do(store, coordinator.finish(0, 2, (0, 1, 2)))
+    assert outcome(store).removed == (2,)
+
+
+@pytest.mark.parametrize("kind", [Kind.RANK, Kind.DISCARDED])
+def test_death_of_one_that_stands_aside(store: SimStore, kind: Kind) -> None:
+    """A reserve, or a discarded member whose monitor has gone: nobody is interrupted."""
+    book = books(3)[2]
+    do(store, coordinator.start_round(book, Arrival(kind, 2, 3, 2, None)))
+    do(store, coordinator.speak_for_dead(0, book.roster, 2, RECORD, "neighbour"))
+    assert "0/outcome" not in store.data
+
+
+def test_death_of_an_active_member_interrupts(store: SimStore) -> None:
+    pair = books(2)
+    do(store, coordinator.start_round(pair[1], rank(1, 2)))
+    do(store, coordinator.speak_for_dead(0, (0, 1), 1, RECORD, "its monitor"))
+    assert not outcome(store).completed
+    do(store, coordinator.end_round(pair[0], alive(pair[0])))
+    assert following(store).removed == (1,)
+    assert following(store).records == (RECORD,)
+
+
+@pytest.mark.parametrize("steps", range(7))
+def test_last_arriver_dies_anywhere(store: SimStore, steps: int) -> None:
+    """After any number of its operations: somebody speaks for it, recounts, and the round has its verdict."""
+    first, second = books(2)
+    do(store, coordinator.end_round(first, alive(first)))
+    do(store, coordinator.end_round(second, alive(second)), steps=steps)
+    do(store, coordinator.speak_for_dead(0, (0, 1), 1, RECORD, "its monitor"))
+    do(store, coordinator.recount(0, (0, 1)))
+    assert following(store).removed == ((1,) if steps == 0 else ())
+
+
+def test_recount_leaves_an_open_round_alone(store: SimStore) -> None:
+    first = books(2)[0]
+    do(store, coordinator.end_round(first, alive(first)))
+    do(store, coordinator.recount(0, (0, 1)))
+    assert "0/next" not in store.data
+    assert do(store, coordinator.missing(0, "end", (0, 1))) == [1]
+
+
+def test_entry_is_written_before_it_is_counted(store: SimStore) -> None:
+    first = books(2)[0]
+    do(store, coordinator.end_round(first, alive(first)), steps=1)
+    assert "0/end/0" in store.data
+    assert "0/end#" not in store.data
+
+
+def test_records_beyond_the_cap_are_counted_only(store: SimStore) -> None:
+    for _ in range(MAX_RECORDS + 5):
+        do(store, coordinator.interrupt(0, RECORD))
+    book = books(1)[0]
+    do(store, coordinator.end_round(book, alive(book)))
+    assert (len(following(store).records), following(store).record_count) == (MAX_RECORDS, MAX_RECORDS + 5)
+    assert f"0/record/{MAX_RECORDS + 1}" not in store.data
+
+
+def test_record_whose_writer_died(store: SimStore) -> None:
+    """It counted and did not write: the others' records are there."""
+    do(store, coordinator.interrupt(0, RECORD), steps=1)
+    do(store, coordinator.interrupt(0, RECORD))
+    book = books(1)[0]
+    do(store, coordinator.end_round(book, alive(book)))
+    assert following(store).records == (RECORD,)
+
+
+def test_first_address_stands(store: SimStore) -> None:
+    assert do(store, coordinator.publish_rendezvous(0, "a:1")) == "a:1"
+    assert do(store, coordinator.publish_rendezvous(0, "b:2")) == "a:1"
+    assert do(store, coordinator.await_rendezvous(0)) == "a:1"
+
+
+def test_heartbeats_count(store: SimStore) -> None:
+    assert [do(store, coordinator.read_beat(3)), do(store, coordinator.beat(3))] == [0, 1]
+    assert do(store, coordinator.read_beat(3)) == 1
+
+
+def test_over_when_all_are_gone(store: SimStore) -> None:
+    """Also where two speak for one member: it counts once."""
+    for member, by in ((0, "a"), (0, "b"), (1, "c")):
+        assert not do(store, coordinator.await_over(0.0))
+        do(store, coordinator.gone(member, 2, by))
+    assert do(store, coordinator.await_over(0.0))
+
+
+def test_forget_keeps_fences_and_verdicts(store: SimStore) -> None:
+    """A long job leaves, for each restart, two verdicts and the entries of the dead."""
+    iterations = 20
+    for iteration in range(iterations):
+        pair = books(2, iteration)
+        do(store, coordinator.interrupt(iteration, RECORD))
+        for book in pair:
+            do(store, coordinator.start_round(book, rank(book.member, 2)))
+            do(store, coordinator.end_round(book, alive(book)))
+            do(store, coordinator.forget(iteration, book))
+    store.data["0/end/7"] = b'{"kind":"dead"}'
+    old = [key for key in store.data if int(key.partition("/")[0]) < iterations - coordinator.KEEP]
+    assert {key.partition("/")[2] for key in old} == {"outcome", "next", "end/7"}
+
+
+def test_constant_number_of_operations() -> None:
+    """An arrival costs the same for 2 members as for 2,000, except for the one that decides."""
+    for members in (3, 2_000):
+        store, book = SimStore(), Book.founder(0, range(members), members)
+        verb, count = coordinator.end_round(book, alive(book)), 0
+        answer: Any = None
+        with pytest.raises(StopIteration):
+            while True:
+                answer = store.execute(verb.send(answer))
+                count += 1
+        assert count == 2

@@ -1,0 +1,162 @@
+"""The monitors among themselves: who watches whom, when a neighbour is dead, and speaking for the dead step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from inprocess import coordinator, guardian
+from inprocess.guardian import Ring
+from inprocess.protocol.book import Book
+from inprocess.protocol.messages import Arrival, Decision, Kind, Outcome, dump
+from inprocess.protocol.ops import Add, Now, Pause, Wait
+from tests.sim.engine import SimStore
+
+ROSTER = (0, 1, 2, 3, 4)
+
+
+def ring(member: int = 2) -> Ring:
+    return Ring(member, timeout=10.0, interval=1.0)
+
+
+@pytest.mark.parametrize(("member", "watched"), [(0, 1), (2, 3), (4, 0)])
+def test_each_watches_the_next(member: int, watched: int) -> None:
+    assert ring(member).targets(ROSTER, 0.0) == [watched]
+
+
+def test_alone_watches_nobody() -> None:
+    assert ring().targets((2,), 0.0) == []
+
+
+def test_removed_member_still_watches_the_next() -> None:
+    """A monitor that speaks for its dead rank is off the roster at the end."""
+    assert ring(2).targets((0, 1, 4), 0.0) == [4]
+
+
+def test_silent_neighbour_and_the_one_after_it() -> None:
+    """After two intervals of silence, so that neighbours that went down together are found together."""
+    watcher = ring()
+    watcher.observe(3, 7, 0.0)
+    assert watcher.targets(ROSTER, 2.0) == [3]
+    assert watcher.targets(ROSTER, 2.1) == [3, 4]
+
+
+def test_dead_after_the_timeout_and_only_once() -> None:
+    watcher = ring()
+    assert [watcher.observe(3, 7, now) for now in (0.0, 9.9, 10.0, 11.0)] == [False, False, True, False]
+    assert watcher.targets(ROSTER, 11.0) == [4]
+
+
+def test_a_heartbeat_starts_the_time_again() -> None:
+    watcher = ring()
+    assert not any(watcher.observe(3, count, now) for count, now in ((7, 0.0), (8, 9.0), (8, 18.9)))
+    assert watcher.observe(3, 8, 19.0)
+
+
+def test_time_counts_from_the_first_look() -> None:
+    """A member that is new to this watcher, whatever its counter, gets a whole timeout."""
+    assert not ring().observe(3, 0, 1e6)
+
+
+def test_memory_of_members_it_no_longer_watches_is_dropped() -> None:
+    watcher = ring()
+    watcher.observe(3, 7, 0.0)
+    watcher.targets((0, 1, 2, 4), 5.0)
+    assert watcher.seen == {}
+
+
+def watch(counters: list[int], iteration: int, until: float) -> tuple[list[int], list[float]]:
+    """Drive keep_watch by hand with heartbeats of the neighbour as given; who was lost, and when beats began."""
+    book = Book.founder(0, (0, 1), 2)
+    book.iteration = iteration
+    lost: list[int] = []
+    beaten: list[float] = []
+    verb = guardian.keep_watch(Ring(0, 5.0, 1.0), lambda: book, beaten.append, lambda member, _: lost.append(member))
+    now, answer = 0.0, None
+    while now < until:
+        match verb.send(answer):
+            case Now():
+                answer = now
+            case Pause(seconds=seconds):
+                now, answer = now + seconds, None
+            case Add(key="beat/1"):
+                answer = counters.pop(0) if len(counters) > 1 else counters[0]
+            case _:
+                answer = 1
+    return lost, beaten
+
+
+def test_watch_reports_a_silent_neighbour_once() -> None:
+    lost, beaten = watch([1, 2, 3], 0, 30.0)
+    assert lost == [1]
+    assert beaten[:3] == [0.0, 1.0, 2.0]
+
+
+def test_watch_waits_for_founders_that_have_not_started() -> None:
+    assert watch([0], coordinator.JOINING, 60.0)[0] == []
+
+
+def test_watch_misses_a_member_that_never_sent_a_heartbeat_later() -> None:
+    """From the first iteration on everybody has joined, so silence means the same for all."""
+    assert watch([0], 0, 30.0)[0] == [1]
+
+
+def stand_in(store: SimStore, book: Book, waits: list[Any]) -> list[str]:
+    """Run stand_in over the store; an unanswered wait runs the next of ``waits``. Answers the keys it waited for."""
+    record = guardian.lost_record(1, 5.0)
+    verb, answer = guardian.stand_in(book, 1, record, "me"), None
+    waited: list[str] = []
+    while True:
+        try:
+            op = verb.send(answer)
+        except StopIteration:
+            return waited
+        if isinstance(op, Wait):
+            waited.append(op.key)
+            if op.key not in store.data:
+                waits.pop(0)()
+            answer = store.data.get(op.key)
+        else:
+            answer = store.execute(op)
+
+
+def test_stand_in_ends_with_the_roster() -> None:
+    store, book = SimStore(), Book.founder(1, (0, 1), 2)
+    book.iteration = 0
+    other = Book.founder(0, (0, 1), 2)
+    other.iteration = 0
+
+    def arrives() -> None:
+        verb, answer = coordinator.end_round(other, Arrival(Kind.ALIVE, 0, 2)), None
+        while True:
+            try:
+                answer = store.execute(verb.send(answer))
+            except StopIteration:
+                return
+
+    assert stand_in(store, book, [arrives]) == ["0/outcome", "0/next"]
+    assert (book.iteration, book.roster) == (1, (0,))
+
+
+def test_stand_in_goes_on_in_the_next_iteration() -> None:
+    """The member had said ``alive`` before it died, so it is on the next roster."""
+    store, book = SimStore(), Book.founder(1, (0, 1), 2)
+    book.iteration = 0
+    store.data["0/next"] = dump(Decision()).encode()
+    assert stand_in(store, book, [lambda: store.write("1/next", dump(Decision(removed=(1,))))])[-1] == "1/next"
+    assert b"dead" in store.data["1/start/1"]
+
+
+def test_stand_in_ends_with_the_job() -> None:
+    store, book = SimStore(), Book.founder(1, (0, 1), 2)
+    book.iteration = 0
+    store.data["0/outcome"] = dump(Outcome(completed=True)).encode()
+    assert stand_in(store, book, []) == ["0/outcome"]
+    store.data["1/next"] = dump(Decision(abort="enough")).encode()
+    book.iteration = 1
+    assert stand_in(store, book, [])[-1] == "1/next"
+
+
+def test_lost_record_says_how_long() -> None:
+    assert "no heartbeat for 30 s" in str(guardian.lost_record(3, 30.0))

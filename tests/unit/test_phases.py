@@ -1,0 +1,80 @@
+"""The phase table: complete, without dead ends, and printable."""
+
+from __future__ import annotations
+
+import pytest
+
+from inprocess.protocol.phases import CODES, ENTERED, PHASES, TRANSITIONS, Event, Phase, diagram, next_phase, rows
+
+
+def walk(*events: Event) -> list[Phase]:
+    """The phases of a life that starts in JOIN."""
+    phases = [Phase.JOIN]
+    for event in events:
+        phases.append(next_phase(phases[-1], event))
+    return phases
+
+
+def test_undisturbed_call() -> None:
+    ok = Event.OK
+    *_, finish, complete, leave, out = walk(ok, ok, ok, ok, ok, ok, Event.COMPLETED, ok, ok)
+    assert (finish, complete, leave, out) == (Phase.FINISH, Phase.COMPLETE, Phase.LEAVE, Phase.OUT)
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase in ENTERED])
+def test_restart_comes_back_to_the_assignment(phase: Phase) -> None:
+    """From every entered phase: abort, finalize, health check, end round, and a new assignment."""
+    current = next_phase(phase, Event.INTERRUPTED)
+    assert current is Phase.ABORT
+    for expected in (Phase.FINALIZE, Phase.RECHECK, Phase.END, Phase.ASSIGN):
+        current = next_phase(current, Event.OK)
+        assert current is expected
+
+
+def test_no_start_goes_to_the_end_round() -> None:
+    assert next_phase(Phase.ASSIGN, Event.NO_START) is next_phase(Phase.START, Event.NO_START) is Phase.END
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.OUT])
+def test_out_is_reached_from_everywhere(phase: Phase) -> None:
+    reached, todo = {phase}, [phase]
+    while todo:
+        current = todo.pop()
+        fresh = {target for (source, _), target in TRANSITIONS.items() if source is current} - reached
+        reached |= fresh
+        todo += fresh
+    assert Phase.OUT in reached
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.OUT])
+def test_a_rank_can_leave_from_everywhere(phase: Phase) -> None:
+    """Only forward: a rank that quits never comes to the function again."""
+    current, event = phase, Event.QUIT
+    for _ in range(6):
+        current = next_phase(current, event)
+        event = Event.QUIT if current in (Phase.END, Phase.LEAVE) else Event.OK
+        assert current not in (Phase.ASSIGN, Phase.RUN)
+        if current is Phase.OUT:
+            return
+    pytest.fail(f"{phase} does not lead out")
+
+
+def test_out_is_the_end() -> None:
+    assert not [source for source, _ in TRANSITIONS if source is Phase.OUT]
+
+
+def test_impossible_pair_names_both() -> None:
+    with pytest.raises(LookupError, match=r"'join' on event 'completed'"):
+        next_phase(Phase.JOIN, Event.COMPLETED)
+
+
+def test_table_and_diagram_show_every_transition() -> None:
+    assert len(list(rows())) == len(TRANSITIONS)
+    text = diagram()
+    assert text.startswith("digraph restart {")
+    assert '"start round" -> "initialize" [label="ok"];' in text
+    assert text.count("->") == len(TRANSITIONS)
+
+
+def test_codes_for_the_board() -> None:
+    assert {PHASES[code] for code in CODES.values()} == set(Phase)

@@ -1,0 +1,124 @@
+"""A complete round and its verdict."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.protocol.messages import MAX_RECORDS, Arrival, Kind, Start
+from inprocess.protocol.rounds import MISSING, decide_end, decide_start
+
+
+def took(text: str, size: int | None = None, active: int | None = None) -> dict[int, Arrival]:
+    """A start round in one line: a number is an active rank, r a reserve, x dead, l left, d discarded."""
+    words = text.split()
+    size = len(words) if size is None else size
+    active = sum(word.isdigit() for word in words) if active is None else active
+    kinds = {"x": Kind.DEAD, "l": Kind.LEFT, "d": Kind.DISCARDED}
+    arrivals = {}
+    for member, word in enumerate(words):
+        rank = int(word) if word.isdigit() else member
+        place = (rank, size, active, rank if word.isdigit() else None)
+        arrivals[member] = Arrival(kinds[word]) if word in kinds else Arrival(Kind.RANK, *place)
+    return arrivals
+
+
+@pytest.mark.parametrize(
+    ("round_", "active"),
+    [
+        ("0", 1),
+        ("0 1 2", 3),
+        ("2 0 1", 3),
+        ("0 1 r r", 2),
+        ("0 1 r x", 2),
+        ("0 1 x r", 2),
+        ("0 1 d", 2),
+        ("0 1 l d", 2),
+    ],
+)
+def test_go(round_: str, active: int) -> None:
+    """All active ranks are there; it does not matter which reserves are."""
+    assert decide_start(took(round_)) == (Start(True, active), "", False)
+
+
+@pytest.mark.parametrize("round_", ["0 x", "x 1", "0 l 2", "x 1 r"])
+def test_a_rank_is_missing(round_: str) -> None:
+    """No start; another try makes sense."""
+    assert decide_start(took(round_, active=3)) == (Start(False), MISSING, False)
+
+
+@pytest.mark.parametrize("round_", ["x x", "d d", "l x"])
+def test_nobody_took_a_rank(round_: str) -> None:
+    start, reason, hopeless = decide_start(took(round_))
+    assert (start.go, hopeless) == (False, False)
+    assert reason
+
+
+@pytest.mark.parametrize(
+    "arrivals",
+    [
+        took("0 0"),
+        took("0 2", active=2),
+        took("1 2"),
+        took("0 1", active=3),
+        took("r r", active=0),
+        {**took("0 1"), 1: Arrival(Kind.RANK, 1, 3, 3, 1)},
+        {**took("0 1"), 1: Arrival(Kind.RANK, 0, 2, 2, 1)},
+    ],
+    ids=["twice", "gap", "from one", "one short", "no active", "sizes differ", "places collide"],
+)
+def test_hopeless_assignment(arrivals: dict[int, Arrival]) -> None:
+    """Everybody is there and it does not fit: the same would come out again, so everybody leaves."""
+    start, reason, hopeless = decide_start(arrivals)
+    assert (start.go, hopeless) == (False, True)
+    assert "rank_assignment" in reason
+
+
+def ended(text: str, size: int = 4) -> dict[int, Arrival]:
+    """An end round in one line: a number is the frame rank of a live member, x dead, l left."""
+    kinds = {"x": Kind.DEAD, "l": Kind.LEFT}
+    return {
+        member: Arrival(kinds[word]) if word in kinds else Arrival(Kind.ALIVE, int(word), size)
+        for member, word in enumerate(text.split())
+    }
+
+
+@pytest.mark.parametrize(
+    ("round_", "removed", "terminated"),
+    [
+        ("0 1 2 3", (), ()),
+        ("0 x 2 3", (1,), (1,)),
+        ("x l x 3", (0, 1, 2), (0, 1, 2)),
+        ("1 0 x 2", (2,), (3,)),
+        ("0 2", (), (1, 3)),
+        ("x x", (0, 1), ()),
+    ],
+)
+def test_next_roster(round_: str, removed: tuple[int, ...], terminated: tuple[int, ...]) -> None:
+    """Removed are members; terminated are the ranks of the frame that no survivor has."""
+    decision = decide_end(ended(round_), [], 0)
+    assert (decision.removed, decision.terminated, decision.abort) == (removed, terminated, "")
+
+
+def test_frames_that_differ_end_the_job() -> None:
+    arrivals = {0: Arrival(Kind.ALIVE, 0, 4), 1: Arrival(Kind.ALIVE, 1, 3)}
+    assert "disagree" in decide_end(arrivals, [], 0).abort
+    assert decide_end(arrivals, [], 0, "first reason").abort == "first reason"
+
+
+def test_records_are_capped_and_counted() -> None:
+    record = InterruptionRecord(0, Interruption.EXCEPTION)
+    decision = decide_end(ended("0 1 2 3"), [record] * 100, 100)
+    assert (len(decision.records), decision.record_count) == (MAX_RECORDS, 100)
+
+
+def test_order_does_not_matter() -> None:
+    """Whoever decides comes to the same verdict, so two deciders cannot disagree."""
+    shuffle = random.Random(0)
+    for round_ in ("0 x 2 3", "x l x 3"):
+        items = list(ended(round_).items())
+        first = decide_end(dict(items), [], 0)
+        shuffle.shuffle(items)
+        assert decide_end(dict(items), [], 0) == first
