@@ -117,10 +117,10 @@ class RankResult:
     #: type name, message and traceback of what the target raised; None when it returned
     exception: str | None
     message: str
-    trace: str
-    events: list[dict[str, Any]]
+    trace: str = field(repr=False)
+    events: list[dict[str, Any]] = field(repr=False)
     leftovers: list[str]
-    log: str
+    log: str = field(repr=False)
 
     @property
     def done(self) -> bool:
@@ -312,13 +312,13 @@ class Run:
         for rank in self.ranks:
             rank.process.join()
         results = Ranks(rank.result() for rank in self.ranks)
-        story = self.story(results)
+        print(self.story(results))  # pytest shows it where the test fails
         self.close()
         if check:
             problems = [f"still running: {line}" for line in remaining]
             problems += [f"file left in the temporary directory: {name}" for name in files]
             problems += _problems(results)
-            assert not problems, "\n".join(problems) + "\n" + story
+            assert not problems, "\n".join(problems)
         return results
 
     def wait_event(self, name: str, *, count: int = 1, deadline: float = 20.0, **fields: Any) -> None:

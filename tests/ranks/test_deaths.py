@@ -19,6 +19,11 @@ DEADLY = [
 ]
 
 
+def early_and_late(victims, fault):
+    """At the same step; who was interrupted by the first fault before its own strikes has it in the next iteration."""
+    return {At(victim, iteration, step=1): fault for victim in victims for iteration in (0, 1)}
+
+
 @pytest.mark.parametrize("victim", [0, 1, 2])
 @pytest.mark.parametrize(("fault", "exitcode"), DEADLY, ids=["kill", "term", "segv", "exit5", "exit0"])
 def test_one_dies(launch, fault, exitcode, victim):
@@ -29,7 +34,7 @@ def test_one_dies(launch, fault, exitcode, victim):
 
 @pytest.mark.parametrize("victims", [(0, 1), (0, 3), (1, 2)], ids=str)
 def test_two_die_at_once(launch, victims):
-    ranks = launch(targets.run_train, 4, faults={At(rank, step=1): Kill() for rank in victims}).wait()
+    ranks = launch(targets.run_train, 4, faults=early_and_late(victims, Kill())).wait()
     checks.died(ranks, dict.fromkeys(victims, -signal.SIGKILL))
     checks.went_on(ranks, without=victims, iteration=max(rank.entries()[-1][0] for rank in ranks))
 
@@ -42,12 +47,12 @@ def test_all_but_one_die_one_after_the_other(launch):
 
 
 def test_all_die(launch):
-    ranks = launch(targets.run_train, 2, faults={At(rank, step=1): Kill() for rank in range(2)}).wait()
+    ranks = launch(targets.run_train, 2, faults=early_and_late(range(2), Kill())).wait()
     checks.died(ranks, dict.fromkeys(range(2), -signal.SIGKILL))
 
 
 def test_one_raises_and_one_dies_at_the_same_step(launch):
-    ranks = launch(targets.run_train, 3, faults={At(0, step=1): Raise(), At(1, step=1): Kill()}).wait()
+    ranks = launch(targets.run_train, 3, faults={At(0, step=1): Raise()} | early_and_late([1], Kill())).wait()
     checks.died(ranks, {1: -signal.SIGKILL})
     checks.went_on(ranks, without=[1], iteration=ranks[0].entries()[-1][0])
 

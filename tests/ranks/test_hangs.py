@@ -21,7 +21,9 @@ def test_hang_without_the_lock_restarts_all_and_kills_nobody(launch, kind):
 
 
 def test_all_hang(launch):
-    ranks = launch(targets.run_alone, 2, faults={At(rank, step=1): Hang() for rank in range(2)}, wrapper=HASTY).wait()
+    ranks = launch(
+        targets.run_alone, 2, faults={At(rank, step="enter"): Hang() for rank in range(2)}, wrapper=HASTY
+    ).wait()
     checks.went_on(ranks)
 
 

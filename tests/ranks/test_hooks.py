@@ -19,9 +19,11 @@ def test_initialize_raises_an_exception(launch):
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_initialize_raises_a_base_exception(launch, rank):
-    """The rank that raised leaves with it."""
+    """Everybody leaves: that rank with its own exception, the others with one that names it."""
     ranks = launch(targets.run_train, 3, faults={At(rank, 0, "initialize"): Raise(RestartAbort)}).wait()
-    checks.failed(ranks, {rank: "RestartAbort"})
+    checks.failed(ranks, dict.fromkeys(range(3), "RestartAbort"))
+    assert ranks[rank].message == "injected"
+    assert all(f"initial rank {rank}" in other.message for other in ranks if other.rank != rank)
 
 
 @pytest.mark.parametrize("rank", [0, 2])

@@ -21,7 +21,8 @@ def test_one_leaves(launch, kind, victim):
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, RestartAbort], ids=lambda kind: kind.__name__)
 def test_all_leave(launch, kind):
-    ranks = launch(targets.run_train, 3, faults={At(rank, step=1): Raise(kind) for rank in range(3)}).wait()
+    faults = {At(rank, iteration, "enter"): Raise(kind) for rank in range(3) for iteration in range(3)}
+    ranks = launch(targets.run_train, 3, faults=faults).wait()
     checks.failed(ranks, dict.fromkeys(range(3), kind.__name__))
 
 

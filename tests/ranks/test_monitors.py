@@ -42,7 +42,7 @@ def test_a_lost_host_is_noticed_by_its_heartbeats(launch, victim):
 
 
 def test_two_lost_hosts(launch):
-    faults = {At(1, step=1): KillHost(), At(2, step=1): KillHost()}
+    faults = {At(rank, iteration, step=1): KillHost() for rank in (1, 2) for iteration in (0, 1)}
     ranks = launch(targets.run_train, 4, faults=faults, wrapper=BEATING).wait()
     checks.went_on(ranks, without=[1, 2], iteration=max(rank.entries()[-1][0] for rank in ranks))
 

@@ -32,7 +32,7 @@ def test_spares_stay_spares_when_an_active_rank_raises(launch):
 
 
 def test_all_active_ranks_die(launch):
-    faults = {At(rank, step=1): Kill() for rank in range(2)}
+    faults = {At(rank, iteration, step=1): Kill() for rank in range(2) for iteration in (0, 1)}
     ranks = launch(targets.run_train, 4, faults=faults, wrapper=targets.two_active).wait()
     assert [rank.value[1:] for rank in ranks[2:]] == [[0, 2], [1, 2]]
 

@@ -24,7 +24,7 @@ def test_calls_go_on_with_the_survivors(launch):
 
 
 def test_a_call_after_a_failed_call(launch):
-    faults = {At(rank, call=0, step=1): Raise(KeyboardInterrupt) for rank in range(2)}
+    faults = {At(rank, n, "enter", call=0): Raise(KeyboardInterrupt) for rank in range(2) for n in (0, 1)}
     ranks = launch(targets.run_again_after_failure, 2, faults=faults).wait()
     assert ranks.values == [["KeyboardInterrupt", [0, 0, 2]], ["KeyboardInterrupt", [0, 1, 2]]]
 
