@@ -1,0 +1,242 @@
+"""Trains a small network on scikit-learn's digits with DistributedDataParallel, and lives through scheduled faults.
+
+    python examples/digits_ddp.py --nproc 4 --faults "kill:rank=2,step=60 raise:rank=1,step=120 kill:rank=0,step=200"
+
+It starts its own processes, or runs as one of them where a launcher has set RANK and the other usual variables:
+
+    torchrun --nproc-per-node 4 examples/digits_ddp.py --checkpoint-dir /a/directory/that/all/ranks/see
+
+`train` is what the library restarts. All it needs is `ping`, `atomic`, and to begin with the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import fault_schedule
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+import inprocess
+
+GOAL = 0.95  # accuracy on images the network has not seen
+
+
+def train(
+    args: argparse.Namespace, digits: Digits, faults: fault_schedule.Faults, call: inprocess.CallWrapper = None
+) -> tuple[int, float]:
+    """Train from the last checkpoint to the end, with as many ranks as there are; returns rank and accuracy."""
+    dist.init_process_group("nccl" if digits.device.type == "cuda" else "gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+
+    torch.manual_seed(args.seed)
+    network = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)).to(digits.device)
+    model = DistributedDataParallel(network)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    checkpoint = Checkpoint(args.checkpoint_dir, network, optimizer)
+    step = checkpoint.load()
+    progress = Progress(args, ranks, step)
+
+    while step < args.steps:
+        call.ping()
+        faults.strike(step)
+        images, labels = digits.batch(step, args.batch, args.seed)
+        predicted = model(images[rank::ranks])
+        # DDP takes the mean over the ranks; this way it is the mean over the batch, however many ranks share it
+        loss = cross_entropy(predicted, labels[rank::ranks], reduction="sum") * ranks / args.batch
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        step += 1
+        if rank == 0 and step % args.checkpoint_every == 0:
+            with call.atomic():  # no restart cuts this in half
+                checkpoint.save(step)
+        if rank == 0 and step % args.log_every == 0:
+            progress.show(step, loss)
+
+    dist.destroy_process_group()
+    return rank, digits.accuracy(network)
+
+
+class Digits:
+    """1,797 handwritten digits of 8 x 8 pixels, a fifth of them held out."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        images, labels = load_digits(return_X_y=True)
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+        x = (torch.tensor(images, dtype=torch.float32) / 16)[order].to(device)
+        y = torch.tensor(labels)[order].to(device)
+        held_out = len(y) // 5
+        self.test, self.train = (x[:held_out], y[:held_out]), (x[held_out:], y[held_out:])
+
+    def batch(self, step: int, size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The batch of a step, the same on every rank: each epoch is shuffled by its own seed."""
+        images, labels = self.train
+        epoch, index = divmod(step, len(labels) // size)
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed * 10_000 + epoch))
+        chosen = order[index * size : (index + 1) * size].to(self.device)
+        return images[chosen], labels[chosen]
+
+    def accuracy(self, network: torch.nn.Module) -> float:
+        images, labels = self.test
+        with torch.no_grad():
+            return (network(images).argmax(dim=1) == labels).float().mean().item()
+
+
+class Checkpoint:
+    """One file. After a crash at any moment it is the old one or the new one, whole."""
+
+    def __init__(self, directory: str, network: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.path = Path(directory, "digits.pt")
+        self.parts = {"network": network, "optimizer": optimizer}
+
+    def save(self, step: int) -> None:
+        temporary = self.path.with_suffix(".tmp")
+        with open(temporary, "wb") as file:
+            torch.save({"step": step, **{name: part.state_dict() for name, part in self.parts.items()}}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.path)
+
+    def load(self) -> int:
+        """Put back what was saved; returns the step to go on with."""
+        if not self.path.exists():
+            return 0
+        saved = torch.load(self.path, map_location="cpu", weights_only=True)
+        for name, part in self.parts.items():
+            part.load_state_dict(saved[name])
+        return int(saved["step"])
+
+
+class Progress:
+    """Prints how far the training is, and how fast it was since the line before."""
+
+    def __init__(self, args: argparse.Namespace, ranks: int, step: int) -> None:
+        self.steps, self.ranks, self.last, self.time = args.steps, ranks, step, time.monotonic()
+
+    def show(self, step: int, loss: torch.Tensor) -> None:
+        now = time.monotonic()
+        speed = (step - self.last) / (now - self.time)
+        self.last, self.time = step, now
+        text = f"step {step:4}/{self.steps}  loss {loss.item():.4f}  {self.ranks} ranks  {speed:4.0f} steps/s"
+        print(text, flush=True)
+
+
+def work(args: argparse.Namespace) -> int:
+    """One rank. Exit code 0: the goal was reached."""
+    device = pick_device()
+    torch.set_num_threads(1)  # the ranks share the machine's cores
+    logging.basicConfig(format="%(message)s")
+    wrap = inprocess.Wrapper(soft_timeout=args.soft_timeout, hard_timeout=args.hard_timeout)
+    faults = fault_schedule.Faults(args.faults, int(os.environ["RANK"]))
+    rank, accuracy = wrap(train)(args, Digits(device), faults)
+    if rank == 0:
+        print(f"accuracy on held-out images: {accuracy:.3f} (goal: {GOAL})", flush=True)
+    return 0 if accuracy >= GOAL else 1
+
+
+def pick_device() -> torch.device:
+    """A GPU of its own for each rank of this machine, or the CPU for all of them."""
+    if torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"])):
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def launch(args: argparse.Namespace) -> int:
+    """Start this script once per rank. Exit code 0: all that have no deadly fault in the schedule exited with 0."""
+    size = str(args.nproc)
+    with contextlib.ExitStack() as stack:
+        directory = args.checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="digits-"))
+        port = stack.enter_context(reserved_port())
+        command = [sys.executable, __file__, *sys.argv[1:], "--checkpoint-dir", directory]
+        job = dict(WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        codes = run_all([(command, {**job, "RANK": str(i), "LOCAL_RANK": str(i)}) for i in range(args.nproc)])
+    doomed = {fault.rank for fault in args.faults if fault.deadly}
+    failed = [rank for rank, code in enumerate(codes) if code != 0 and rank not in doomed]
+    print(f"{codes.count(0)} of {size} processes finished; exit codes by rank: {', '.join(map(str, codes))}")
+    return 1 if failed or 0 not in codes else 0
+
+
+def run_all(processes: list[tuple[list[str], dict[str, str]]]) -> list[int]:
+    children = [subprocess.Popen(command, env={**os.environ, **variables}) for command, variables in processes]
+    try:
+        return [child.wait() for child in children]
+    finally:  # on Ctrl-C some may still run; nothing is lost, the checkpoint is on disk
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port that stays free for us: bound, but not listening; the server that takes it sets SO_REUSEADDR as well."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+def faults_option(text: str) -> list[fault_schedule.Fault]:
+    try:
+        return fault_schedule.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--nproc", type=int, default=2, help="number of processes to start (default 2)")
+    add("--faults", type=faults_option, default=[], metavar="KIND:rank=R,step=S", help="separated by spaces")
+    add("--steps", type=int, default=300, help="training steps (default 300)")
+    add("--batch", type=int, default=64, help="images in a step, over all ranks (default 64)")
+    add("--seed", type=int, default=0, help="of the first weights and of the order of the images (default 0)")
+    add("--checkpoint-dir", help="where to save, and to resume from (default: a temporary directory)")
+    add("--checkpoint-every", type=int, default=20, metavar="STEPS", help="(default 20)")
+    add("--log-every", type=int, default=20, metavar="STEPS", help="(default 20)")
+    add(
+        "--soft-timeout",
+        type=float,
+        default=2,
+        metavar="S",
+        help="restart after S seconds without progress (default 2)",
+    )
+    add("--hard-timeout", type=float, default=4, metavar="S", help="kill a rank that does not restart (default 4)")
+    args = parser.parse_args()
+    check(parser, args)
+    return args
+
+
+def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    ranks = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else args.nproc
+    for name in ("nproc", "steps", "batch", "checkpoint_every", "log_every"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')}={getattr(args, name)}: must be at least 1")
+    for fault in args.faults:
+        if fault.rank >= ranks or fault.step >= args.steps:
+            parser.error(
+                f"--faults: {fault} would never strike, with ranks 0..{ranks - 1} and steps 0..{args.steps - 1}"
+            )
+    if "RANK" in os.environ and not args.checkpoint_dir:
+        parser.error("--checkpoint-dir is missing: under a launcher, name a directory that all ranks see")
+
+
+if __name__ == "__main__":
+    given = arguments()
+    sys.exit(work(given) if "RANK" in os.environ else launch(given))

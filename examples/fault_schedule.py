@@ -1,0 +1,76 @@
+"""Faults that strike at given steps, for trying out what a training run survives.
+
+A schedule is text such as ``kill:rank=2,step=60 raise:rank=1,step=120``: KIND:rank=R,step=S, separated by spaces.
+R is the rank the process was started with, S the step before which the fault strikes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+
+def _fail() -> None:
+    raise RuntimeError("this fault was scheduled")
+
+
+STRIKES: dict[str, Callable[[], object]] = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "segv": lambda: ctypes.string_at(0),
+    "exit": lambda: os._exit(5),
+    "sysexit": lambda: sys.exit(6),
+    "raise": _fail,
+    "hang": lambda: time.sleep(1e6),
+    "gil": lambda: sum(itertools.repeat(0)),  # a loop in C: no other thread and no signal handler runs Python code
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+}
+SURVIVED = ("raise", "hang")  # the process goes on after these; after all others it is gone
+
+
+@dataclass(frozen=True)
+class Fault:
+    kind: str
+    rank: int
+    step: int
+
+    @property
+    def deadly(self) -> bool:
+        return self.kind not in SURVIVED
+
+    def __str__(self) -> str:
+        return f"{self.kind}:rank={self.rank},step={self.step}"
+
+
+class Faults:
+    """The faults of one process. Each strikes once, also when a restart runs the steps around it again."""
+
+    def __init__(self, faults: Iterable[Fault], initial_rank: int) -> None:
+        self.left = [fault for fault in faults if fault.rank == initial_rank]
+
+    def strike(self, step: int) -> None:
+        for fault in [each for each in self.left if each.step == step]:
+            self.left.remove(fault)
+            STRIKES[fault.kind]()
+
+
+def parse(text: str) -> list[Fault]:
+    """The schedule that `text` describes; ValueError names the part that is wrong and the grammar."""
+    return [_parse_one(part) for part in text.split()]
+
+
+def _parse_one(part: str) -> Fault:
+    found = re.fullmatch(r"(\w+):rank=(\d+),step=(\d+)", part)
+    if found and found[1] in STRIKES:
+        return Fault(found[1], int(found[2]), int(found[3]))
+    raise ValueError(
+        f"{part!r} is no fault: write KIND:rank=R,step=S, with a space between two faults; "
+        f"KIND is one of {', '.join(STRIKES)}"
+    )
