@@ -8,22 +8,37 @@ Gloo
     until its timeout (measured on torch 2.13: 25 to 30 s). Shutting its connections down releases it in under a
     millisecond. Only connections that are certainly Gloo's may be touched. The kernel knows which these are: Gloo's
     event thread is named ``gloo_tcp_loop`` and waits on an epoll instance, and ``/proc/self/fdinfo`` lists what is
-    registered there. A user's socket cannot be in that list.
+    registered there. A user's socket cannot be in that list. The listening socket in it must stay untouched: Gloo ends
+    the process when accepting fails.
+
+    While a group is made, one of each two ranks waits for the other one to connect. If that one is gone or was
+    interrupted there is no connection to shut down, and the wait lasts until the timeout, too. So we connect in its
+    place: a connection begins with the number of the pair it is for; ours names each pair in turn and ends there. Gloo
+    takes that for a peer that went away (measured: released in 10 ms, the period of its event loop).
 NCCL
     All groups in one coalesced abort: one after the other deadlocks (github.com/pytorch/pytorch/issues/119797).
+torch's own tables
+    Cleared here and not by ``destroy_process_group()`` or ``_abort_process_group()``: these first wait for every group,
+    and when one that hung comes back later, they would clear away the groups of the next iteration.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
+import functools
 import logging
 import os
-import queue
 import re
 import socket
+import stat
+import struct
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -43,14 +58,33 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-#: seconds a step may take before the ladder goes on without it
+#: seconds that a ladder may take in all
 DEADLINE = 10.0
+#: seconds that a step leaves for each of those after it
+RESERVE = 0.5
 #: name of Gloo's event threads
 GLOO_THREAD = "gloo_tcp_loop"
 #: system call numbers of epoll_wait, epoll_pwait and epoll_pwait2: x86-64 and aarch64
 _EPOLL_CALLS = frozenset({"232", "281", "441", "22"})
 #: how often to look at an event thread that is busy, hence in no system call; it is so for microseconds
 _LOOKS = 1000
+#: seconds to connect to a listening socket of this very process
+_KNOCK_TIMEOUT = 0.5
+#: functions of torch that make groups
+_MAKERS = frozenset({"_new_process_group_helper", "init_process_group", "new_group"})
+#: torch's tables of groups, in `distributed_c10d._world`; not every version has all of them
+_TABLES = (
+    "comms",
+    "pg_map",
+    "pg_names",
+    "pg_group_ranks",
+    "pg_backend_config",
+    "pg_to_tag",
+    "tags_to_pg",
+    "pg_coalesce_state",
+)
+
+Step = tuple[str, Callable[[], object]]
 
 
 class Abort(abc.ABC):
@@ -72,8 +106,10 @@ class StepResult:
     name: str
     #: how long it took
     seconds: float
-    #: what it raised or "did not end within ...", empty where it succeeded
+    #: what it raised, or how long it was waited for; empty where it succeeded
     error: str = ""
+    #: whether it was left to itself
+    hung: bool = False
 
 
 class Ladder:
@@ -81,54 +117,45 @@ class Ladder:
 
     Args:
         steps: name and action of each.
-        deadline: seconds after which a step is left to itself, in a daemon thread, and the next one begins.
+        deadline: seconds for all steps together, default 10. A step that takes longer is left to itself, in a daemon
+            thread, early enough for half a second of each of the others.
     """
 
-    def __init__(self, steps: Sequence[tuple[str, Callable[[], object]]], deadline: float = DEADLINE) -> None:
+    def __init__(self, steps: Sequence[Step], deadline: float = DEADLINE) -> None:
         self._steps, self._deadline = list(steps), deadline
 
     def run(self) -> list[StepResult]:
         """Run all steps; errors are logged and returned, never raised."""
+        end = clock.monotonic() + self._deadline
         results: list[StepResult] = []
-        while len(results) < len(self._steps):
-            done: queue.SimpleQueue[StepResult] = queue.SimpleQueue()
-            rest = self._steps[len(results) :]
-            thread = threading.Thread(target=_climb, args=(rest, done), name="inprocess-abort", daemon=True)
-            thread.start()
-            results += self._collect(rest, done)
-            if len(results) == len(self._steps) and not results[-1].error.startswith("did not end"):
-                thread.join()
-        for result in results:
+        for name, action in self._steps:
+            reserved = RESERVE * (len(self._steps) - len(results) - 1)
+            result = _try(name, action, max(end - reserved - clock.monotonic(), RESERVE))
             if result.error:
-                log.warning("abort: the step %r failed after %.3f s: %s", *_shown(result))
-        return results
-
-    def _collect(
-        self, rest: Sequence[tuple[str, Callable[[], object]]], done: queue.SimpleQueue[StepResult]
-    ) -> list[StepResult]:
-        """Results of the worker's steps, up to the first one that hangs."""
-        results = []
-        for name, _ in rest:
-            try:
-                results.append(done.get(timeout=self._deadline))
-            except queue.Empty:
-                late = f"did not end within {self._deadline:g} s; it is left to itself"
-                return [*results, StepResult(name, self._deadline, late)]
+                log.warning("abort: the step %r failed after %.3f s: %s", result.name, result.seconds, result.error)
+            results.append(result)
         return results
 
 
-def _climb(steps: Sequence[tuple[str, Callable[[], object]]], done: queue.SimpleQueue[StepResult]) -> None:
-    for name, action in steps:
-        begin, error = clock.monotonic(), ""
+def _try(name: str, action: Callable[[], object], timeout: float) -> StepResult:
+    error = ""
+
+    def act() -> None:
+        nonlocal error
         try:
             action()
         except BaseException as raised:
-            error = f"{type(raised).__name__}: {raised}"
-        done.put(StepResult(name, clock.monotonic() - begin, error))
+            error = traceback.format_exception_only(type(raised), raised)[-1].strip()
 
-
-def _shown(result: StepResult) -> tuple[str, float, str]:
-    return result.name, result.seconds, result.error
+    # a thread of its own for each, so that one left to itself never begins the next one, perhaps iterations later
+    thread = threading.Thread(target=act, name="inprocess-abort", daemon=True)
+    begin = clock.monotonic()
+    thread.start()
+    thread.join(timeout)
+    seconds = clock.monotonic() - begin
+    if thread.is_alive():
+        return StepResult(name, seconds, "did not end in time; it is left to itself", hung=True)
+    return StepResult(name, seconds, error)
 
 
 class AbortTorchDistributed(Abort):
@@ -137,52 +164,76 @@ class AbortTorchDistributed(Abort):
     Does nothing where torch.distributed is not in use; may be called at any moment, and more than once.
 
     Args:
-        deadline: seconds for each step; default 10.
+        deadline: seconds in all; default 10.
     """
 
     def __init__(self, deadline: float = DEADLINE) -> None:
         self.deadline = deadline
 
     def __call__(self, state: FrozenState) -> FrozenState:
-        steps: list[tuple[str, Callable[[], object]]] = [("Gloo connections", shutdown_gloo_connections)]
-        if dist.is_available() and dist.is_initialized():
-            if _records_flights():
-                steps.insert(0, ("flight recorder", lambda: _dump_flight_record(state.rank)))
-            steps += [("process groups", _abort_groups), ("what is left", _destroy_groups)]
-        if dist.is_available():
-            steps.append(("group names", _forget_begun_groups))
+        if not dist.is_available():
+            return state
+        pairs = state.world_size
+        groups = _groups()
+        steps: list[Step] = []
+        if groups and _records_flights():
+            steps.append(("flight recorder", lambda: _dump_flight_record(state.rank)))
+        steps.append(("Gloo connections", lambda: shutdown_gloo_connections(pairs)))
+        if groups:
+            steps.append(("process groups", lambda: _abort_groups(groups)))
+        steps.append(("torch's tables", lambda: _forget_groups(groups)))
         # connections of a group that the main thread was just making
-        steps.append(("Gloo connections again", shutdown_gloo_connections))
+        steps.append(("Gloo connections again", lambda: shutdown_gloo_connections(pairs)))
         Ladder(steps, self.deadline).run()
         return state
 
 
 class AbortTransformerEngine(Abort):
-    """Frees TransformerEngine's user buffers, which hold communicators. Nothing where it is not installed."""
+    """Frees TransformerEngine's user buffers, which hold communicators. Nothing where the program does not use it.
+
+    Args:
+        deadline: seconds; default 10.
+    """
+
+    def __init__(self, deadline: float = DEADLINE) -> None:
+        self.deadline = deadline
 
     def __call__(self, state: FrozenState) -> FrozenState:
-        try:
-            import transformer_engine.pytorch as te  # noqa: PLC0415  (optional)
-        except ImportError:
-            return state
-        Ladder([("TransformerEngine user buffers", te.module.base.destroy_ub)]).run()
+        # imported by the program or not in use; importing it takes seconds, and the main thread may be importing it
+        engine = sys.modules.get("transformer_engine.pytorch")
+        if engine is not None:
+            Ladder([("TransformerEngine user buffers", engine.module.base.destroy_ub)], self.deadline).run()
         return state
 
 
 # --- process groups -----------------------------------------------------------------------------------------------
 
 
-def _abort_groups() -> None:
+def _groups() -> list[Any]:
+    """All process groups, the latest first."""
     from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415  (absent where torch is built without)
 
-    coalesced = getattr(c10d, "_abort_process_group", None)
-    if coalesced is not None:
-        coalesced()
-        return
-    for group in list(c10d._world.pg_map):  # torch before 2.6
-        abort = getattr(_cuda_backend(group), "_abort", None)
-        if abort is not None:
-            abort()
+    names = dict(c10d._world.pg_names)
+    return sorted(names, key=lambda group: str(names[group]), reverse=True)
+
+
+def _abort_groups(groups: Sequence[Any]) -> None:
+    coalesce = next((backend for backend in map(_cuda_backend, groups) if hasattr(backend, "_group_start")), None)
+    if coalesce is not None:
+        coalesce._group_start()
+    try:
+        for group in tuple(groups):
+            _abort_group(group)
+    finally:
+        if coalesce is not None:
+            coalesce._group_end()
+
+
+def _abort_group(group: Any) -> None:
+    owner = group if hasattr(group, "abort") else _cuda_backend(group)  # torch before 2.6: only NCCL's backend can
+    abort = getattr(owner, "abort", None) or getattr(owner, "_abort", None)
+    if abort is not None:
+        abort()
 
 
 def _cuda_backend(group: Any) -> Any:
@@ -192,9 +243,21 @@ def _cuda_backend(group: Any) -> Any:
         return None
 
 
-def _destroy_groups() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def _forget_groups(groups: list[Any]) -> None:
+    """Clear torch's tables, so that init_process_group works again; groups end with the last reference to them.
+
+    That one is dropped in the background: a destructor waits for Gloo's threads (10 ms), and could wait for ever.
+    """
+    from torch._C import _distributed_c10d as bindings  # noqa: PLC0415
+    from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
+
+    c10d._update_default_pg(None)
+    for table in _TABLES:
+        getattr(c10d._world, table, {}).clear()
+    bindings._unregister_all_process_groups()
+    # groups are named by number: a rank that began to make one and a rank that did not would never meet again
+    c10d._world.group_count = 0
+    threading.Thread(target=groups.clear, name="inprocess-abort", daemon=True).start()
 
 
 def unfinished() -> bool:
@@ -206,14 +269,6 @@ def _groups_begun() -> int:
     from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
 
     return int(getattr(c10d._world, "group_count", 0))
-
-
-def _forget_begun_groups() -> None:
-    """Groups are named by number: a rank that began to make one and a rank that did not would never meet again."""
-    from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
-
-    if not dist.is_initialized() and hasattr(c10d._world, "group_count"):
-        c10d._world.group_count = 0
 
 
 def _records_flights() -> bool:
@@ -238,12 +293,26 @@ def _dump_flight_record(rank: int) -> None:
 # --- Gloo's connections -------------------------------------------------------------------------------------------
 
 
-def shutdown_gloo_connections() -> int:
+def shutdown_gloo_connections(pairs: int = 0) -> int:
     """Shut down every connection that Gloo has in this process; answers how many.
 
     Pending collectives then fail at once, here and on the peers. The sockets stay open until their group is destroyed.
+
+    Args:
+        pairs: when a group is being made at this moment, end its wait for up to this many connections that its peers
+            should make; the world size is enough. Default 0: such waits go on.
     """
-    return sum(_shutdown(descriptor, inode) for descriptor, inode in _gloo_descriptors())
+    count = 0
+    for descriptor, inode in _gloo_descriptors():
+        connection = _socket_of(descriptor, inode)
+        if connection is None:
+            continue
+        with connection:
+            if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                count += _shut(connection)
+            elif pairs and _is_making_groups() and _speaks_plainly():
+                _knock(connection, pairs)
+    return count
 
 
 def _gloo_descriptors() -> Iterator[tuple[int, int]]:
@@ -260,14 +329,14 @@ def _epoll_of(task: str) -> int | None:
         if _read(f"{task}/comm").strip() != GLOO_THREAD:
             return None
         for _ in range(_LOOKS):
-            call, *arguments = _read(f"{task}/syscall").split()
-            if call in _EPOLL_CALLS:
-                return int(arguments[0], 16)
+            words = _read(f"{task}/syscall").split()
+            if len(words) > 1 and words[0] in _EPOLL_CALLS:
+                return int(words[1], 16)
             os.sched_yield()
     except (FileNotFoundError, ProcessLookupError):
         return None
     except PermissionError as error:
-        log.warning("Gloo's connections cannot be found, so collectives end at their own timeout: %s", error)
+        _warn_of_timeouts(str(error))
         return None
     log.warning("Gloo's event thread is busy for long; its connections were not shut down")
     return None
@@ -279,30 +348,65 @@ def _registered(epoll: int) -> list[tuple[int, int]]:
     except FileNotFoundError:
         return []
     found = re.findall(r"^tfd:\s*(\d+) .*\bino:([0-9a-f]+)", lines, re.MULTILINE)
+    if "tfd:" in lines and not found:
+        _warn_of_timeouts("this kernel does not tell which files an epoll instance watches")
     return [(int(descriptor), int(inode, 16)) for descriptor, inode in found]
 
 
-def _shutdown(descriptor: int, inode: int) -> bool:
-    """Shut a connection down, unless the number has been given to another file meanwhile."""
+@functools.cache
+def _warn_of_timeouts(reason: str) -> None:
+    """Say once what it means when the kernel does not answer."""
+    log.warning(
+        "Gloo's connections cannot be found: %s. A pending Gloo collective will not be released by a restart but end at "
+        "its own timeout; choose that timeout short, or give the process access to /proc/self",
+        reason,
+    )
+
+
+def _socket_of(descriptor: int, inode: int) -> socket.socket | None:
+    """A copy of a registered socket; None where it is none, or the number has been given to another file meanwhile."""
     try:
         copy = os.dup(descriptor)
     except OSError:
-        return False
-    try:
-        if os.fstat(copy).st_ino != inode:
-            raise OSError("another file by now")
-        connection = socket.socket(fileno=copy)
-    except OSError:  # or the loop's own pipe
+        return None
+    status = os.fstat(copy)
+    if status.st_ino != inode or not stat.S_ISSOCK(status.st_mode):
         os.close(copy)
+        return None
+    return socket.socket(fileno=copy)
+
+
+def _shut(connection: socket.socket) -> bool:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:  # not connected any more, or not yet: then it gives up connecting
         return False
-    with connection:
-        try:
-            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                return False  # the listening socket goes with the group
-            connection.shutdown(socket.SHUT_RDWR)
-        except OSError:  # not connected (any more)
-            return False
-        return True
+    return True
+
+
+def _is_making_groups() -> bool:
+    """Whether a thread is inside torch's functions that make groups."""
+    for frame in sys._current_frames().values():
+        place: FrameType | None = frame
+        while place is not None:
+            if place.f_code.co_name in _MAKERS and place.f_code.co_filename.endswith("distributed_c10d.py"):
+                return True
+            place = place.f_back
+    return False
+
+
+def _speaks_plainly() -> bool:
+    return os.environ.get("GLOO_DEVICE_TRANSPORT", "TCP").upper() in ("", "TCP")
+
+
+def _knock(listener: socket.socket, pairs: int) -> None:
+    """Connect to Gloo's listening socket once for each pair, and go away again."""
+    address = listener.getsockname()
+    for pair in range(pairs):
+        with socket.socket(listener.family) as visitor, contextlib.suppress(OSError):
+            visitor.settimeout(_KNOCK_TIMEOUT)
+            visitor.connect(address)
+            visitor.sendall(struct.pack("=Q", pair))
 
 
 def _read(path: str) -> str:

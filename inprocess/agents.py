@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from inprocess import coordinator
 from inprocess.board import Board
 from inprocess.environment import Borrowed
 from inprocess.exception import OptionError, StoreLost
@@ -33,7 +34,9 @@ T = TypeVar("T")
 class Agents:
     """What one call of a wrapped function needs beside the main thread."""
 
-    def __init__(self, options: Options, job: Job, book: Book, abort: Callable[[int], None]) -> None:
+    def __init__(
+        self, options: Options, job: Job, book: Book, abort: Callable[[int], None], release: Callable[[], None]
+    ) -> None:
         self._options, self._job, self._book = options, job, book
         self.environment = Borrowed()
         self._spec = _store_spec(options, job)
@@ -45,6 +48,7 @@ class Agents:
             job.me,
             self._interrupter.new_gate,
             abort,
+            release,
             options.monitor_thread_interval,
             options.barrier_timeout,
         )
@@ -102,9 +106,16 @@ class Agents:
             stack.callback(self._interrupter.restore)
             stack.callback(self._monitor.bye, how, why=why)
             stack.callback(self._drop_store)
+            stack.callback(self._say_gone, how)
             stack.callback(self.thread.stop, cut)
             stack.callback(self._watchdog.stop)
             self.board.leave()
+
+    def _say_gone(self, how: str) -> None:
+        """Its monitor says so too, but may have died; the store's host would wait for it."""
+        if self._store is not None and how != "failed":
+            with contextlib.suppress(StoreLost):
+                self.do(coordinator.gone(self._book.member, self._monitor.config.members))
 
     def _drop_store(self) -> None:
         self._store = None

@@ -263,9 +263,9 @@ def is_declared_dead(iteration: int, member: int) -> Verb[bool]:
     return raw is not None and load_arrival(raw, key).kind is Kind.DEAD
 
 
-def gone(member: int, members: int, by: str) -> Verb[None]:
+def gone(member: int, members: int) -> Verb[None]:
     """This member needs the store no more. ``members``: how many will say so in all."""
-    if (yield Claim(f"gone/{member}", by)) != by.encode():
+    if (yield Add(f"gone/{member}", 1)) > 1:
         return
     if (yield Add("gone#", 1)) >= members:
         yield Set("over", "1")

@@ -60,13 +60,13 @@ import logging
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from .exception import InternalError, OptionError, RankShouldRestart, RestartAbort, RestartError
+from inprocess import clock
+from inprocess.exception import InternalError, OptionError, RankShouldRestart, RestartAbort, RestartError
 
 __all__ = ["Atomic", "Gate", "Interrupted", "Interrupter", "Outcome", "Raised", "Returned"]
 
@@ -233,12 +233,18 @@ class Gate:
         """
         self.atomic.close(on_wait or (lambda waited, holder: None))
 
-    def interrupt_until_left(self, left: threading.Event | None = None, retry_after: float = 1.0) -> None:
+    def interrupt_until_left(
+        self,
+        left: threading.Event | None = None,
+        retry_after: float = 1.0,
+        release: Callable[[], object] = lambda: None,
+    ) -> None:
         """Raise RankShouldRestart in the user's function until the main thread has left it. Monitor thread.
 
         Args:
             left: set by whoever knows that the function is left; None: the gate's own event.
             retry_after: seconds after which a raise that did not end the function is repeated.
+            release: called again and again meanwhile: the main thread may begin to wait in C code after the abort.
 
         Raises:
             InternalError: `close_for_abort` was not called first, so an atomic section might be cut in half.
@@ -246,11 +252,11 @@ class Gate:
         if not self.atomic.closed:
             raise InternalError("interrupt_until_left() before close_for_abort() could cut an atomic section in half")
         left = left or self.left
-        self._asked_at = time.monotonic()
+        self._asked_at = clock.monotonic()
         with self._watching_unraisable():
             while not left.is_set():
                 self._armed = self.interrupting = True
-                if self._raise_once(left, retry_after):
+                if self._raise_once(left, retry_after, release):
                     self._report_swallowed()
 
     def _call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -270,7 +276,7 @@ class Gate:
         if not self._armed or not self._is_inside(frame):
             return False
         assert frame is not None
-        now = time.monotonic()
+        now = clock.monotonic()
         if frame.f_code.co_filename in _LIBRARY_LOCKS and now - self._asked_at < PATIENCE:
             return False
         self._raised_at = now
@@ -289,22 +295,24 @@ class Gate:
             frame = frame.f_back
         return False
 
-    def _raise_once(self, left: threading.Event, retry_after: float) -> bool:
+    def _raise_once(self, left: threading.Event, retry_after: float, release: Callable[[], object]) -> bool:
         """Send until the handler has raised, then wait for the function to be left. True: it was swallowed."""
-        begin = time.monotonic()
+        begin = clock.monotonic()
         pause, sent, reported = FIRST_PAUSE, False, False
         while self._armed:
             self._interrupter._send(again=sent)
             sent = True
             if left.wait(pause):
                 return False
+            release()
             pause = min(2 * pause, LONGEST_PAUSE)
-            if self._armed and not reported and time.monotonic() - begin > retry_after:
+            if self._armed and not reported and clock.monotonic() - begin > retry_after:
                 reported = True
                 self._report_unanswered(retry_after)
-        while not self._dropped and (remaining := self._raised_at + retry_after - time.monotonic()) > 0:
+        while not self._dropped and (remaining := self._raised_at + retry_after - clock.monotonic()) > 0:
             if left.wait(min(pause, remaining)):
                 return False
+            release()
         return not left.is_set()
 
     def _report_swallowed(self) -> None:
@@ -387,9 +395,9 @@ class Atomic:
         """Let no section begin any more, and wait for the one that is held."""
         # before waiting, else a loop of short sections could keep this thread out for long
         self.closed = True
-        begin = time.monotonic()
+        begin = clock.monotonic()
         while not self._lock.acquire(timeout=REPORT_EVERY):
-            on_wait(time.monotonic() - begin, self._describe_holder())
+            on_wait(clock.monotonic() - begin, self._describe_holder())
         self._lock.release()
 
     def drop(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from inprocess import clock, coordinator
-from inprocess.abort import unfinished
+from inprocess.abort import shutdown_gloo_connections, unfinished
 from inprocess.agents import Agents
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.call_wrapper import CallWrapper, set_current
@@ -34,7 +34,7 @@ from inprocess.protocol.ops import Verb
 from inprocess.protocol.phases import TRANSITIONS, Event, Phase, next_phase
 from inprocess.rank_assignment import RankAssignmentCtx
 from inprocess.state import FrozenState, Mode, State
-from inprocess.store import PrefixStore
+from inprocess.store import PrefixStore, shut_connections
 
 log = logging.getLogger("inprocess")
 
@@ -77,7 +77,7 @@ class Loop:
         self._job = Job.enter()
         self._book = self._job.book()
         self._state = self._job.state()
-        self._agents = Agents(options, self._job, self._book, self._abort)
+        self._agents = Agents(options, self._job, self._book, self._abort, self._release)
         self._call = CallWrapper(self._agents.board, self._iteration_store)
         bound_args, bound_kwargs = injector.bind(tuple(args), dict(kwargs), self._call)
         self._fn = lambda: fn(*bound_args, **bound_kwargs)
@@ -201,6 +201,7 @@ class Loop:
         self._arrived = False
         address = self._take("rendezvous", self._book.iteration, self._options.barrier_timeout, _no_rendezvous)
         if address == "-":
+            self._agents.thread.assigned.set()
             return Event.NO_START
         self._rendezvous = self._agents.numeric(address)
         ctx = RankAssignmentCtx(
@@ -223,6 +224,8 @@ class Loop:
             if (start := self._agents.mailbox.take("start", self._book.iteration, VERDICT)) and not start.go:
                 return Event.NO_START
             raise
+        finally:
+            self._agents.thread.assigned.set()
         return Event.OK
 
     def _start(self) -> Event:
@@ -355,9 +358,10 @@ class Loop:
         error = outcome.exception
         if quit_on_exception or not isinstance(error, Exception):
             raise error
+        if not self._interrupt(error, Interruption.EXCEPTION):
+            return Event.OK  # a reserve's hook failed after the others had completed
         self._note_interruption()
         self._state = dataclasses.replace(self._state, fn_exception=error)
-        self._interrupt(error, Interruption.EXCEPTION)
         return Event.INTERRUPTED
 
     def _hook(self, name: str) -> None:
@@ -376,12 +380,21 @@ class Loop:
                 "%s: the abort hook failed in iteration %d; the restart goes on", _who(self._state), iteration
             )
 
-    def _interrupt(self, error: BaseException, kind: Interruption, abort: str = "") -> None:
+    def _release(self) -> None:
+        """End waits on the iteration's own store, and what the main thread began after the abort; in the MonitorThread."""
+        shut_connections(*self._rendezvous)
+        if self._hooks.abort is not None:
+            shutdown_gloo_connections(self._placed.world_size)
+
+    def _interrupt(self, error: BaseException, kind: Interruption, abort: str = "") -> bool:
+        """Tell the others; False: everybody had finished, so it changes nothing."""
         record = InterruptionRecord(
             self._book.rank, kind, initial_rank=self._book.member, message=_in_words(error), where=_where(error)
         )
-        if not self._do(coordinator.interrupt(self._book.iteration, record, abort)):
+        counts = self._do(coordinator.interrupt(self._book.iteration, record, abort))
+        if not counts:
             log.warning("%s failed after everybody had finished, which changes nothing: %s", _who(self._state), record)
+        return counts
 
     def _forget_exception(self) -> None:
         """A kept traceback would keep the function's frames, and with them tensors and process groups, alive."""

@@ -232,7 +232,6 @@ class Link:
 
     def _on_interrupted(self, iteration: int, connection: Any) -> None:
         self.interrupted = (iteration, clock.monotonic_ns())
-        self._rendezvous.close(iteration)  # releases whoever waits in it
         self._post(Woken())
         if self._config.rendezvous == "always":
             self._rendezvous.offer(iteration + 1, connection)  # off the critical path: nobody asks for it yet
@@ -243,6 +242,8 @@ class Link:
         if not book.included and self.removed_at is None:
             self.removed_at = clock.monotonic_ns()
         self.book = book
+        # not before: who still tries to connect would try for as long as its own timeout
+        self._rendezvous.close(book.iteration - 1)
         log.info("iteration %d: %d members%s", book.iteration, len(book.roster), decision.abort and ", abort")
         concerned = book.included or self._config.serve_port is not None
         if decision.abort or not book.roster or not concerned:
@@ -270,7 +271,7 @@ class Link:
 
         def action(connection: Any) -> None:
             _drive(guardian.stand_in(copy.copy(self.book), member, record, self._by), connection)
-            _drive(coordinator.gone(member, self._config.members, self._by), connection)
+            _drive(coordinator.gone(member, self._config.members), connection)
 
         self._with_store(action)
         if own:
@@ -278,7 +279,7 @@ class Link:
 
     def _say_gone(self) -> None:
         def action(connection: Any) -> None:
-            _drive(coordinator.gone(self._config.member, self._config.members, self._by), connection)
+            _drive(coordinator.gone(self._config.member, self._config.members), connection)
             # usually all leave together; a next call then finds no server of this one
             _drive(coordinator.await_over(SHORTLY), connection)
 

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 SLICE = 0.5
 #: how long a thread that should end by itself is waited for before its connection is cut (seconds)
 PATIENCE = 2.0
+#: first pause before a rank assignment is released again; doubled each time (seconds)
+FIRST_PAUSE = 0.002
 #: pause before a lost connection is made again, while joining (seconds)
 RECONNECT = 0.05
 
@@ -86,13 +88,14 @@ class MonitorThread(threading.Thread):
         me: str,
         new_gate: Callable[[], Gate],
         abort: Callable[[int], None],
+        release: Callable[[], None],
         retry_after: float,
         timeout: float,
     ) -> None:
         super().__init__(name="inprocess-monitor", daemon=True)
         self.mailbox = Mailbox()
         self._spec, self._me, self._timeout = spec, me, timeout
-        self._new_gate, self._abort, self._retry_after = new_gate, abort, retry_after
+        self._new_gate, self._abort, self._release, self._retry_after = new_gate, abort, release, retry_after
         self._own = copy.copy(book)
         self._lock = threading.Lock()
         # under the lock: the gate of the running iteration; whether that iteration is over; sockets to the store
@@ -100,6 +103,8 @@ class MonitorThread(threading.Thread):
         self._over = False
         self._sockets: list[int] = []
         self._ending = threading.Event()
+        #: set by the main thread when it has its ranks, or has given up on them
+        self.assigned = threading.Event()
 
     # --- main thread --------------------------------------------------------------------------------------------
 
@@ -183,6 +188,7 @@ class MonitorThread(threading.Thread):
     def _begin(self, iteration: int, decision: Decision) -> None:
         with self._lock:
             self._gate, self._over = None, False
+        self.assigned.clear()
         self.mailbox.put("next", iteration, decision)
 
     def _follow_iteration(self, iteration: int, store: Any) -> bool:
@@ -195,6 +201,8 @@ class MonitorThread(threading.Thread):
         self.mailbox.put("start", iteration, start)
         if start.go:
             drive(coordinator.forget(iteration, self._own), store)
+        else:
+            self._release_assignment()
         outcome: Outcome = drive(coordinator.await_outcome(iteration), store)
         self.mailbox.put("outcome", iteration, outcome)
         if outcome.completed:
@@ -208,9 +216,17 @@ class MonitorThread(threading.Thread):
             self._over, gate = True, self._gate
         if gate is not None:
             gate.close_for_abort(_report_atomic)
+            self._release()
             self._abort(iteration)
-            gate.interrupt_until_left(retry_after=self._retry_after)
+            gate.interrupt_until_left(retry_after=self._retry_after, release=self._release)
         self.mailbox.put("aborted", iteration, True)
+
+    def _release_assignment(self) -> None:
+        """A rank assignment may wait for ranks that will never answer, on the iteration's own store."""
+        pause = FIRST_PAUSE
+        while not self.assigned.wait(pause):
+            self._release()
+            pause = min(2 * pause, SLICE)
 
     def _fail(self, error: RestartError) -> None:
         if not self._ending.is_set():

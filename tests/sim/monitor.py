@@ -86,7 +86,7 @@ class Monitor(Process):
     def _speak(self, member: int, record: InterruptionRecord) -> Verb[None]:
         if member in self.book.roster:
             yield from guardian.stand_in(copy.copy(self.book), member, record, self.by)
-        yield from coordinator.gone(member, self.world.scenario.members, self.by)
+        yield from coordinator.gone(member, self.world.scenario.members)
 
     def training_ended(self) -> None:
         """The pidfd of the training process became readable, a moment ago."""
@@ -101,7 +101,7 @@ class Monitor(Process):
         self.engine.at(BARRIER_TIMEOUT, self._give_up)
         record = InterruptionRecord(0, Interruption.TERMINATED, initial_rank=self.member, message="died")
         if self.training.accounted:
-            yield from self._guarded(coordinator.gone(self.member, self.world.scenario.members, self.by))
+            yield from self._guarded(coordinator.gone(self.member, self.world.scenario.members))
         else:
             yield from self._guarded(self._speak(self.member, record))
         self.end("exits")

@@ -444,7 +444,7 @@ def test_the_host_s_monitor_stays_until_nobody_needs_the_store(rank: Make) -> No
     store.drive(coordinator.finish(0, 1, (0, 1)), connection)
     answer = host.do("monitor.bye('completed'); answer = list(monitor_process._lingering)")
     assert answer == [monitor]
-    store.drive(coordinator.gone(1, 2, "test"), connection)
+    store.drive(coordinator.gone(1, 2), connection)
     host.monitor_ended(monitor)
     assert host.do("monitor_process.reap_lingering(); answer = list(monitor_process._lingering)") == []
     del connection
@@ -463,7 +463,7 @@ def test_the_host_of_the_next_call_waits_for_the_port(rank: Make) -> None:
     host.do(f"import dataclasses; config = dataclasses.replace(monitor.config, serve_port={port})")
     host.do("monitor = MonitorProcess(config, board)")
     second = host.start(joined=False)
-    store.drive(coordinator.gone(1, 2, "test"), connection)
+    store.drive(coordinator.gone(1, 2), connection)
     assert host.do("answer = monitor.wait_serving(30)") == port
     host.monitor_ended(first)
     os.kill(second, 0)
