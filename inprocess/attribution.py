@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Interruption", "InterruptionRecord"]
+__all__ = ["Interruption", "InterruptionRecord", "summary"]
 
 MESSAGE_LIMIT = 500  # characters; a record must stay small: every rank reads all of them
 WHERE_LIMIT = 200
@@ -95,6 +95,55 @@ class InterruptionRecord:
             if name not in data:
                 raise ValueError(f"interruption record has no field {name!r}")
         return cls(**{**data, "interruption": _interruption(data["interruption"])})
+
+
+#: a rank that is gone explains what the others report
+_GONE = frozenset(
+    {Interruption.TERMINATED, Interruption.UNRESPONSIVE, Interruption.HARD_TIMEOUT, Interruption.BASE_EXCEPTION}
+)
+#: what a rank sees of another one's failure: Gloo, NCCL, the iteration's store
+_ECHOES = ("connection closed by peer", "connection reset by peer", "remote process exited", "ncclremoteerror")
+SHORT = 100  # characters of a message in a summary
+
+
+def summary(records: Sequence[InterruptionRecord], count: int | None = None) -> str:
+    """One line for people: who failed and how; ranks that only saw it happen are counted.
+
+    Args:
+        records: those that are known.
+        count: how many there were in all; default: as many as `records`.
+    """
+    total = len(records) if count is None else count
+    causes = [record for record in records if record.interruption in _GONE]
+    causes = causes or [record for record in records if not _is_echo(record)] or list(records)
+    groups: dict[tuple[str, str], list[InterruptionRecord]] = {}
+    for record in sorted(causes, key=lambda record: record.rank):
+        groups.setdefault((_deed(record), _place(record)), []).append(record)
+    text = "; ".join(f"{_ranks(group)} {deed}{place}" for (deed, place), group in groups.items())
+    others = total - len(causes)
+    return f"{text or 'interrupted'}{f' ({others} more noticed it)' if others > 0 else ''}"
+
+
+def _is_echo(record: InterruptionRecord) -> bool:
+    return any(echo in record.message.lower() for echo in _ECHOES)
+
+
+def _ranks(group: Sequence[InterruptionRecord]) -> str:
+    numbers = ", ".join(str(record.rank) for record in group)
+    initial = ", ".join(str(record.initial_rank) for record in group)
+    known = initial == numbers or any(record.initial_rank is None for record in group)
+    return f"rank{'s' if len(group) > 1 else ''} {numbers}{'' if known else f' (initially {initial})'}"
+
+
+def _deed(record: InterruptionRecord) -> str:
+    message = _one_line(record.message)
+    message = message if len(message) <= SHORT else f"{message[: SHORT - 3]}..."
+    return f"{_WORDS[record.interruption]}{': ' if message else ''}{message}"
+
+
+def _place(record: InterruptionRecord) -> str:
+    where = _one_line(record.where)
+    return f" [{where.rpartition('/')[2]}]" if where else ""
 
 
 _FIELDS = dataclasses.fields(InterruptionRecord)

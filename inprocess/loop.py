@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from inprocess import clock, coordinator
 from inprocess.abort import shutdown_gloo_connections, unfinished
 from inprocess.agents import Agents
-from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.attribution import Interruption, InterruptionRecord, summary
 from inprocess.call_wrapper import CallWrapper, set_current
 from inprocess.exception import (
     Fenced,
@@ -381,7 +381,7 @@ class Loop:
             )
 
     def _release(self) -> None:
-        """End waits on the iteration's own store, and what the main thread began after the abort; in the MonitorThread."""
+        """End waits on the iteration's own store, and what began after the abort; in the MonitorThread."""
         shut_connections(*self._rendezvous)
         if self._hooks.abort is not None:
             shutdown_gloo_connections(self._placed.world_size)
@@ -451,12 +451,10 @@ class Loop:
         if not self._interrupted_at:
             return
         took, self._interrupted_at = clock.monotonic() - self._interrupted_at, 0.0
-        records = self._book.last.records
-        why = "; ".join(str(record) for record in records[:4]) or "interrupted"
-        more = f" and {self._book.last.record_count - 4} more" if self._book.last.record_count > 4 else ""
+        why = summary(self._book.last.records, self._book.last.record_count)
         level = logging.WARNING if self._state.active_rank == 0 else logging.DEBUG
         size = f"{self._state.active_world_size} of {self._size_before} ranks go on"
-        log.log(level, "restart %d: %s%s; %s after %.0f ms", self._book.iteration, why, more, size, took * 1e3)
+        log.log(level, "restart %d: %s; %s after %.0f ms", self._book.iteration, why, size, took * 1e3)
 
 
 class _Lazy:

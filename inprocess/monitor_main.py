@@ -300,7 +300,7 @@ def how_died(pid: int, started: str) -> str:
 
 
 def open_log(path: str | None, member: int) -> None:
-    """Log to this file and let C++ code write to it too; without one, warnings go to the inherited stderr."""
+    """Log to this file and let C++ code write to it too; without one, errors go to the inherited stderr."""
     if path is not None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(path, flags, 0o600)
@@ -310,7 +310,8 @@ def open_log(path: str | None, member: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(text, "%Y-%m-%d %H:%M:%S"))
     logging.getLogger().addHandler(handler)
-    log.setLevel(logging.WARNING if path is None else logging.INFO)
+    # without a file only what the training process cannot say itself
+    log.setLevel(logging.ERROR if path is None else logging.INFO)
 
 
 def write_pidfile(path: str, training_pid: int) -> None:

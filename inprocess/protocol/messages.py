@@ -1,4 +1,4 @@
-"""What members write into the store, as frozen dataclasses with JSON on the wire. Parsing is strict; nothing here does IO.
+"""What members write into the store: frozen dataclasses, JSON on the wire. Parsing is strict; nothing here does IO.
 
 Values come over the network, so each field is checked and a broken one is a ``BadMessage`` that names the key.
 """
@@ -19,7 +19,7 @@ MAX_RANKS = 1 << 24
 
 
 class BadMessage(ValueError):
-    """A value in the store is not what this version writes there: another program uses the store, or another version."""
+    """A value in the store is not what this version writes: another program uses the store, or another version."""
 
 
 class Kind(enum.Enum):
@@ -99,7 +99,7 @@ def _encode(message: Any) -> dict[str, Any]:
     if isinstance(message, InterruptionRecord):
         return message.to_dict()
     fields = {name: _encode_value(value) for name, value in vars(message).items()}
-    return {name: value for name, value in fields.items() if value is not None and value != [] and value != ""}
+    return {name: value for name, value in fields.items() if value not in (None, [], "")}
 
 
 def _encode_value(value: Any) -> Any:

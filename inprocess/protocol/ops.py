@@ -1,4 +1,4 @@
-"""The store operations a verb may yield. A driver carries them out: ``store.drive`` over a TCPStore, the simulator over a dict."""
+"""The store operations verbs may yield. ``store.drive`` carries them out over a TCPStore, the simulator over a dict."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Add:
 
 @dataclass(frozen=True)
 class Claim:
-    """Compare-and-set against absence: write ``value`` if the key is absent. Answers what the key holds afterwards (bytes)."""
+    """Compare-and-set against absence: write ``value`` if the key is absent. Answers what it holds then (bytes)."""
 
     key: str
     value: str

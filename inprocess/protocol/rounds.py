@@ -1,4 +1,4 @@
-"""From a complete round to its verdict. Pure: the last member to arrive calls these, whoever that is, with the same result."""
+"""From a complete round to its verdict. Pure: whoever arrives last calls these, with the same result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def decide_start(arrivals: Mapping[int, Arrival]) -> tuple[Start, str, bool]:
     sizes = {(arrival.world_size, arrival.active_world_size) for arrival in taken}
     if not taken:
         return Start(False), "no member took a rank", False
-    world_size, active = next(iter(sizes))
+    active = next(iter(sizes))[1]
     ranks = sorted(arrival.active_rank for arrival in taken if arrival.active_rank is not None)
     places = [arrival.rank for arrival in taken]
     gone = any(arrival.kind in (Kind.DEAD, Kind.LEFT) for arrival in arrivals.values())
@@ -37,8 +37,11 @@ def decide_start(arrivals: Mapping[int, Arrival]) -> tuple[Start, str, bool]:
 def decide_end(
     arrivals: Mapping[int, Arrival], records: Sequence[InterruptionRecord], record_count: int, abort: str = ""
 ) -> Decision:
-    """The next roster: survivors stay, everybody else is out. ``arrivals`` holds each member of the roster; ``abort`` is
-    the reason why everybody should leave, if somebody asked for that."""
+    """The next roster: survivors stay, everybody else is out.
+
+    ``arrivals`` holds each member of the roster; ``abort`` is the reason why everybody should leave, if somebody asked
+    for that.
+    """
     alive = {member: arrival for member, arrival in arrivals.items() if arrival.kind is Kind.ALIVE}
     removed = tuple(sorted(set(arrivals) - set(alive)))
     sizes = {arrival.world_size for arrival in alive.values()}

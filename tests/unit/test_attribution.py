@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.attribution import Interruption, InterruptionRecord, summary
 
 FULL = InterruptionRecord(2, Interruption.EXCEPTION, 3, "ValueError: loss is nan", "train.py:41 in step")
 
@@ -72,3 +72,34 @@ def test_no_record_at_all(data: object) -> None:
 def test_a_record_is_made_of_an_interruption() -> None:
     with pytest.raises(ValueError, match="interruption"):
         InterruptionRecord(0, "exception")
+
+
+def record(rank: int, kind: Interruption, message: str = "", where: str = "", initial: int | None = None):
+    initial = rank if initial is None else initial
+    return InterruptionRecord(rank, kind, initial_rank=initial, message=message, where=where)
+
+
+def test_summary_names_the_cause_and_counts_who_saw_it():
+    records = [
+        record(0, Interruption.EXCEPTION, "RuntimeError: Connection closed by peer"),
+        record(2, Interruption.TERMINATED, "killed by SIGKILL"),
+    ]
+    assert summary(records, 4) == "rank 2 process died: killed by SIGKILL (3 more noticed it)"
+
+
+def test_summary_tells_a_first_exception_from_its_echo():
+    records = [
+        record(0, Interruption.EXCEPTION, "RuntimeError: Connection reset by peer"),
+        record(1, Interruption.EXCEPTION, "ValueError: nan", "/a/b/train.py:7 in step"),
+    ]
+    assert summary(records) == "rank 1 raised an exception: ValueError: nan [train.py:7 in step] (1 more noticed it)"
+
+
+def test_summary_joins_ranks_that_report_the_same():
+    records = [record(rank, Interruption.SOFT_TIMEOUT, "no progress for 2 s", initial=rank + 1) for rank in (1, 0)]
+    assert summary(records) == "ranks 0, 1 (initially 1, 2) made no progress: no progress for 2 s"
+
+
+def test_summary_without_records_or_with_only_echoes():
+    assert summary([]) == "interrupted"
+    assert summary([record(0, Interruption.EXCEPTION, "connection closed by peer")]).startswith("rank 0 raised")
