@@ -36,8 +36,9 @@ with open(numbers[0], "rb", closefd=False) as file:
 from inprocess.monitor_main import main
 main(*numbers)
 """
-#: C++ code of torch would log each wait that times out; no thread pools either
-_ENVIRONMENT = {"TORCH_CPP_LOG_LEVEL": "FATAL", "OMP_NUM_THREADS": "1"}
+#: C++ code of torch would log each wait that times out; no thread pools either. It also looks up the name of each peer
+#: it connects to: a name server that does not answer would cost 5 s each time
+_ENVIRONMENT = {"TORCH_CPP_LOG_LEVEL": "FATAL", "OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
 #: a monitor that dies this often within so many seconds will not live
 REPLACEMENTS, PER_SECONDS = 5, 60.0
 

@@ -283,6 +283,8 @@ class Run:
             "MASTER_PORT": str(self._port.number),
             "TMPDIR": str(self._folder / "tmp"),
             "OMP_NUM_THREADS": "1",
+            # torch looks up the name of each peer it connects to; a name server that does not answer costs 5 s each time
+            "RES_OPTIONS": "timeout:1 attempts:1",
         }
         environment |= {name: text and text.replace("{rank}", str(rank)) for name, text in more.items()}
         return {name: text for name, text in environment.items() if text is not None}
