@@ -357,8 +357,8 @@ def _registered(epoll: int) -> list[tuple[int, int]]:
 def _warn_of_timeouts(reason: str) -> None:
     """Say once what it means when the kernel does not answer."""
     log.warning(
-        "Gloo's connections cannot be found: %s. A pending Gloo collective will not be released by a restart but end at "
-        "its own timeout; choose that timeout short, or give the process access to /proc/self",
+        "Gloo's connections cannot be found: %s. A pending Gloo collective will not be released by a restart but end "
+        "at its own timeout; choose that timeout short, or give the process access to /proc/self",
         reason,
     )
 

@@ -80,7 +80,7 @@ class Loop:
         self._agents = Agents(options, self._job, self._book, self._abort, self._release)
         self._call = CallWrapper(self._agents.board, self._iteration_store)
         bound_args, bound_kwargs = injector.bind(tuple(args), dict(kwargs), self._call)
-        self._fn = lambda: fn(*bound_args, **bound_kwargs)
+        self._fn: Callable[[], Any] = lambda: fn(*bound_args, **bound_kwargs)
         self._steps: dict[Phase, Callable[[], Event]] = {
             Phase.JOIN: self._join,
             Phase.ASSIGN: self._assign,
@@ -145,8 +145,8 @@ class Loop:
 
     def _close(self) -> None:
         set_current(None)
-        self._call._gate = None
-        self._store = None
+        self._call._gate = self._store = None
+        self._fn = _nothing  # the user's arguments must not live as long as this object
         how = "completed" if self._leaving is None else "left" if self._said_so else "failed"
         # a rank that goes quietly leaves its MonitorThread waiting for something that may come late or never
         why = "" if self._leaving is None else _in_words(self._leaving)
@@ -332,7 +332,7 @@ class Loop:
         self._book.apply(decision)
         if not self._book.included:
             raise Fenced(f"{_who(self._state)} was declared dead by the others and must not run again")
-        self._store = None
+        self._store = self._value = None
         self._agents.board.begin(self._book.iteration)
 
     # --- running the user's code --------------------------------------------------------------------------------
@@ -358,11 +358,12 @@ class Loop:
         error = outcome.exception
         if quit_on_exception or not isinstance(error, Exception):
             raise error
-        if not self._interrupt(error, Interruption.EXCEPTION):
-            return Event.OK  # a reserve's hook failed after the others had completed
         self._note_interruption()
-        self._state = dataclasses.replace(self._state, fn_exception=error)
-        return Event.INTERRUPTED
+        self._state = dataclasses.replace(self._state, fn_exception=error)  # before the abort, which may look at it
+        if self._interrupt(error, Interruption.EXCEPTION):
+            return Event.INTERRUPTED
+        self._forget_exception()
+        return Event.OK  # a reserve's hook failed after the others had completed
 
     def _hook(self, name: str) -> None:
         hook: Hook = getattr(self._hooks, name)
@@ -455,6 +456,10 @@ class Loop:
         level = logging.WARNING if self._state.active_rank == 0 else logging.DEBUG
         size = f"{self._state.active_world_size} of {self._size_before} ranks go on"
         log.log(level, "restart %d: %s; %s after %.0f ms", self._book.iteration, why, size, took * 1e3)
+
+
+def _nothing() -> None:
+    """In place of the wrapped function when the call is over."""
 
 
 class _Lazy:
