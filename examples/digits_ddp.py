@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from pathlib import Path
 
 import fault_schedule
 import torch
+import torch._dynamo  # the first backward and optimizer would import it: seconds, which look like a hang
 import torch.distributed as dist
 from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
@@ -33,6 +35,10 @@ from torch.nn.parallel import DistributedDataParallel
 import inprocess
 
 GOAL = 0.95  # accuracy on images the network has not seen
+QUIET = {
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # torch warns at length about each connection that a restart closes
+    "RES_OPTIONS": "timeout:1 attempts:1",  # it looks up a name for each one it opens: a slow name server is no hang
+}
 
 
 def train(
@@ -141,7 +147,11 @@ def work(args: argparse.Namespace) -> int:
     device = pick_device()
     torch.set_num_threads(1)  # the ranks share the machine's cores
     logging.basicConfig(format="%(message)s")
-    wrap = inprocess.Wrapper(soft_timeout=args.soft_timeout, hard_timeout=args.hard_timeout)
+    wrap = inprocess.Wrapper(
+        soft_timeout=args.soft_timeout,
+        hard_timeout=args.hard_timeout,
+        monitor_process_logfile=str(Path(args.checkpoint_dir).resolve() / "monitor_{rank}.log"),
+    )
     faults = fault_schedule.Faults(args.faults, int(os.environ["RANK"]))
     rank, accuracy = wrap(train)(args, Digits(device), faults)
     if rank == 0:
@@ -151,7 +161,7 @@ def work(args: argparse.Namespace) -> int:
 
 def pick_device() -> torch.device:
     """A GPU of its own for each rank of this machine, or the CPU for all of them."""
-    if torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"])):
+    if torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ["WORLD_SIZE"]):
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
@@ -165,7 +175,13 @@ def launch(args: argparse.Namespace) -> int:
         directory = args.checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="digits-"))
         port = stack.enter_context(reserved_port())
         command = [sys.executable, __file__, *sys.argv[1:], "--checkpoint-dir", directory]
-        job = dict(WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        job = {
+            **QUIET,
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": size,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
         codes = run_all([(command, {**job, "RANK": str(i), "LOCAL_RANK": str(i)}) for i in range(args.nproc)])
     doomed = {fault.rank for fault in args.faults if fault.deadly}
     failed = [rank for rank, code in enumerate(codes) if code != 0 and rank not in doomed]
@@ -175,9 +191,10 @@ def launch(args: argparse.Namespace) -> int:
 
 def run_all(processes: list[tuple[list[str], dict[str, str]]]) -> list[int]:
     children = [subprocess.Popen(command, env={**os.environ, **variables}) for command, variables in processes]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))
     try:
         return [child.wait() for child in children]
-    finally:  # on Ctrl-C some may still run; nothing is lost, the checkpoint is on disk
+    finally:  # on Ctrl-C or SIGTERM some still run; nothing is lost, the checkpoint is on disk
         for child in children:
             child.kill()
             child.wait()
@@ -217,7 +234,7 @@ def arguments() -> argparse.Namespace:
         metavar="S",
         help="restart after S seconds without progress (default 2)",
     )
-    add("--hard-timeout", type=float, default=4, metavar="S", help="kill a rank that does not restart (default 4)")
+    add("--hard-timeout", type=float, default=6, metavar="S", help="kill a rank that does not restart (default 6)")
     args = parser.parse_args()
     check(parser, args)
     return args
