@@ -1,0 +1,226 @@
+"""Faults on purpose: picks ranks by a seed that all of them share, and strikes there from a background thread.
+
+Call it in the wrapped function, on every rank, with the same arguments. Nothing is sent between the ranks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import importlib
+import os
+import random
+import signal
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+from inprocess.exception import OptionError
+from inprocess.options import seconds
+
+__all__ = ["Fault", "InjectedException", "inject_fault"]
+
+#: longer than any training runs (seconds)
+FOREVER = 1 << 30
+
+
+class InjectedException(Exception):
+    """What the three exception faults raise in the main thread."""
+
+
+class Fault(enum.Enum):
+    """What can happen to a rank. The faults on the GPU need CUDA."""
+
+    #: an index outside a tensor on the GPU: the CUDA context of the process is lost
+    GPU_ERROR = "gpu_error"
+    #: a kernel that keeps the GPU busy for hours: collectives behind it never end
+    GPU_SLEEP = "gpu_sleep"
+    #: the next call of any ``torch.nn.Module`` raises InjectedException
+    WORKLOAD_EXC = "workload_exc"
+    #: InjectedException as an asynchronous exception; code that blocks in C sees it only afterwards
+    ASYNC_EXC = "async_exc"
+    #: InjectedException from a signal handler (SIGUSR1), which interrupts also what blocks in Python
+    SIGNAL_EXC = "signal_exc"
+    #: ``os.abort()``
+    OS_ABORT = "os_abort"
+    #: the interpreter lock is never given back: no other thread runs Python code any more
+    LOCK_GIL = "lock_gil"
+    #: a read from address 0
+    SEGFAULT = "segfault"
+    #: the signal, to this process
+    SIGINT = "sigint"
+    #: the signal, to this process
+    SIGKILL = "sigkill"
+    #: the signal, to this process
+    SIGTERM = "sigterm"
+    #: the signal, to this process: it stands still, with all its threads
+    SIGSTOP = "sigstop"
+
+
+GPU_FAULTS = frozenset({Fault.GPU_ERROR, Fault.GPU_SLEEP})
+
+
+def inject_fault(
+    faults: Sequence[Fault] | None = None,
+    num_faults: int | tuple[int, int] = 1,
+    keep_alive: int = 1,
+    delay: float | tuple[float, float] = 0.0,
+    seed: int | None = None,
+    callback: Callable[[], object] | None = None,
+) -> dict[int, Fault]:
+    """Pick ranks and, on those, let a fault strike after a while. Returns at once.
+
+    Args:
+        faults: choose from these; default: all, those on the GPU only where CUDA is available.
+        num_faults: how many ranks are hit, or (least, most); default 1.
+        keep_alive: so many ranks are spared whatever ``num_faults`` says; default 1.
+        delay: seconds (or a timedelta) until the fault strikes, or (least, most); default 0.
+        seed: the same on all ranks. Default: made from MASTER_ADDR and MASTER_PORT, which the ranks share; inside a
+            wrapped function they change with each iteration.
+        callback: called without arguments in the background thread, right before the fault.
+
+    Returns:
+        the whole plan, rank -> fault, the same on all ranks.
+
+    Raises:
+        OptionError: an argument is wrong, or RANK or WORLD_SIZE is missing in the environment.
+
+    The thread ends when the fault has struck. It is a daemon thread; a restart does not take a pending fault back.
+    """
+    rank, world_size = _number_from_environment("RANK"), _number_from_environment("WORLD_SIZE")
+    choice = _checked(faults)
+    random_for_all = random.Random(_shared_seed() if seed is None else seed)
+    number = random_for_all.randint(*_pair("num_faults", num_faults))
+    victims = random_for_all.sample(range(world_size), max(0, min(number, world_size - keep_alive)))
+    plan = {victim: random_for_all.choice(choice) for victim in sorted(victims)}
+    wait = random_for_all.uniform(*(seconds("delay", value) for value in _pair_of(delay)))
+    if rank in plan:
+        strike = _prepare(plan[rank])
+        threading.Thread(target=_strike, args=(wait, callback, strike), name="inprocess-fault", daemon=True).start()
+    return plan
+
+
+def _strike(delay: float, callback: Callable[[], object] | None, strike: Callable[[], object]) -> None:
+    threading.Event().wait(delay)
+    if callback is not None:
+        callback()
+    strike()
+
+
+def _checked(faults: Sequence[Fault] | None) -> list[Fault]:
+    if faults is None:
+        return [fault for fault in Fault if fault not in GPU_FAULTS or _cuda()]
+    wrong = [fault for fault in faults if not isinstance(fault, Fault)]
+    if wrong or not faults:
+        raise OptionError(f"faults={faults!r} must be a non-empty tuple of inprocess.tools.inject_fault.Fault")
+    if GPU_FAULTS.intersection(faults) and not _cuda():
+        raise OptionError(f"faults={faults!r} has a fault on the GPU, but CUDA is not available: leave it out")
+    return list(faults)
+
+
+def _cuda() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_available())
+
+
+def _pair_of(value: Any) -> tuple[Any, Any]:
+    return value if isinstance(value, tuple) else (value, value)
+
+
+def _pair(name: str, value: int | tuple[int, int]) -> tuple[int, int]:
+    pair = _pair_of(value)
+    if len(pair) != 2 or not all(isinstance(each, int) for each in pair) or not 0 <= pair[0] <= pair[1]:
+        raise OptionError(f"{name}={value!r} must be a number >= 0, or (least, most)")
+    return pair
+
+
+def _number_from_environment(name: str) -> int:
+    text = os.environ.get(name, "")
+    if not text.isdigit():
+        raise OptionError(
+            f"the environment variable {name}={text!r} is no number: call inject_fault in a rank's process"
+        )
+    return int(text)
+
+
+def _shared_seed() -> int:
+    shared = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    return zlib.crc32(shared.encode())
+
+
+# --- the faults; each is prepared in the calling thread and strikes in the background
+
+
+def _prepare(fault: Fault) -> Callable[[], object]:
+    if fault is Fault.SIGNAL_EXC:
+        return _prepare_signal()
+    if fault in GPU_FAULTS or fault is Fault.WORKLOAD_EXC:
+        importlib.import_module("torch.nn")  # two threads that import torch at the same time get in each other's way
+    return _SIGNALS.get(fault) or _STRIKES[fault]
+
+
+def _prepare_signal() -> Callable[[], object]:
+    """The handler puts the one before it back as soon as it is called."""
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGUSR1, before)
+        raise InjectedException("injected through a signal")
+
+    if threading.current_thread() is not threading.main_thread():
+        raise OptionError("Fault.SIGNAL_EXC installs a signal handler: call inject_fault in the main thread")
+    before = signal.signal(signal.SIGUSR1, handler) or signal.SIG_DFL
+    main = threading.main_thread().ident
+    assert main is not None
+    return lambda: signal.pthread_kill(main, signal.SIGUSR1)
+
+
+def _send(signum: signal.Signals) -> Callable[[], object]:
+    return lambda: os.kill(os.getpid(), signum)
+
+
+def _async_exception() -> None:
+    main = threading.main_thread().ident
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main or 0), ctypes.py_object(InjectedException))
+
+
+def _workload_exception() -> None:
+    from torch.nn.modules.module import register_module_forward_pre_hook  # noqa: PLC0415  (only here)
+
+    def fail(module: object, args: object) -> None:
+        hook.remove()
+        raise InjectedException(f"injected into the forward of {type(module).__name__}")
+
+    hook = register_module_forward_pre_hook(fail)
+
+
+def _gpu_error() -> None:
+    import torch  # noqa: PLC0415  (only here)
+
+    index = torch.full((1,), 1 << 20, device="cuda")
+    print(torch.zeros(1, device="cuda")[index])  # waits for the kernel, which fails
+
+
+def _gpu_sleep() -> None:
+    import torch  # noqa: PLC0415  (only here)
+
+    torch.cuda._sleep(1 << 50)  # type: ignore[no-untyped-call]
+
+
+_SIGNALS = {
+    Fault.SIGINT: _send(signal.SIGINT),
+    Fault.SIGKILL: _send(signal.SIGKILL),
+    Fault.SIGTERM: _send(signal.SIGTERM),
+    Fault.SIGSTOP: _send(signal.SIGSTOP),
+}
+_STRIKES: dict[Fault, Callable[[], object]] = {
+    Fault.GPU_ERROR: _gpu_error,
+    Fault.GPU_SLEEP: _gpu_sleep,
+    Fault.WORKLOAD_EXC: _workload_exception,
+    Fault.ASYNC_EXC: _async_exception,
+    Fault.OS_ABORT: os.abort,
+    Fault.LOCK_GIL: lambda: ctypes.PyDLL(None).sleep(FOREVER),
+    Fault.SEGFAULT: lambda: ctypes.string_at(0),
+}

@@ -1,0 +1,195 @@
+"""inject_fault: the same plan on all ranks, and every fault that needs no GPU, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from inprocess.exception import OptionError
+from inprocess.tools import inject_fault as module
+from inprocess.tools.inject_fault import GPU_FAULTS, Fault, inject_fault
+
+
+@pytest.fixture(autouse=True)
+def job(monkeypatch):
+    """A job in which this process is a rank that no plan can name, so nothing strikes here."""
+    for name, value in {"RANK": "999", "WORLD_SIZE": "8", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_all_ranks_make_the_same_plan(monkeypatch):
+    plans = []
+    for rank in range(100, 108):
+        monkeypatch.setenv("RANK", str(rank))
+        plans.append(inject_fault((Fault.SIGKILL, Fault.SIGTERM), num_faults=(1, 4), delay=(0, 1), seed=7))
+    assert all(plan == plans[0] for plan in plans)
+
+
+def test_without_a_seed_the_plan_depends_on_the_rendezvous(monkeypatch):
+    same = [inject_fault(num_faults=4) for _ in range(3)]
+    assert same[0] == same[1] == same[2]
+    others = []
+    for port in range(20):
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        others.append(inject_fault(num_faults=4))
+    assert any(other != same[0] for other in others)
+
+
+@pytest.mark.parametrize(
+    ("num_faults", "keep_alive", "expected"),
+    [(0, 1, {0}), (3, 1, {3}), (8, 1, {7}), (8, 0, {8}), (8, 6, {2}), (8, 20, {0}), ((2, 5), 1, {2, 3, 4, 5})],
+)
+def test_number_of_victims(num_faults, keep_alive, expected):
+    sizes = {len(inject_fault(num_faults=num_faults, keep_alive=keep_alive, seed=seed)) for seed in range(60)}
+    assert sizes == expected
+
+
+def test_victims_are_ranks_and_every_rank_may_be_one():
+    victims = {rank for seed in range(200) for rank in inject_fault(seed=seed)}
+    assert victims == set(range(8))
+
+
+def test_gpu_faults_only_where_there_is_a_gpu(monkeypatch):
+    monkeypatch.setattr(module, "_cuda", lambda: False)
+    assert not GPU_FAULTS & {fault for seed in range(200) for fault in inject_fault(seed=seed).values()}
+    monkeypatch.setattr(module, "_cuda", lambda: True)
+    assert {fault for seed in range(200) for fault in inject_fault(seed=seed).values()} == set(Fault)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"faults": ()}, "faults"),
+        ({"faults": ("sigkill",)}, "faults"),
+        ({"num_faults": -1}, "num_faults"),
+        ({"num_faults": (3, 2)}, "num_faults"),
+        ({"delay": -1}, "delay"),
+        ({"delay": "soon"}, "delay"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, named):
+    with pytest.raises(OptionError, match=named):
+        inject_fault(**arguments)
+
+
+def test_gpu_fault_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(module, "_cuda", lambda: False)
+    with pytest.raises(OptionError, match="CUDA"):
+        inject_fault((Fault.GPU_SLEEP,))
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+def test_outside_a_job(monkeypatch, name):
+    monkeypatch.delenv(name)
+    with pytest.raises(OptionError, match=name):
+        inject_fault()
+
+
+def test_signal_fault_needs_the_main_thread(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    raised = []
+
+    def call():
+        try:
+            inject_fault((Fault.SIGNAL_EXC,), num_faults=8, keep_alive=0)
+        except OptionError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert "main thread" in str(raised[0])
+
+
+# --- one process per fault; all of them start at the same time
+
+PRELUDE = """
+import os, signal, sys, threading
+from inprocess.tools.inject_fault import Fault, InjectedException, inject_fault
+before = signal.getsignal(signal.SIGUSR1)
+def strike(fault):
+    inject_fault((fault,), num_faults=1, keep_alive=0, callback=lambda: print("strikes", flush=True))
+def threads_left():
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread():
+            thread.join(10)
+    return threading.active_count() - 1
+"""
+EXCEPTION = """
+try:
+    strike(Fault.%s)
+    %s
+except InjectedException:
+    assert threads_left() == 0 and signal.getsignal(signal.SIGUSR1) == before
+    print("raised", flush=True)
+"""
+BUSY = "while True: pass"
+BLOCKED = "threading.Event().wait()"
+MODULE = "import torch\n    linear = torch.nn.Linear(1, 1)\n    while True: linear(torch.zeros(1))"
+ECHO = "strike(Fault.%s)\nfor line in sys.stdin: print(line, end='', flush=True)"
+
+
+@contextmanager
+def child(code: str) -> Iterator[subprocess.Popen[str]]:
+    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", PRELUDE + code], env=environment, text=True, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [("ASYNC_EXC", BUSY), ("SIGNAL_EXC", BUSY), ("SIGNAL_EXC", BLOCKED), ("WORKLOAD_EXC", MODULE)],
+    ids=["asynchronous", "signal", "signal while blocked", "workload"],
+)
+def test_exceptions_reach_the_main_thread(fault, code):
+    with child(EXCEPTION % (fault, code)) as process:
+        out, error = process.communicate()
+    assert (out, process.returncode) == ("strikes\nraised\n", 0), error
+
+
+@pytest.mark.parametrize(
+    ("fault", "signum"),
+    [
+        (Fault.OS_ABORT, signal.SIGABRT),
+        (Fault.SEGFAULT, signal.SIGSEGV),
+        (Fault.SIGKILL, signal.SIGKILL),
+        (Fault.SIGTERM, signal.SIGTERM),
+        (Fault.SIGINT, signal.SIGINT),
+    ],
+)
+def test_deadly_faults(fault, signum):
+    with child(ECHO % fault.name) as process:
+        process.wait()
+    assert process.returncode == -signum
+
+
+def test_sigstop():
+    with child(ECHO % "SIGSTOP") as process:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+
+
+def test_lock_gil():
+    """The main thread answers until the lock is held, and no more from then on."""
+    with child(ECHO % "LOCK_GIL") as process:
+        assert process.stdin and process.stdout
+        assert process.stdout.readline() == "strikes\n"
+        answered = True
+        while answered:
+            process.stdin.write("x\n")
+            process.stdin.flush()
+            answered = bool(select.select([process.stdout], [], [], 0.5)[0])
+            if answered:
+                assert process.stdout.readline() == "x\n"
