@@ -11,9 +11,11 @@ import datetime
 import functools
 import multiprocessing
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
@@ -31,19 +33,20 @@ TIMEOUT = datetime.timedelta(seconds=60)
 CEILING = 40.0
 
 
-class StuckStore(dist.Store):
-    """Its rank publishes its Gloo address, and then never asks for those of the others, so never connects."""
+class WatchedStore(dist.Store):
+    """Another store, with a function that is called with every key that was got."""
 
-    def __init__(self, store: dist.Store, released: threading.Event) -> None:
+    def __init__(self, store: dist.Store, got: Callable[[str], None]) -> None:
         super().__init__()
-        self._store, self._released = store, released
+        self._store, self._got = store, got
 
     def set(self, key: str, value: Any) -> None:
         self._store.set(key, value)
 
     def get(self, key: str) -> bytes:
-        self._released.wait()
-        raise RuntimeError("this rank stopped while its group was being made")
+        value = bytes(self._store.get(key))
+        self._got(key)
+        return value
 
     def wait(self, keys: list[str], timeout: datetime.timedelta = TIMEOUT) -> None:
         self._store.wait(keys, timeout)
@@ -134,23 +137,27 @@ def initialize(me: Rank) -> None:
 
 def half_connected(me: Rank) -> None:
     """The last rank publishes its address but does not connect: each other waits for it, there or in a collective."""
-    me.waiting()
-    if me.last:
-        me.init(StuckStore(me.store, me.aborted))
-    else:
-        me.init()
-        dist.all_reduce(torch.ones(1))
+    me.init(WatchedStore(me.store, partial(got_address, me)))
+    dist.all_reduce(torch.ones(1))
 
 
 def half_connected_sub_group(me: Rank) -> None:
     me.init()
-    if me.last:  # torch takes the store of the default group
-        world: Any = dist.distributed_c10d._world
-        backend, store = world.pg_map[dist.group.WORLD]
-        world.pg_map[dist.group.WORLD] = (backend, StuckStore(store, me.aborted))
-    me.waiting()
+    world: Any = dist.distributed_c10d._world  # torch takes the store of the default group
+    backend, store = world.pg_map[dist.group.WORLD]
+    world.pg_map[dist.group.WORLD] = (backend, WatchedStore(store, partial(got_address, me)))
     group = dist.new_group(timeout=TIMEOUT)
     dist.all_reduce(torch.ones(1), group=group)
+
+
+def got_address(me: Rank, key: str) -> None:
+    """With the last rank's address the others connect to it, or wait for its connection. It has published and stops."""
+    if not re.search(rf"/{me.world_size - 1}$", key):
+        return
+    me.waiting()
+    if me.last:
+        me.aborted.wait()
+        raise RuntimeError("this rank stopped while its group was being made")
 
 
 def leftovers() -> tuple[int, int]:
