@@ -72,9 +72,9 @@ class Agents:
             self._monitor.wait_serving(self._options.barrier_timeout)
         self.thread.start()
 
-    def connect(self) -> None:
+    def connect(self, timeout: float) -> None:
         """The main thread's own connection, once everybody has joined (or somebody has to be named who did not)."""
-        self._store = self._store or connect(self._spec, self._options.barrier_timeout)
+        self._store = self._store or connect(self._spec, timeout)
 
     def do(self, verb: Verb[T]) -> T:
         """Carry out a verb in the calling thread."""

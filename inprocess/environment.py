@@ -43,7 +43,9 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
     """Read the variables. Raises OptionError that names the variable, its value and the remedy."""
     env = os.environ if environ is None else environ
     world_size = _number(env, "WORLD_SIZE", 1, 1 << 24)
-    rank = _number(env, "RANK", 0, world_size - 1)
+    rank = _number(env, "RANK", 0, 1 << 24)
+    if rank >= world_size:
+        raise OptionError(f"RANK={rank} is not below WORLD_SIZE={world_size}: ranks are 0..{world_size - 1}. {_REMEDY}")
     host = _text(env, "MASTER_ADDR")
     port = _number(env, "MASTER_PORT", 1, 65535)
     attempt = f"{env.get('TORCHELASTIC_RUN_ID', '')}.{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"

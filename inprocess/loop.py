@@ -43,6 +43,8 @@ Hook = Callable[[FrozenState], FrozenState] | None
 
 #: how many past phases and events an error shows
 HISTORY = 16
+#: how long a rank that gives up tries to find out who is missing (seconds)
+NAMING = 1.0
 #: an assignment that failed on a store that was shut down learns within this time (seconds) that the iteration was
 #: interrupted
 VERDICT = 5.0
@@ -193,7 +195,7 @@ class Loop:
 
     def _join(self) -> Event:
         decision = self._take("next", 0, self._options.barrier_timeout, self._name_missing("end"))
-        self._agents.connect()
+        self._agents.connect(self._options.barrier_timeout)
         self._next_iteration(decision)
         return Event.OK
 
@@ -421,8 +423,11 @@ class Loop:
 
     def _name_missing(self, name: str) -> Callable[[float], str]:
         def overdue(timeout: float) -> str:
-            self._agents.connect()
-            absent = self._do(coordinator.missing(self._book.iteration, name, self._book.roster))
+            try:
+                self._agents.connect(NAMING)
+                absent = self._do(coordinator.missing(self._book.iteration, name, self._book.roster))
+            except (StoreLost, TimeoutError) as error:
+                return f"nobody arrived within barrier_timeout={timeout:g}s: {error}"
             return (
                 f"initial ranks {_some(absent)} did not arrive within barrier_timeout={timeout:g}s "
                 f"({self._phase.value}, iteration {self._book.iteration}, {len(self._book.roster)} members). Check "

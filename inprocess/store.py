@@ -253,7 +253,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise OptionError(
             f"MASTER_PORT={port}: cannot listen on {address}:{port}: {error.strerror}. Another job or program uses "
-            "this port: choose another MASTER_PORT on every rank."
+            "this port (choose another MASTER_PORT on every rank), or two processes of this job have the same RANK."
         ) from None
     return listener
 

@@ -40,6 +40,8 @@ PRELOAD = [
 ]
 ROOT = Path(__file__).parents[2]
 PR_SET_CHILD_SUBREAPER = 36
+#: a resolver option of glibc: look into /etc/hosts only
+NO_NAME_SERVER = "attempts:0"
 #: of options that no test is about: far longer than a test runs, so that a slow machine is never a fault
 PATIENT: Mapping[str, Any] = {
     "soft_timeout": 40,

@@ -134,9 +134,7 @@ class Snapshot:
             for fd, target in after.descriptors.items()
             if self.descriptors.get(fd) != target
         ]
-        # a monitor that others still needed has ended meanwhile; the next call, or the end of the process, reaps it
-        running = {pid: text for pid, text in after.children.items() if not text.startswith("Z")}
-        lines += [f"process {pid}: {text}" for pid, text in running.items() if pid not in self.children]
+        lines += [f"process {pid}: {text}" for pid, text in after.children.items() if pid not in self.children]
         lines += [name for name in after.log_handlers if name not in self.log_handlers]
         lines += _changed("variable ", self.environment, after.environment)
         lines += _changed("", self.handlers, after.handlers)
