@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,6 +18,8 @@ from tests.harness import launch as launching
 # before anything of multiprocessing starts: the server reads this list once
 multiprocessing.set_forkserver_preload(launching.PRELOAD)
 launching.become_subreaper()
+# torch asks the name server for the name of every peer; one lost answer costs five seconds
+os.environ.setdefault("RES_OPTIONS", launching.NO_NAME_SERVER)
 
 
 def _open_once_per_process() -> None:

@@ -55,8 +55,8 @@ PATIENT: Mapping[str, Any] = {
     "progress_watchdog_interval": 0.25,
     "termination_grace_time": 0.5,
 }
-#: for tests of hangs: a rank without progress is noticed after one second and killed after two
-HASTY: Mapping[str, Any] = PATIENT | {"soft_timeout": 1, "hard_timeout": 2, "progress_watchdog_interval": 0.1}
+#: for tests of hangs: a rank without progress is noticed after 1.5 seconds and killed after three
+HASTY: Mapping[str, Any] = PATIENT | {"soft_timeout": 1.5, "hard_timeout": 3, "progress_watchdog_interval": 0.1}
 #: for tests of lost hosts
 BEATING: Mapping[str, Any] = PATIENT | {"heartbeat_interval": 0.2, "heartbeat_timeout": 2}
 
@@ -285,8 +285,8 @@ class Run:
             "MASTER_PORT": str(self._port.number),
             "TMPDIR": str(self._folder / "tmp"),
             "OMP_NUM_THREADS": "1",
-            # torch looks up the name of each peer it connects to; a name server that does not answer costs 5 s each time
-            "RES_OPTIONS": "timeout:1 attempts:1",
+            # torch looks up the name of each peer it connects to; a name server that does not answer costs 5 s
+            "RES_OPTIONS": NO_NAME_SERVER,
         }
         environment |= {name: text and text.replace("{rank}", str(rank)) for name, text in more.items()}
         return {name: text for name, text in environment.items() if text is not None}
