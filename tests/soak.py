@@ -6,6 +6,8 @@ A failing real round prints its seed; `--restarts-seed SEED` with `--restarts 1`
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import random
 import sys
 import time
@@ -66,10 +68,12 @@ def soak_ranks(restarts: int, first_seed: int) -> None:
     seed, count = first_seed, 0
     while count < restarts:
         start = time.monotonic()
+        story = io.StringIO()
         try:
-            found = play(seed)
+            with contextlib.redirect_stdout(story):
+                found = play(seed)
         except AssertionError:
-            print(f"failed with --restarts-seed {seed}", flush=True)
+            print(story.getvalue(), f"failed with --restarts-seed {seed}", sep="\n", flush=True)
             raise
         count += found
         seconds = time.monotonic() - start
