@@ -73,6 +73,7 @@ def train(
         if rank == 0 and step % args.log_every == 0:
             progress.show(step, loss)
 
+    del model  # before its group: as the group's last owner it would end it with Python's lock held, and may deadlock
     dist.destroy_process_group()
     return rank, digits.accuracy(network)
 
@@ -228,13 +229,9 @@ def arguments() -> argparse.Namespace:
     add("--checkpoint-every", type=int, default=20, metavar="STEPS", help="(default 20)")
     add("--log-every", type=int, default=20, metavar="STEPS", help="(default 20)")
     add(
-        "--soft-timeout",
-        type=float,
-        default=2,
-        metavar="S",
-        help="restart after S seconds without progress (default 2)",
+        "--soft-timeout", type=float, default=3, metavar="S", help="without progress for S seconds: restart (default 3)"
     )
-    add("--hard-timeout", type=float, default=6, metavar="S", help="kill a rank that does not restart (default 6)")
+    add("--hard-timeout", type=float, default=6, metavar="S", help="a rank that does not restart: kill it (default 6)")
     args = parser.parse_args()
     check(parser, args)
     return args
@@ -247,9 +244,7 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
             parser.error(f"--{name.replace('_', '-')}={getattr(args, name)}: must be at least 1")
     for fault in args.faults:
         if fault.rank >= ranks or fault.step >= args.steps:
-            parser.error(
-                f"--faults: {fault} would never strike, with ranks 0..{ranks - 1} and steps 0..{args.steps - 1}"
-            )
+            parser.error(f"--faults: {fault} would never strike with {ranks} ranks and {args.steps} steps")
     if "RANK" in os.environ and not args.checkpoint_dir:
         parser.error("--checkpoint-dir is missing: under a launcher, name a directory that all ranks see")
 

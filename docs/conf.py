@@ -1,0 +1,27 @@
+"""Sphinx configuration: Markdown pages, the API from docstrings, the picture of a restart from the phase table."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
+
+project = "inprocess"
+author = "the inprocess developers"
+version = release = "0.1.0"
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "restart_diagram"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = "inprocess"
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_class_signature = "mixed"
+napoleon_numpy_docstring = False
+# names of this library must resolve; those of Python and torch are not linked
+nitpick_ignore_regex = [("py:.*", r"(?!inprocess\.).*"), ("py:class", r"inprocess\..*\.(T|F|KeyOrFn|Duration|Board)")]

@@ -1,0 +1,88 @@
+"""The example as users start it: it reaches its accuracy through faults, and says what it did."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "digits_ddp.py"
+LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def run(*arguments, **variables):
+    """Run the example to its end; anything it starts is gone before this returns, see `nothing_left`."""
+    environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
+    environment |= {"PYTHONPATH": str(ROOT), **variables}
+    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    return subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
+
+
+def accuracy(output):
+    return float(re.search(r"accuracy on held-out images: (\S+)", output)[1])
+
+
+def test_without_faults(tmp_path):
+    result = run("--nproc", 2, "--checkpoint-dir", tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert accuracy(result.stdout) >= 0.95
+    assert "restart" not in result.stdout + result.stderr
+    assert "2 of 2 processes finished" in result.stdout
+    assert (tmp_path / "digits.pt").exists() and not (tmp_path / "digits.tmp").exists()
+
+
+def test_five_faults_with_the_death_of_rank_0():
+    faults = "kill:rank=2,step=60 raise:rank=1,step=120 hang:rank=3,step=180 kill:rank=0,step=240 raise:rank=3,step=280"
+    result = run("--nproc", 4, "--faults", faults)
+    report = result.stdout + result.stderr
+    assert result.returncode == 0, report
+    assert accuracy(result.stdout) >= 0.95
+    restarts = re.findall(r"^restart \d+: (.*); (\d) of (\d) ranks go on after \d+ ms$", result.stderr, re.MULTILINE)
+    assert len(restarts) >= 5, report
+    assert [int(after) for _, after, _ in restarts][-1] == 2, report
+    assert "rank 2 process died: killed by SIGKILL" in restarts[0][0]
+    assert "2 of 4 processes finished; exit codes by rank: -9, 0, -9, 0" in result.stdout
+
+
+def test_deaths_of_other_kinds():
+    faults = "exit:rank=1,step=50 sysexit:rank=2,step=100 gil:rank=3,step=150"
+    result = run("--nproc", 4, "--steps", 200, "--faults", faults, "--soft-timeout", 2, "--hard-timeout", 3)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "1 of 4 processes finished; exit codes by rank: 0, 5, 6, -15" in result.stdout
+
+
+CHECK_ARGUMENTS = """
+import os, sys, digits_ddp
+for words in [case.split(";") for case in sys.argv[1:]]:
+    sys.argv[1:] = words
+    if words == ["worker"]:
+        sys.argv[1:] = []
+        os.environ.update(RANK="0", WORLD_SIZE="1")
+    try:
+        digits_ddp.arguments()
+    except SystemExit as error:
+        print("exit code", error.code, file=sys.stderr)
+"""
+
+
+def test_wrong_arguments_are_named():
+    """One process for all cases, since importing takes longer than checking."""
+    cases = {
+        "--faults;kill:rank=1": "'kill:rank=1' is no fault",
+        "--faults;kill:rank=2,step=1": "kill:rank=2,step=1 would never strike",
+        "--faults;kill:rank=0,step=300": "kill:rank=0,step=300 would never strike",
+        "--nproc;0": "--nproc=0: must be at least 1",
+        "worker": "--checkpoint-dir is missing",  # it was started by a launcher, so the others must find it too
+    }
+    command = [sys.executable, "-c", CHECK_ARGUMENTS, *cases]
+    path = f"{ROOT}:{SCRIPT.parent}"
+    result = subprocess.run(
+        command, check=False, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert "Traceback" not in result.stderr
+    assert result.stderr.count("exit code 2") == len(cases)
+    for words in cases.values():
+        assert words in result.stderr

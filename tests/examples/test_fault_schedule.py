@@ -1,0 +1,53 @@
+"""Fault schedules: the grammar, clear errors, and that a fault strikes once."""
+
+from __future__ import annotations
+
+import fault_schedule
+import pytest
+from fault_schedule import STRIKES, Fault, Faults, parse
+
+
+def test_grammar():
+    assert parse("kill:rank=2,step=60  raise:rank=1,step=120\n") == [Fault("kill", 2, 60), Fault("raise", 1, 120)]
+    assert parse("") == []
+
+
+@pytest.mark.parametrize("kind", STRIKES)
+def test_every_kind_is_understood_and_shown_as_it_is_written(kind):
+    text = f"{kind}:rank=3,step=4"
+    assert [str(fault) for fault in parse(text)] == [text]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "kil:rank=1,step=2",
+        "kill",
+        "kill:rank=1",
+        "kill:rank=-1,step=2",
+        "kill:step=1,rank=2",
+        "kill:rank=1,step=2x",
+        ":",
+    ],
+)
+def test_a_bad_part_is_named_with_the_grammar(part):
+    with pytest.raises(ValueError, match=r"KIND:rank=R,step=S.*kill, term, segv") as caught:
+        parse(f"raise:rank=0,step=1 {part}")
+    assert repr(part) in str(caught.value)
+
+
+def test_a_fault_strikes_its_own_rank_once_even_if_the_step_is_run_again(monkeypatch):
+    struck = []
+    monkeypatch.setitem(fault_schedule.STRIKES, "raise", lambda: struck.append("raise"))
+    faults = Faults(parse("raise:rank=1,step=5 raise:rank=0,step=6"), initial_rank=1)
+    for step in [3, 4, 5, 4, 5, 6]:
+        faults.strike(step)
+    assert struck == ["raise"]
+
+
+def test_two_faults_at_one_step_strike_in_two_runs():
+    faults = Faults(parse("raise:rank=0,step=5 raise:rank=0,step=5"), initial_rank=0)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="scheduled"):
+            faults.strike(5)
+    faults.strike(5)

@@ -1,0 +1,45 @@
+"""The README does not lie: its commands are the ones CI runs, its links and its example's options exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import fault_schedule
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def commands():
+    """The two commands under "Try it"."""
+    section = README.split("## Try it")[1].split("\n## ")[0]
+    return re.findall(r"```sh\n(.*?)\n```", section, re.DOTALL)
+
+
+def test_two_commands_of_one_line_each():
+    assert len(commands()) == 2
+    assert all("\n" not in command for command in commands())
+
+
+def test_ci_runs_the_second_command_as_it_stands():
+    script = ROOT / ".ci/run"
+    assert commands()[1] in script.read_text().splitlines()
+    assert os.access(script, os.X_OK)
+
+
+def test_the_first_command_has_five_faults_and_kills_rank_0():
+    words = shlex.split(commands()[0])
+    faults = fault_schedule.parse(words[words.index("--faults") + 1])
+    assert len(faults) >= 5
+    assert any(fault.kind == "kill" and fault.rank == 0 for fault in faults)
+
+
+@pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]), ids=lambda page: page.name)
+def test_links_to_files_exist(page):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+    missing = [link for link in links if not (page.parent / link).exists()]
+    assert not missing
