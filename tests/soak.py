@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> int:
     if options.seeds:
         from tests.sim import soak
 
-        soak(options.seeds)
+        print(f"{soak(range(options.seeds))} simulated jobs", flush=True)
     if options.restarts:
         soak_ranks(options.restarts, options.restarts_seed)
     return 0

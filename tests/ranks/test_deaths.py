@@ -24,12 +24,18 @@ def early_and_late(victims, fault):
     return {At(victim, iteration, step=1): fault for victim in victims for iteration in (0, 1)}
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize(("fault", "exitcode"), DEADLY, ids=["kill", "term", "segv", "exit5", "exit0"])
 def test_one_dies(launch, fault, exitcode, victim):
     ranks = launch(targets.run_train, 3, faults={At(victim, step=1): fault}).wait()
     checks.died(ranks, {victim: exitcode})
     checks.went_on(ranks, without=[victim])
+
+
+def test_the_last_one_dies(launch):
+    ranks = launch(targets.run_train, 3, faults={At(2, step=1): Kill()}).wait()
+    checks.died(ranks, {2: -signal.SIGKILL})
+    checks.went_on(ranks, without=[2])
 
 
 @pytest.mark.parametrize("victims", [(0, 1), (0, 3), (1, 2)], ids=str)
