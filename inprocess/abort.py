@@ -318,6 +318,38 @@ def shutdown_gloo_connections(pairs: int = 0) -> int:
     return count
 
 
+class HeldConnections:
+    """Copies of connections that were shut down, so that they are not closed yet when Gloo closes them.
+
+    Closing one resets it at the other end. A peer whose event thread is just writing then loses the operation, which waits
+    until its timeout. So each rank ends its own reading, and closes only when everybody has left the function.
+    """
+
+    def __init__(self) -> None:
+        self._active = False
+        self._sockets: list[socket.socket] = []
+
+    def begin(self) -> None:
+        """Keep copies from now on."""
+        self.end()
+        self._active = True
+
+    def end(self) -> None:
+        """Close the copies and keep none."""
+        self._active = False
+        sockets, self._sockets = self._sockets, []
+        for connection in sockets:
+            connection.close()
+
+    def add(self, connection: socket.socket) -> None:
+        if self._active:
+            self._sockets.append(connection.dup())
+
+
+#: one per process, like torch's process groups; the loop begins and ends it
+held = HeldConnections()
+
+
 def _gloo_descriptors() -> Iterator[tuple[int, int]]:
     """Descriptor and inode of everything registered with an event loop of Gloo."""
     for task in os.listdir("/proc/self/task"):
@@ -381,7 +413,10 @@ def _socket_of(descriptor: int, inode: int) -> socket.socket | None:
 
 def _shut(connection: socket.socket) -> bool:
     try:
-        connection.shutdown(socket.SHUT_RDWR)
+        # reading only: Gloo tells all its pending operations of a failed read; a write that fails in its event thread
+        # leaves the operation it belongs to waiting until the timeout
+        connection.shutdown(socket.SHUT_RD)
+        held.add(connection)
     except OSError:  # not connected any more, or not yet: then it gives up connecting
         return False
     return True

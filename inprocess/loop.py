@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from inprocess import clock, coordinator
-from inprocess.abort import shutdown_gloo_connections, unfinished
+from inprocess.abort import held, shutdown_gloo_connections, unfinished
 from inprocess.agents import Agents
 from inprocess.attribution import Interruption, InterruptionRecord, summary
 from inprocess.call_wrapper import CallWrapper, set_current
@@ -153,6 +153,7 @@ class Loop:
         # a rank that goes quietly leaves its MonitorThread waiting for something that may come late or never
         why = "" if self._leaving is None else _in_words(self._leaving)
         self._agents.close(how, cut=how == "failed" or self._quietly, why=why)
+        held.end()
         self._job.leave(self._book)
 
     def _cut_off(self) -> bool:
@@ -335,6 +336,7 @@ class Loop:
         if not self._book.included:
             raise Fenced(f"{_who(self._state)} was declared dead by the others and must not run again")
         self._store = self._value = None
+        held.begin()
         self._agents.board.begin(self._book.iteration)
 
     # --- running the user's code --------------------------------------------------------------------------------

@@ -222,6 +222,22 @@ def test_number_that_was_given_to_another_file_is_left_alone(monkeypatch: pytest
         assert theirs.recv(1) == b"x"
         monkeypatch.setattr(abort, "_gloo_descriptors", lambda: iter([(ours.fileno(), inode)]))
         assert shutdown_gloo_connections() == 1
+        assert ours.recv(1) == b""
+
+
+def test_connections_stay_open_for_the_peers_until_all_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gloo closes its descriptor when it is told; the peer must not see that while it may still be writing."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    with theirs:
+        descriptor = (ours.fileno(), os.fstat(ours.fileno()).st_ino)
+        monkeypatch.setattr(abort, "_gloo_descriptors", lambda: iter([descriptor]))
+        abort.held.begin()
+        assert shutdown_gloo_connections() == 1
+        ours.close()
+        with pytest.raises(BlockingIOError):
+            theirs.recv(1)
+        abort.held.end()
         assert theirs.recv(1) == b""
 
 
