@@ -47,11 +47,29 @@ _HOME = {
 }
 
 #: submodules with public names; ``inprocess.rank_assignment.ShiftRanks`` works after ``import inprocess``
-_MODULES = frozenset({
-    "abort", "attribution", "call_wrapper", "completion", "compose", "exception", "finalize", "health_check",
-    "initialize", "monitor_process", "monitor_thread", "nested_restarter", "progress_watchdog", "rank_assignment",
-    "rank_filter", "state", "store", "terminate", "tools",
-})
+_MODULES = frozenset(
+    {
+        "abort",
+        "attribution",
+        "call_wrapper",
+        "completion",
+        "compose",
+        "exception",
+        "finalize",
+        "health_check",
+        "initialize",
+        "monitor_process",
+        "monitor_thread",
+        "nested_restarter",
+        "progress_watchdog",
+        "rank_assignment",
+        "rank_filter",
+        "state",
+        "store",
+        "terminate",
+        "tools",
+    }
+)
 
 __all__ = [
     "CallWrapper",

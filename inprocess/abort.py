@@ -71,6 +71,8 @@ GLOO_THREAD = "gloo_tcp_loop"
 _EPOLL_CALLS = frozenset({"232", "281", "441", "22"})
 #: how often to look at an event thread that is busy, hence in no system call; it is so for microseconds
 _LOOKS = 1000
+#: seconds that the end of a call waits for the destructors of process groups
+LET_GO = 1.0
 #: seconds to connect to a listening socket of this very process
 _KNOCK_TIMEOUT = 0.5
 #: functions of torch that make groups
@@ -247,10 +249,7 @@ def _cuda_backend(group: Any) -> Any:
 
 
 def _forget_groups(groups: list[Any]) -> None:
-    """Clear torch's tables, so that init_process_group works again; groups end with the last reference to them.
-
-    That one is dropped in the background: a destructor waits for Gloo's threads (10 ms), and could wait for ever.
-    """
+    """Clear torch's tables, so that init_process_group works again; groups end with the last reference to them."""
     from torch._C import _distributed_c10d as bindings  # noqa: PLC0415
     from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
 
@@ -260,7 +259,7 @@ def _forget_groups(groups: list[Any]) -> None:
     bindings._unregister_all_process_groups()
     # groups are named by number: a rank that began to make one and a rank that did not would never meet again
     c10d._world.group_count = 0
-    threading.Thread(target=groups.clear, name="inprocess-abort", daemon=True).start()
+    held.groups(groups)
 
 
 def unfinished() -> bool:
@@ -318,36 +317,61 @@ def shutdown_gloo_connections(pairs: int = 0) -> int:
     return count
 
 
-class HeldConnections:
-    """Copies of connections that were shut down, so that they are not closed yet when Gloo closes them.
+class Held:
+    """What the abort took from torch, kept until everybody has left the function.
 
-    Closing one resets it at the other end. A peer whose event thread is just writing then loses the operation, which waits
-    until its timeout. So each rank ends its own reading, and closes only when everybody has left the function.
+    Copies of connections: closing one resets it at the other end, and a peer whose event thread is just writing loses
+    the operation, which then waits until its timeout. So each rank ends its own reading, and closes later.
+
+    Process groups: a DistributedDataParallel reducer that is a group's last owner destroys it with the interpreter
+    lock held, and waits for Gloo's worker, which may want that lock to free an operation.
     """
 
     def __init__(self) -> None:
         self._active = False
-        self._sockets: list[socket.socket] = []
+        self._connections: list[socket.socket] = []
+        self._groups: list[Any] = []
 
     def begin(self) -> None:
-        """Keep copies from now on."""
-        self.end()
+        """Let go of what is held, and keep what comes from now on."""
+        self._let_go()
         self._active = True
 
     def end(self) -> None:
-        """Close the copies and keep none."""
+        """Let go of what is held and keep nothing more."""
         self._active = False
-        sockets, self._sockets = self._sockets, []
-        for connection in sockets:
-            connection.close()
+        self._let_go().join(LET_GO)
 
-    def add(self, connection: socket.socket) -> None:
+    def connection(self, connection: socket.socket) -> None:
+        """A connection that was just shut down."""
         if self._active:
-            self._sockets.append(connection.dup())
+            self._connections.append(connection.dup())
+
+    def groups(self, groups: list[Any]) -> None:
+        """Process groups that torch has forgotten; takes them out of the list."""
+        if self._active:
+            self._groups += groups
+            groups.clear()
+        else:
+            _in_background(groups.clear)
+
+    def _let_go(self) -> threading.Thread:
+        connections, self._connections = self._connections, []
+        groups, self._groups = self._groups, []
+        for connection in connections:
+            connection.close()
+        return _in_background(groups.clear)
+
+
+def _in_background(action: Callable[[], object]) -> threading.Thread:
+    """A group's destructor waits for Gloo's threads (10 ms), and could wait for ever."""
+    thread = threading.Thread(target=action, name="inprocess-abort", daemon=True)
+    thread.start()
+    return thread
 
 
 #: one per process, like torch's process groups; the loop begins and ends it
-held = HeldConnections()
+held = Held()
 
 
 def _gloo_descriptors() -> Iterator[tuple[int, int]]:
@@ -416,7 +440,7 @@ def _shut(connection: socket.socket) -> bool:
         # reading only: Gloo tells all its pending operations of a failed read; a write that fails in its event thread
         # leaves the operation it belongs to waiting until the timeout
         connection.shutdown(socket.SHUT_RD)
-        held.add(connection)
+        held.connection(connection)
     except OSError:  # not connected any more, or not yet: then it gives up connecting
         return False
     return True

@@ -115,6 +115,8 @@ def summary(records: Sequence[InterruptionRecord], count: int | None = None) -> 
     """
     total = len(records) if count is None else count
     causes = [record for record in records if record.interruption in _GONE]
+    if not causes and records and all(record.interruption is Interruption.SOFT_TIMEOUT for record in records):
+        return _silence(records)
     causes = causes or [record for record in records if not _is_echo(record)] or list(records)
     groups: dict[tuple[str, str], list[InterruptionRecord]] = {}
     for record in sorted(causes, key=lambda record: record.rank):
@@ -122,6 +124,12 @@ def summary(records: Sequence[InterruptionRecord], count: int | None = None) -> 
     text = "; ".join(f"{_ranks(group)} {deed}{place}" for (deed, place), group in groups.items())
     others = total - len(causes)
     return f"{text or 'interrupted'}{f' ({others} more noticed it)' if others > 0 else ''}"
+
+
+def _silence(records: Sequence[InterruptionRecord]) -> str:
+    """Ranks that wait for one that hangs make no progress either, so the first to say so need not be the one."""
+    first = min(records, key=lambda record: record.rank)
+    return f"{_one_line(first.message)}; first noticed on {_ranks(sorted(records, key=lambda record: record.rank))}"
 
 
 def _is_echo(record: InterruptionRecord) -> bool:

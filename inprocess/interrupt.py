@@ -29,7 +29,8 @@ few milliseconds later. There is nothing to open or to close, hence nothing to b
 while nothing happens.
 
 What is not interrupted inside the window: the few lines of ``atomic`` itself, where a raise could leave its lock held;
-and, for the first tenth of a second, the standard library's logging and import code, which hold locks in that way too.
+for the first tenth of a second, the logging module, which holds a lock in that way too; and for ten seconds, an
+import: a module left half imported stays broken in every later iteration.
 
 Losing the signal
 ~~~~~~~~~~~~~~~~~
@@ -75,15 +76,17 @@ log = logging.getLogger(__name__)
 #: seconds between two signals while none has been answered: the first, doubled up to the longest
 FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.05
-#: seconds for which logging and import code is left alone
+#: seconds for which logging code is left alone
 PATIENCE = 0.1
+#: seconds for which an import is left alone: a module that is imported by half stays broken in every later iteration
+IMPORT_PATIENCE = 10.0
 #: seconds between two reports that an atomic section is waited for
 REPORT_EVERY = 1.0
 
 #: how many places of a thread's stack a message names
 PLACES = 3
 
-_LIBRARY_LOCKS = (logging.__file__, "<frozen importlib._bootstrap>")
+_IMPORT = "<frozen importlib._bootstrap>"
 
 
 @dataclass(frozen=True)
@@ -277,7 +280,9 @@ class Gate:
             return False
         assert frame is not None
         now = clock.monotonic()
-        if frame.f_code.co_filename in _LIBRARY_LOCKS and now - self._asked_at < PATIENCE:
+        if frame.f_code.co_filename == logging.__file__ and now - self._asked_at < PATIENCE:
+            return False
+        if now - self._asked_at < IMPORT_PATIENCE and self._is_importing(frame):
             return False
         self._raised_at = now
         self._raised_where = _place(frame)
@@ -291,6 +296,14 @@ class Gate:
             return False
         while frame is not None and frame.f_code is not _RUN_CODE:
             if frame.f_code is _CALL_CODE and frame.f_locals.get("self") is self:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _is_importing(self, frame: FrameType | None) -> bool:
+        """Whether the user's function is inside an import; `_is_inside` holds."""
+        while frame is not None and frame.f_code is not _CALL_CODE:
+            if frame.f_code.co_filename == _IMPORT:
                 return True
             frame = frame.f_back
         return False

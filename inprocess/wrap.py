@@ -31,13 +31,11 @@ class Wrapper:
 
     Args:
         store_factory: the store through which the ranks agree; default: a torch TCPStore that the monitor process of
-            rank 0
-            serves at MASTER_ADDR:MASTER_PORT (or the one torchrun's agent serves there). An importable class or
+            rank 0 serves at MASTER_ADDR:MASTER_PORT (or the one torchrun's agent serves there). An importable class or
             function.
-        store_kwargs: its keyword arguments; for the default ``host_name``, ``port``.
+        store_kwargs: its keyword arguments; for the default ``host_name`` and ``port``.
         initialize: hook ``(state) -> state`` before each run of the function. An Exception restarts; a BaseException
-            such
-            as RestartAbort (see ``RetryController``) makes everybody leave.
+            such as RestartAbort (see ``RetryController``) makes everybody leave.
         abort: hook that unblocks what the main thread waits for; runs in the monitor thread. Default
             ``AbortTorchDistributed()``; None: nothing is aborted.
         finalize: hook after the function was left because of a fault.
@@ -55,9 +53,10 @@ class Wrapper:
         completion_timeout: the longest wait, once this rank returned, for the others to return; 120 s.
         last_call_wait: accepted for compatibility: records are complete without waiting; 0 s.
         termination_grace_time: between SIGTERM and SIGKILL; 5 s.
-        monitor_process_logfile: absolute path of the monitor's log (mode 0600), ``{rank}`` is filled in; None:
-        standard error. monitor_process_pidfile: absolute path of its pid file, likewise; for ``python -m
-        inprocess.wait_daemon``. completion: hook after everybody returned.
+        monitor_process_logfile: absolute path of the monitor's log (mode 0600), ``{rank}`` is filled in; None: errors
+            go to standard error.
+        monitor_process_pidfile: absolute path of its pid file, likewise; for ``python -m inprocess.wait_daemon``.
+        completion: hook after everybody returned.
         terminate: hook before the call raises.
         interrupt_signal: signal that interrupts the main thread; None: a free real-time signal.
         enabled: False: the function itself is returned, unchanged.

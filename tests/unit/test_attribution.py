@@ -96,8 +96,13 @@ def test_summary_tells_a_first_exception_from_its_echo():
 
 
 def test_summary_joins_ranks_that_report_the_same():
-    records = [record(rank, Interruption.SOFT_TIMEOUT, "no progress for 2 s", initial=rank + 1) for rank in (1, 0)]
-    assert summary(records) == "ranks 0, 1 (initially 1, 2) made no progress: no progress for 2 s"
+    records = [record(rank, Interruption.EXCEPTION, "OSError: disk", initial=rank + 1) for rank in (1, 0)]
+    assert summary(records) == "ranks 0, 1 (initially 1, 2) raised an exception: OSError: disk"
+
+
+def test_summary_of_silence_accuses_nobody():
+    records = [record(rank, Interruption.SOFT_TIMEOUT, "no progress for 2 s") for rank in (1, 0)]
+    assert summary(records, 3) == "no progress for 2 s; first noticed on ranks 0, 1"
 
 
 def test_summary_without_records_or_with_only_echoes():
