@@ -46,6 +46,13 @@ C code that neither returns nor answers signals (a collective, a kernel) is not 
 ``abort`` is for, and after it the hard timeout. A greenlet other than the main one is not reached either: its frames
 are not connected to ours.
 
+Waiting for the interpreter
+~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The abort comes first, while the main thread still runs the function. Where that computes in Python, the abort waits for
+the interpreter lock again and again, and for a processor where there are fewer of them than ranks. So the same handler
+first *parks* the main thread: it waits until the abort is done, and for ``PARK`` seconds at most, since the abort may
+need something, a lock for example, that the function holds.
+
 Losing the exception
 ~~~~~~~~~~~~~~~~~~~~
 User code may swallow it: ``except BaseException``, a ``__del__``, a callback from C. If the function has not been left
@@ -76,6 +83,8 @@ log = logging.getLogger(__name__)
 #: seconds between two signals while none has been answered: the first, doubled up to the longest
 FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.05
+#: seconds for which the main thread waits for the abort at most
+PARK = 0.05
 #: seconds for which logging code is left alone
 PATIENCE = 0.1
 #: seconds for which an import is left alone: a module that is imported by half stays broken in every later iteration
@@ -172,6 +181,8 @@ class Interrupter:
         if gate is not None and gate.interrupting:
             if gate._may_raise(frame):
                 raise RankShouldRestart("this iteration was interrupted for a restart")
+        elif gate is not None and gate.parking:
+            gate._park(frame)
         elif callable(self._previous):
             self._previous(signum, frame)
 
@@ -202,6 +213,9 @@ class Gate:
         self.left = threading.Event()
         #: whether an interruption was asked for; never false again
         self.interrupting = False
+        #: whether the main thread was asked to wait for the abort; never false again, since a signal may come late
+        self.parking = False
+        self._abort_ends = threading.Lock()  # held by the monitor thread during the abort
         self._interrupter = interrupter
         # written by the monitor thread when it asks, by the main thread when it has raised
         self._armed = False
@@ -235,6 +249,14 @@ class Gate:
                 raises ends the wait.
         """
         self.atomic.close(on_wait or (lambda waited, holder: None))
+
+    @contextlib.contextmanager
+    def parked(self) -> Iterator[None]:
+        """Keep the main thread from running the function meanwhile, as far as it runs Python code. Monitor thread."""
+        with self._abort_ends:
+            self.parking = True
+            self._interrupter._send(again=False)
+            yield
 
     def interrupt_until_left(
         self,
@@ -273,6 +295,12 @@ class Gate:
         if isinstance(error, RankShouldRestart):
             return Interrupted()
         return Interrupted(_in_words(error))
+
+    def _park(self, frame: FrameType | None) -> None:
+        """In the handler."""
+        if frame is not None and frame.f_code.co_filename != logging.__file__ and self._is_inside(frame):
+            if self._abort_ends.acquire(timeout=PARK):
+                self._abort_ends.release()
 
     def _may_raise(self, frame: FrameType | None) -> bool:
         """Whether the handler may raise; called by it, so it takes no lock and calls nothing that does."""

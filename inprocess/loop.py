@@ -35,6 +35,7 @@ from inprocess.protocol.phases import TRANSITIONS, Event, Phase, next_phase
 from inprocess.rank_assignment import RankAssignmentCtx
 from inprocess.state import FrozenState, Mode, State
 from inprocess.store import PrefixStore, shut_connections
+from inprocess.switching import switch_interval
 
 log = logging.getLogger("inprocess")
 
@@ -121,6 +122,7 @@ class Loop:
     def run(self) -> Any:
         """Walk the table. Returns the function's value (None on a reserve rank), or raises."""
         try:
+            switch_interval.begin()
             self._agents.open()
             while self._phase is not Phase.OUT:
                 self._agents.board.enter(self._phase)
@@ -154,6 +156,7 @@ class Loop:
         why = "" if self._leaving is None else _in_words(self._leaving)
         self._agents.close(how, cut=how == "failed" or self._quietly, why=why)
         held.end()
+        switch_interval.end()
         self._job.leave(self._book)
 
     def _cut_off(self) -> bool:
@@ -260,6 +263,7 @@ class Loop:
         return self._in_window(lambda: self._hook("health_check"), quit_on_exception=True)
 
     def _run(self) -> Event:
+        switch_interval.restore()
         if self._is_reserve():
             return self._await_outcome(None)
         self._log_restart()
@@ -507,9 +511,14 @@ def _in_words(error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The innermost line of the traceback outside this library."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/inprocess/" not in frame.filename]
-    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+    """The innermost line of the traceback outside this library; without reading any source, the others wait."""
+    place, step = "", error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        if "/inprocess/" not in code.co_filename:
+            place = f"{code.co_filename}:{step.tb_lineno} in {code.co_name}"
+        step = step.tb_next
+    return place
 
 
 def _some(numbers: Sequence[int]) -> str:

@@ -18,6 +18,7 @@ from inprocess.interrupt import Gate
 from inprocess.protocol.book import Book
 from inprocess.protocol.messages import BadMessage, Decision, Outcome, Start
 from inprocess.store import StoreSpec, connect, connections, drive, shut
+from inprocess.switching import switch_interval
 
 __all__ = ["Mailbox", "MonitorThread", "RankShouldRestart"]
 
@@ -204,6 +205,8 @@ class MonitorThread(threading.Thread):
         else:
             self._release_assignment()
         outcome: Outcome = drive(coordinator.await_outcome(iteration), store)
+        if not outcome.completed:
+            switch_interval.shorten()
         self.mailbox.put("outcome", iteration, outcome)
         if outcome.completed:
             return False
@@ -216,8 +219,9 @@ class MonitorThread(threading.Thread):
             self._over, gate = True, self._gate
         if gate is not None:
             gate.close_for_abort(_report_atomic)
-            self._release()
-            self._abort(iteration)
+            with gate.parked():
+                self._release()
+                self._abort(iteration)
             gate.interrupt_until_left(retry_after=self._retry_after, release=self._release)
         self.mailbox.put("aborted", iteration, True)
 

@@ -326,7 +326,8 @@ _ACTIONS: dict[type, Callable[[Any, Any], Any]] = {
 def _wait(store: Any, op: Wait) -> bytes | None:
     while True:
         try:
-            store.wait([op.key], timedelta(seconds=LONGEST_WAIT if op.timeout is None else op.timeout))
+            # get waits too, and gives the interpreter lock up once instead of twice
+            store.set_timeout(timedelta(seconds=LONGEST_WAIT if op.timeout is None else op.timeout))
             return bytes(store.get(op.key))
         except RuntimeError as error:
             if not _is_timeout(error):

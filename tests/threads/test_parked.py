@@ -1,0 +1,124 @@
+"""During the abort the main thread stands still, but never so that the abort cannot go on."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import pytest
+
+from inprocess import interrupt
+from inprocess.interrupt import Gate, Interrupted, Interrupter, Returned
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    interrupter = Interrupter()
+    interrupter.install()
+    yield interrupter.new_gate()
+    interrupter.restore()
+
+
+class Abort(threading.Thread):
+    """Plays the monitor thread: an abort, then the interrupt. ``work`` is the abort."""
+
+    def __init__(self, gate: Gate, work: Callable[[Abort], object]) -> None:
+        super().__init__(name="abort")
+        self.gate, self.work, self.go = gate, work, threading.Event()
+        #: set when the handler is about to wait
+        self.parked = threading.Event()
+        park = gate._park
+
+        def noticed(frame: FrameType | None) -> None:
+            self.parked.set()
+            park(frame)
+
+        gate._park = noticed  # type: ignore[method-assign]
+
+    def run(self) -> None:
+        self.go.wait()
+        self.gate.close_for_abort()
+        with self.gate.parked():
+            self.work(self)
+        self.gate.interrupt_until_left()
+
+
+def run(gate: Gate, fn: Callable[[Abort], object], work: Callable[[Abort], object]) -> object:
+    abort = Abort(gate, work)
+    abort.start()
+    try:
+        return gate.run(fn, (abort,))
+    finally:
+        abort.go.set()
+        abort.join()
+
+
+def test_a_computing_function_stands_still(gate: Gate) -> None:
+    """It counts as fast as it can, yet the count does not change once it is parked."""
+    count = 0
+    seen: list[int] = []
+
+    def fn(abort: Abort) -> None:
+        nonlocal count
+        abort.go.set()
+        while True:
+            count += 1
+
+    def work(abort: Abort) -> None:
+        assert abort.parked.wait(10)
+        seen.append(count)
+        time.sleep(interrupt.PARK / 5)  # time for it to count on, if it did
+        seen.append(count)
+
+    assert isinstance(run(gate, fn, work), Interrupted)
+    assert seen[0] == seen[1] <= count
+
+
+def test_an_abort_that_needs_a_lock_of_the_function_gets_it(gate: Gate) -> None:
+    """The function holds the lock when it is parked, and gives it back some time after ``PARK``."""
+    lock = threading.Lock()
+
+    def fn(abort: Abort) -> None:
+        while True:
+            with lock:
+                abort.go.set()
+                for _ in range(10_000):
+                    pass
+            time.sleep(0.001)  # a lock is not fair
+
+    def work(abort: Abort) -> None:
+        assert abort.parked.wait(10)
+        assert lock.acquire(timeout=10)
+        lock.release()
+
+    assert isinstance(run(gate, fn, work), Interrupted)
+
+
+def test_the_function_may_return_while_it_is_asked_to_wait(gate: Gate) -> None:
+    """A signal that comes late finds the library's own code, which is never parked."""
+    assert isinstance(run(gate, lambda abort: abort.go.set(), lambda abort: None), Returned | Interrupted)
+    begin = time.monotonic()
+    with gate.parked():
+        sum(range(100_000))
+    assert time.monotonic() - begin < interrupt.PARK
+
+
+def test_it_is_raised_in_what_was_parked(gate: Gate) -> None:
+    """With threads taking turns as often as they can, a hundred times."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(100):
+            again = gate._interrupter.new_gate()
+
+            def fn(abort: Abort) -> None:
+                abort.go.set()
+                while True:
+                    pass
+
+            assert isinstance(run(again, fn, lambda abort: None), Interrupted)
+    finally:
+        sys.setswitchinterval(interval)
