@@ -1,0 +1,79 @@
+"""What `ping()` and `atomic()` cost: nanoseconds per call, and of processor time in all threads of the process.
+
+``python -m benchmarks.calls --library inprocess`` prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks import libraries
+from benchmarks.job import Job, free_port, mark, output
+
+CALLS = 200_000
+
+
+def main(options: argparse.Namespace, rank: int) -> None:
+    def body(call: libraries.Call) -> None:
+        call.ping()  # the first one begins the timeout
+        for name, loop in (("ping", ping), ("atomic", atomic)):
+            wall, cpu = per_call(loop, call)
+            mark(name, rank, 0, wall=wall, cpu=cpu)
+
+    libraries.wrap(options.library, options.setting, rank, body, {})()
+
+
+def per_call(loop: Callable[[libraries.Call, int], None], call: libraries.Call) -> tuple[float, float]:
+    """Nanoseconds per call, with the loop's own share taken off: of time, and of all threads' processor time."""
+    loop(call, CALLS // 10)
+    bare, bare_cpu = timed(lambda: empty(CALLS))
+    full, full_cpu = timed(lambda: loop(call, CALLS))
+    return (full - bare) / CALLS, (full_cpu - bare_cpu) / CALLS
+
+
+def timed(action: Callable[[], None]) -> tuple[int, int]:
+    wall, cpu = time.perf_counter_ns(), time.process_time_ns()
+    action()
+    return time.perf_counter_ns() - wall, time.process_time_ns() - cpu
+
+
+def empty(count: int) -> None:
+    for _ in range(count):
+        pass
+
+
+def ping(call: libraries.Call, count: int) -> None:
+    beat = call.ping
+    for _ in range(count):
+        beat()
+
+
+def atomic(call: libraries.Call, count: int) -> None:
+    section = call.atomic
+    for _ in range(count):
+        with section():
+            pass
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    with Job(1) as job:
+        job.start(lambda rank: main(options, rank), free_port())
+        job.wait(lambda marks: {found.name for found in marks} >= {"ping", "atomic"}, 60)
+        job.let_end()
+        values = {
+            f"{found.name}_{kind}": round(found.fields[kind], 1)
+            for found in job.marks
+            if found.name in ("ping", "atomic")
+            for kind in ("wall", "cpu")
+        }
+    return {"library": options.library, "setting": options.setting, "values": values, "note": ""}
+
+
+if __name__ == "__main__":
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--library", choices=("inprocess", "nvrx"), default="inprocess")
+    arguments.add_argument("--setting", choices=("default", "tuned"), default="default")
+    output(**measure(arguments.parse_args()))

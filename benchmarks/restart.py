@@ -1,0 +1,247 @@
+"""One fault in one job: from the fault to the function's entry on the last rank, and to the new group's all-reduce.
+
+``python -m benchmarks.restart --library inprocess --fault raise --where allreduce`` prints one line of JSON. Times are
+in milliseconds; the phases of the restart, as the last rank went through them, add up to the whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import queue
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from benchmarks import libraries
+from benchmarks.job import Job, Mark, free_port, here, last, mark, output
+
+FAULTS = ("raise", "kill", "host", "stop", "release", "gil")
+WHERE = ("loop", "allreduce", "sleep", "queue")
+#: the others have certainly begun to wait (seconds)
+SETTLE = 0.3
+#: how long the others wait in sleep and queue (seconds)
+LONG = 600.0
+#: for faults that only time reveals; the libraries' own defaults are half a minute and more
+TIMEOUTS = {
+    "soft_timeout": 1.0,
+    "hard_timeout": 2.0,
+    "heartbeat_timeout": 1.0,
+    "heartbeat_interval": 0.1,
+    "monitor_thread_interval": 0.5,
+    "monitor_process_interval": 0.1,
+    "progress_watchdog_interval": 0.1,
+}
+#: options that make a case of their own
+CASE = ("library", "setting", "world_size", "spares", "fault", "where", "victim", "short_timeouts")
+#: the phases of a restart and the mark that ends each; the first mark is the fault
+PHASES = (
+    ("detect", "abort", 0),
+    ("abort", "aborted", 0),
+    ("leave function", "left", 0),
+    ("end round", "assign", 1),
+    ("assign", "assigned", 1),
+    ("start round", "initialize", 1),
+    ("enter", "entry", 1),
+    ("new group", "reduced", 1),
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--library", choices=("inprocess", "nvrx", "torchrun"), default="inprocess")
+    parser.add_argument("--setting", choices=("default", "tuned"), default="default")
+    parser.add_argument("--world-size", type=int, default=4)
+    parser.add_argument("--spares", type=int, default=0, help="how many of them wait as hot spares")
+    parser.add_argument("--fault", choices=FAULTS, default="raise")
+    parser.add_argument("--where", choices=WHERE, default="loop", help="what the others do meanwhile")
+    parser.add_argument("--victim", type=int, default=1)
+    parser.add_argument("--gloo-timeout", type=float, default=10.0, help="seconds, of the process group")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds until the attempt is given up")
+    parser.add_argument("--short-timeouts", action="store_true", help="as for faults that only time reveals")
+    parser.add_argument("--serve", action="store_true", help="measure once for every line of arguments on stdin")
+    parser.add_argument("--in-rank", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+# --- inside a rank ------------------------------------------------------------------------------------------------
+
+
+def main(options: argparse.Namespace, rank: int) -> None:
+    """A rank's life under a library that restarts inside the process."""
+    timed = options.short_timeouts or options.fault in ("stop", "release", "gil", "host")
+    active = options.world_size - options.spares if options.spares else 0
+    train = libraries.wrap(
+        options.library,
+        options.setting,
+        rank,
+        lambda call: body(options, call.rank, call.iteration),
+        TIMEOUTS if timed else {},
+        active,
+    )
+    mark("call", rank, 0)
+    train()
+
+
+def body(options: argparse.Namespace, rank: int, iteration: int) -> None:
+    """The function that is restarted."""
+    mark("entry", rank, iteration)
+    libraries.init_process_group(options.library, iteration, options.gloo_timeout)
+    number = torch.ones(1)
+    dist.all_reduce(number)
+    mark("reduced", rank, iteration)
+    if iteration == 0:
+        if rank == options.victim:
+            time.sleep(SETTLE)
+            fail(options.fault, rank)
+        idle(options.where, number)
+    dist.destroy_process_group()
+
+
+def fail(fault: str, rank: int) -> None:
+    mark("fault", rank, 0)
+    if fault == "raise":
+        raise RuntimeError("injected by the benchmark")
+    if fault == "host":
+        for child in psutil.Process().children():
+            child.kill()
+    if fault == "gil":
+        ctypes.PyDLL(None).sleep(int(LONG))
+    os.kill(os.getpid(), signal.SIGSTOP if fault in ("stop", "release") else signal.SIGKILL)
+    time.sleep(LONG)  # a stopped rank that was released goes on here
+
+
+def idle(where: str, number: torch.Tensor) -> None:
+    while where == "loop":
+        pass
+    if where == "allreduce":
+        dist.all_reduce(number)
+    elif where == "sleep":
+        time.sleep(LONG)
+    else:
+        queue.Queue[int]().get()
+
+
+# --- outside ------------------------------------------------------------------------------------------------------
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the job once."""
+    everybody = set(range(options.world_size))
+    stays = options.fault in ("raise", "release") or options.library == "torchrun"
+    # those that go on: of the reserve, as many as places became free
+    going_on = everybody if stays else everybody - {options.victim}
+
+    with Job(options.world_size) as job:
+        start(job, options)
+        job.wait(lambda marks: last(marks, "reduced", 1, going_on) is not None, options.limit, Release(job, options))
+        job.let_end()
+        return evaluate(options, job, going_on)
+
+
+class Release:
+    """Lets a stopped rank go on as soon as the others have noticed that it is silent."""
+
+    def __init__(self, job: Job, options: argparse.Namespace) -> None:
+        self._job, self._victim = job, options.victim
+        self._waiting = options.fault == "release"
+
+    def __call__(self, found: Mark) -> None:
+        if self._waiting and found.name == "aborted" and found.rank != self._victim:
+            self._waiting = False
+            self._job.marks.append(Mark("released", self._victim, 0, time.monotonic_ns()))
+            os.kill(self._job.pids[self._victim], signal.SIGCONT)
+
+
+def start(job: Job, options: argparse.Namespace) -> None:
+    if options.library == "torchrun":
+        agent = ["--standalone", f"--nproc-per-node={job.world_size}", "--max-restarts=1"]
+        module = ["-m", "benchmarks.restart", *sys.argv[1:], "--in-rank"]
+        job.run([sys.executable, "-m", "torch.distributed.run", *agent, *module], PYTHONPATH=str(here()))
+        return
+    job.start(lambda rank: main(options, rank), free_port(), peer_store=options.library == "nvrx")
+
+
+def evaluate(options: argparse.Namespace, job: Job, going_on: set[int]) -> dict[str, Any]:
+    """What was measured, or why nothing could be."""
+    marks = job.marks
+    result = {name: getattr(options, name) for name in CASE}
+    fault = last(marks, "fault", 0, {options.victim})
+    entry, reduced = (last(marks, name, 1, going_on) for name in ("entry", "reduced"))
+    killed = sorted(rank for rank in going_on if job.codes.get(rank, 0) < 0)
+    if fault is None or entry is None or reduced is None or killed:
+        return result | {"values": {}, "note": explain(options, job, going_on, killed)}
+    begin = detection(options, marks, fault)
+    active = set(range(options.world_size - options.spares))
+    values = {
+        "startup": (last(marks, "entry", 0, active) or 0) - (last(marks, "call", 0, active) or 0),
+        "detect": begin - fault,
+        "entry": entry - begin,
+        "reduced": reduced - begin,
+        "group": reduced - entry,
+    }
+    phases = split(marks, begin) if options.library != "torchrun" else {}
+    return result | {
+        "values": {name: in_ms(value) for name, value in values.items()},
+        "phases": {name: in_ms(value) for name, value in phases.items()},
+        "note": "",
+    }
+
+
+def detection(options: argparse.Namespace, marks: Sequence[Mark], fault: int) -> int:
+    """From when on a restart is possible: the fault, or the moment at which a silent rank was given up or came back."""
+    names = {"stop": "ended", "gil": "ended", "release": "released", "host": "abort"}
+    wanted = names.get(options.fault)
+    found = [mark.t for mark in marks if mark.name == wanted and (mark.rank == options.victim or wanted == "abort")]
+    return min(found, default=fault)
+
+
+def split(marks: Sequence[Mark], begin: int) -> dict[str, int]:
+    """How long each phase took; it ends when the last rank is through."""
+    phases: dict[str, int] = {}
+    for phase, name, iteration in PHASES:
+        times = [found.t for found in marks if (found.name, found.iteration) == (name, iteration)]
+        end = max(times, default=begin)
+        phases[phase] = max(end - begin, 0)
+        begin = max(end, begin)
+    return phases
+
+
+def explain(options: argparse.Namespace, job: Job, going_on: set[int], killed: list[int]) -> str:
+    """In plain words, for the table."""
+    if killed:
+        return f"kills healthy ranks {killed}"
+    texts = [str(found.fields["text"]) for found in job.marks if found.name == "raised"]
+    missing = sorted(rank for rank in going_on if last(job.marks, "reduced", 1, {rank}) is None)
+    if any(rank in job.codes for rank in missing):
+        return f"ranks {missing} end with an error" + (f": {texts[0]}" if texts else "")
+    return f"ranks {missing} do not go on within {options.limit:g} s"
+
+
+def in_ms(nanoseconds: int) -> float:
+    return round(nanoseconds / 1e6, 3)
+
+
+def run() -> None:
+    options = parser().parse_args()
+    if options.serve:
+        for line in sys.stdin:
+            output(**measure(parser().parse_args(shlex.split(line))))
+    elif options.in_rank:
+        rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        mark("call", rank, attempt)
+        body(options, rank, attempt)
+    else:
+        output(**measure(options))
+
+
+if __name__ == "__main__":
+    run()
