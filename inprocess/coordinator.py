@@ -41,6 +41,8 @@ from inprocess.protocol.rounds import decide_end, decide_start
 JOINING = -1
 #: exists from the moment everybody has joined
 JOINED_KEY = f"{JOINING}/next"
+#: whoever speaks for a dead member looks this often whether a round is complete (seconds)
+RECOUNT = 1.0
 #: what is older than this many iterations is deleted, except for the verdicts
 KEEP = 4
 
@@ -48,10 +50,10 @@ KEEP = 4
 # --- what a follower waits for, in this order --------------------------------------------------------------------
 
 
-def await_next(iteration: int) -> Verb[Decision]:
-    """Wait for the verdict of the end round."""
+def await_next(iteration: int, recounting: Sequence[int] | None = None) -> Verb[Decision]:
+    """Wait for the verdict of the end round. ``recounting``: see `_await`."""
     key = f"{iteration}/next"
-    return load_decision((yield Wait(key)), key)
+    return load_decision((yield from _await(key, iteration, recounting)), key)
 
 
 def await_rendezvous(iteration: int) -> Verb[str]:
@@ -65,10 +67,20 @@ def await_start(iteration: int) -> Verb[Start]:
     return load_start((yield Wait(key)), key)
 
 
-def await_outcome(iteration: int) -> Verb[Outcome]:
-    """Wait for the outcome."""
+def await_outcome(iteration: int, recounting: Sequence[int] | None = None) -> Verb[Outcome]:
+    """Wait for the outcome. ``recounting``: see `_await`."""
     key = f"{iteration}/outcome"
-    return load_outcome((yield Wait(key)), key)
+    return load_outcome((yield from _await(key, iteration, recounting)), key)
+
+
+def _await(key: str, iteration: int, recounting: Sequence[int] | None) -> Verb[bytes]:
+    """Wait for a key. With ``recounting``, a roster, look again and again whether a round is complete meanwhile."""
+    timeout = None if recounting is None else RECOUNT
+    while True:
+        found: bytes | None = yield Wait(key, timeout)
+        if found is not None:
+            return found
+        yield from recount(iteration, recounting or ())
 
 
 # --- the rounds ---------------------------------------------------------------------------------------------------
@@ -162,15 +174,19 @@ def interrupt(iteration: int, record: InterruptionRecord, abort: str = "") -> Ve
     """
     if abort:
         yield Claim(f"{iteration}/abort", abort)
-    number = yield Add(f"{iteration}/record#", 1)
-    if number <= MAX_RECORDS:
-        yield Set(f"{iteration}/record/{number}", dump(record))
+    yield from _note(iteration, record)
     key = f"{iteration}/outcome"
     outcome = load_outcome((yield Claim(key, dump(Outcome(completed=False, cause=record)))), key)
     if not outcome.completed:
         yield Claim(f"{iteration}/rendezvous", "-")  # whoever has not started yet wakes up
         yield Claim(f"{iteration}/start", dump(Start(go=False)))
     return not outcome.completed
+
+
+def _note(iteration: int, record: InterruptionRecord) -> Verb[None]:
+    number = yield Add(f"{iteration}/record#", 1)
+    if number <= MAX_RECORDS:
+        yield Set(f"{iteration}/record/{number}", dump(record))
 
 
 def finish(iteration: int, active_world_size: int, roster: Sequence[int]) -> Verb[None]:
@@ -205,8 +221,7 @@ def speak_for_dead(
             yield from interrupt(iteration, record)
         yield from _arrive(iteration, "start", member, dead, roster)
     else:
-        number = yield Add(f"{iteration}/record#", 1)
-        yield Set(f"{iteration}/record/{number}", dump(record))
+        yield from _note(iteration, record)
     yield from _arrive(iteration, "end", member, dead, roster)
 
 
@@ -254,13 +269,6 @@ def beat(member: int) -> Verb[int]:
 def read_beat(member: int) -> Verb[int]:
     """The heartbeat counter of another member; the observer judges it by its own clock."""
     return (yield Add(f"beat/{member}", 0))  # type: ignore[no-any-return]
-
-
-def is_declared_dead(iteration: int, member: int) -> Verb[bool]:
-    """Whether somebody spoke for this member in this iteration."""
-    key = f"{iteration}/end/{member}"
-    raw = yield Read(key)
-    return raw is not None and load_arrival(raw, key).kind is Kind.DEAD
 
 
 def gone(member: int, members: int) -> Verb[None]:

@@ -11,34 +11,20 @@ from dataclasses import dataclass, field
 from inprocess import coordinator
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.protocol.book import Book
-from inprocess.protocol.messages import load_decision, load_outcome
-from inprocess.protocol.ops import Now, Pause, Verb, Wait
-
-#: whoever speaks for a dead member looks this often whether a round is complete (seconds)
-RECOUNT = 1.0
+from inprocess.protocol.ops import Now, Pause, Verb
 
 
 def stand_in(book: Book, member: int, record: InterruptionRecord, by: str) -> Verb[None]:
     """Account for a dead member until it is off the roster or the job has ended. ``book`` is this verb's own."""
     while True:
-        yield from coordinator.speak_for_dead(book.iteration, book.roster, member, record, by)
-        if book.iteration > coordinator.JOINING:
-            key = f"{book.iteration}/outcome"
-            if load_outcome((yield from _await_recounting(key, book)), key).completed:
-                return
-        key = f"{book.iteration}/next"
-        decision = load_decision((yield from _await_recounting(key, book)), key)
+        iteration, roster = book.iteration, book.roster
+        yield from coordinator.speak_for_dead(iteration, roster, member, record, by)
+        if iteration > coordinator.JOINING and (yield from coordinator.await_outcome(iteration, roster)).completed:
+            return
+        decision = yield from coordinator.await_next(iteration, roster)
         book.apply(decision)
         if member not in book.roster or decision.abort:
             return
-
-
-def _await_recounting(key: str, book: Book) -> Verb[bytes]:
-    while True:
-        found: bytes | None = yield Wait(key, RECOUNT)
-        if found is not None:
-            return found
-        yield from coordinator.recount(book.iteration, book.roster)
 
 
 @dataclass

@@ -109,9 +109,6 @@ TRANSITIONS: dict[tuple[Phase, Event], Phase] = {
     (P.END, E.CUT_OFF): P.LEAVE,
 }
 
-#: phases in which the rank has begun its iteration: the abort ladder is needed to get it out
-ENTERED = frozenset({P.INITIALIZE, P.CHECK, P.RUN, P.FINISH})
-
 #: phases as small integers, for the board in shared memory
 CODES: dict[Phase, int] = {phase: code for code, phase in enumerate(Phase)}
 PHASES: dict[int, Phase] = {code: phase for phase, code in CODES.items()}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -119,7 +120,13 @@ def end_without_the_last(patch: Patch) -> None:
 
 def completed_is_ignored(patch: Patch) -> None:
     """Whoever speaks for a dead member waits for a next iteration also after ``completed``."""
-    patch.setattr(guardian, "load_outcome", lambda raw, key: Outcome(completed=False))
+    await_outcome = coordinator.await_outcome
+
+    def ignored(iteration: int, recounting: Sequence[int] | None = None) -> Verb[Outcome]:
+        outcome = yield from await_outcome(iteration, recounting)
+        return outcome if recounting is None else dataclasses.replace(outcome, completed=False)
+
+    patch.setattr(coordinator, "await_outcome", ignored)
 
 
 def frame_moves_on_no(patch: Patch) -> None:

@@ -121,8 +121,7 @@ def test_declared_dead_is_fenced(store: SimStore) -> None:
     for verb in (coordinator.start_round(first, rank(0, 2)), coordinator.end_round(first, alive(first))):
         with pytest.raises(Fenced, match="initial rank 0 was declared dead by monitor of rank 1"):
             do(store, verb)
-    assert do(store, coordinator.is_declared_dead(0, 0))
-    assert not do(store, coordinator.is_declared_dead(0, 1))
+    assert do(store, coordinator.missing(0, "end", first.roster)) == [1]
 
 
 def test_interrupt_wakes_everybody_once(store: SimStore) -> None:
