@@ -42,6 +42,10 @@ code, keeps the signal itself away. If the program replaced the Python handler, 
 as the main thread runs bytecode; the program's own handler still gets every signal that is not an interruption, and is
 back in its place in the end.
 
+The kernel keeps every single real-time signal until it is handled, up to RLIMIT_SIGPENDING for all processes of a user
+together, and refuses one more. It needs no such place for a signal to the process as a whole, which the main thread
+receives first.
+
 C code that neither returns nor answers signals (a collective, a kernel) is not reached by any of these: that is what
 ``abort`` is for, and after it the hard timeout. A greenlet other than the main one is not reached either: its frames
 are not connected to ours.
@@ -65,6 +69,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import os
 import signal
 import sys
 import threading
@@ -196,7 +201,10 @@ class Interrupter:
                 return
             if again:
                 ctypes.pythonapi.PyErr_SetInterruptEx(ctypes.c_int(self.signum))
-            signal.pthread_kill(self._main, self.signum)
+            try:
+                signal.pthread_kill(self._main, self.signum)
+            except BlockingIOError:  # the queue is full
+                os.kill(os.getpid(), self.signum)
 
     def _reinstall(self) -> None:
         if self._installed and signal.getsignal(self.signum) != self._handle:
@@ -298,9 +306,10 @@ class Gate:
 
     def _park(self, frame: FrameType | None) -> None:
         """In the handler."""
-        if frame is not None and frame.f_code.co_filename != logging.__file__ and self._is_inside(frame):
-            if self._abort_ends.acquire(timeout=PARK):
-                self._abort_ends.release()
+        if frame is None or frame.f_code.co_filename == logging.__file__ or not self._is_inside(frame):
+            return
+        if self._abort_ends.acquire(timeout=PARK):
+            self._abort_ends.release()
 
     def _may_raise(self, frame: FrameType | None) -> bool:
         """Whether the handler may raise; called by it, so it takes no lock and calls nothing that does."""

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import queue
+import resource
 import select
 import signal
 import socket
@@ -409,6 +410,16 @@ def test_blocked_signal(gate: Gate, interrupter: Interrupter) -> None:
     finally:
         interrupter.restore()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {interrupter.signum})
+
+
+def test_no_place_in_the_queue_of_signals(gate: Gate) -> None:
+    """All processes of a user share that queue, and a real-time signal without a place in it is refused."""
+    limits = resource.getrlimit(resource.RLIMIT_SIGPENDING)
+    resource.setrlimit(resource.RLIMIT_SIGPENDING, (0, limits[1]))
+    try:
+        assert run_interrupted(gate, BLOCKED["time.sleep"]) == Interrupted()
+    finally:
+        resource.setrlimit(resource.RLIMIT_SIGPENDING, limits)
 
 
 def test_handler_replaced_by_the_program(gate: Gate, interrupter: Interrupter) -> None:
