@@ -187,8 +187,8 @@ class AbortTorchDistributed(Abort):
         if groups:
             steps.append(("process groups", lambda: _abort_groups(groups)))
         steps.append(("torch's tables", lambda: _forget_groups(groups)))
-        # connections of a group that the main thread was just making
-        steps.append(("Gloo connections again", lambda: shutdown_gloo_connections(pairs)))
+        if _is_making_groups():  # it may have made connections meanwhile
+            steps.append(("Gloo connections again", lambda: shutdown_gloo_connections(pairs)))
         Ladder(steps, self.deadline).run()
         return state
 

@@ -26,6 +26,7 @@ from inprocess.exception import (
     TimeoutError,
 )
 from inprocess.hooks import Injector
+from inprocess.interpreter import interpreter
 from inprocess.interrupt import Interrupted, Raised, Returned
 from inprocess.job import Job
 from inprocess.options import Options
@@ -35,7 +36,6 @@ from inprocess.protocol.phases import TRANSITIONS, Event, Phase, next_phase
 from inprocess.rank_assignment import RankAssignmentCtx
 from inprocess.state import FrozenState, Mode, State
 from inprocess.store import PrefixStore, shut_connections
-from inprocess.switching import switch_interval
 
 log = logging.getLogger("inprocess")
 
@@ -122,7 +122,7 @@ class Loop:
     def run(self) -> Any:
         """Walk the table. Returns the function's value (None on a reserve rank), or raises."""
         try:
-            switch_interval.begin()
+            interpreter.begin()
             self._agents.open()
             while self._phase is not Phase.OUT:
                 self._agents.board.enter(self._phase)
@@ -156,7 +156,7 @@ class Loop:
         why = "" if self._leaving is None else _in_words(self._leaving)
         self._agents.close(how, cut=how == "failed" or self._quietly, why=why)
         held.end()
-        switch_interval.end()
+        interpreter.end()
         self._job.leave(self._book)
 
     def _cut_off(self) -> bool:
@@ -263,7 +263,7 @@ class Loop:
         return self._in_window(lambda: self._hook("health_check"), quit_on_exception=True)
 
     def _run(self) -> Event:
-        switch_interval.restore()
+        interpreter.relax()
         if self._is_reserve():
             return self._await_outcome(None)
         self._log_restart()
@@ -379,7 +379,11 @@ class Loop:
             self._state = hook(self._state)
 
     def _abort(self, iteration: int) -> None:
-        """The user's abort hook; in the MonitorThread, and once more in the main thread for what was made meanwhile."""
+        """End waits on the iteration's own store, then the abort hook; in the MonitorThread.
+
+        And once more in the main thread, for what was made meanwhile.
+        """
+        shut_connections(*self._rendezvous)
         if self._hooks.abort is None:
             return
         try:

@@ -14,11 +14,11 @@ from typing import Any
 
 from inprocess import clock, coordinator
 from inprocess.exception import InternalError, RankShouldRestart, RestartError, StoreLost
+from inprocess.interpreter import interpreter
 from inprocess.interrupt import Gate
 from inprocess.protocol.book import Book
 from inprocess.protocol.messages import BadMessage, Decision, Outcome, Start
 from inprocess.store import StoreSpec, connect, connections, drive, shut
-from inprocess.switching import switch_interval
 
 __all__ = ["Mailbox", "MonitorThread", "RankShouldRestart"]
 
@@ -206,7 +206,7 @@ class MonitorThread(threading.Thread):
             self._release_assignment()
         outcome: Outcome = drive(coordinator.await_outcome(iteration), store)
         if not outcome.completed:
-            switch_interval.shorten()
+            interpreter.hurry()
         self.mailbox.put("outcome", iteration, outcome)
         if outcome.completed:
             return False
@@ -220,7 +220,6 @@ class MonitorThread(threading.Thread):
         if gate is not None:
             gate.close_for_abort(_report_atomic)
             with gate.parked():
-                self._release()
                 self._abort(iteration)
             gate.interrupt_until_left(retry_after=self._retry_after, release=self._release)
         self.mailbox.put("aborted", iteration, True)

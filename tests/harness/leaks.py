@@ -5,6 +5,7 @@ Thread exits and closes done by C++ threads have no event to wait for, so `settl
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -100,6 +101,7 @@ def _handlers() -> dict[str, object]:
     found["sys.excepthook"] = sys.excepthook
     found["threading.excepthook"] = threading.excepthook
     found["switch interval"] = sys.getswitchinterval()
+    found["garbage collection"] = gc.isenabled()
     found["working directory"] = os.getcwd()
     return found
 

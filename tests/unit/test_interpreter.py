@@ -1,0 +1,70 @@
+"""During a restart threads switch fast and no garbage is collected; before and after, all is as the program set it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from inprocess.interpreter import SHORT, Interpreter
+
+OWN = 0.003
+
+
+@pytest.fixture(autouse=True)
+def own() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(OWN)
+    gc.enable()
+    yield
+    sys.setswitchinterval(before)
+    gc.enable()
+
+
+def state() -> tuple[float, bool]:
+    return pytest.approx(sys.getswitchinterval()), gc.isenabled()
+
+
+def test_in_a_hurry_between_interruption_and_entry() -> None:
+    interpreter = Interpreter()
+    interpreter.begin()
+    for _ in range(2):
+        interpreter.hurry()
+        interpreter.hurry()
+        assert state() == (SHORT, False)
+        interpreter.relax()
+        assert state() == (OWN, True)
+
+
+def test_a_late_thread_changes_nothing() -> None:
+    interpreter = Interpreter()
+    interpreter.hurry()
+    assert state() == (OWN, True)
+    interpreter.begin()
+    interpreter.hurry()
+    interpreter.end()
+    interpreter.hurry()
+    assert state() == (OWN, True)
+
+
+def test_what_the_program_sets_meanwhile_stays() -> None:
+    interpreter = Interpreter()
+    interpreter.begin()
+    interpreter.hurry()
+    sys.setswitchinterval(0.002)
+    gc.enable()
+    interpreter.end()
+    assert state() == (0.002, True)
+
+
+def test_what_the_program_had_set_stays() -> None:
+    sys.setswitchinterval(1e-6)
+    gc.disable()
+    interpreter = Interpreter()
+    interpreter.begin()
+    interpreter.hurry()
+    assert state() == (1e-6, False)
+    interpreter.end()
+    assert state() == (1e-6, False)
