@@ -310,15 +310,12 @@ class _Rendezvous:
 
     def offer(self, iteration: int, connection: Any) -> None:
         """Publish a server for this iteration, unless somebody else has done so or it is interrupted already."""
-        server = self._servers.pop(iteration, None) or self._spare or self._new()
-        self._spare = None if server is self._spare else self._spare
-        address = f"{self._host}:{server.port}"
-        stands = _drive(coordinator.publish_rendezvous(iteration, address), connection)
-        if stands == address:
-            self._servers[iteration] = server
-        elif self._spare is None:
-            self._spare = server
+        if iteration in self._servers:  # published while the iteration before was being aborted
+            return
         self._spare = self._spare or self._new()
+        address = f"{self._host}:{self._spare.port}"
+        if _drive(coordinator.publish_rendezvous(iteration, address), connection) == address:
+            self._servers[iteration], self._spare = self._spare, self._new()
 
     def close(self, iteration: int) -> None:
         """Shut the iteration's server down. Torch does that when the last reference goes."""
