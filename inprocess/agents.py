@@ -7,15 +7,16 @@ all of it back whatever happened; each step is tried even where another failed.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from inprocess import coordinator
 from inprocess.board import Board
-from inprocess.environment import Borrowed
+from inprocess.environment import Borrowed, Launch
 from inprocess.exception import OptionError, StoreLost
 from inprocess.interrupt import Interrupter
 from inprocess.job import Job
@@ -29,6 +30,10 @@ from inprocess.store import StoreSpec, TCPStore, connect, connect_to, drive, num
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+#: TCPStore's, here and in torch
+_TCP_ARGUMENTS = frozenset(
+    {"host_name", "port", "timeout", "is_master", "world_size", "wait_for_workers", "use_libuv", "multi_tenant"}
+)
 
 
 class Agents:
@@ -80,10 +85,6 @@ class Agents:
         """Carry out a verb in the calling thread."""
         return drive(verb, self._store)
 
-    def take(self, name: str, iteration: int, timeout: float | None) -> Any:
-        """A letter of the MonitorThread, see ``Mailbox.take``."""
-        return self.mailbox.take(name, iteration, timeout)
-
     def numeric(self, address: str) -> tuple[str, int]:
         """Host and port of an iteration's store server; ``@`` stands for the host of the base store."""
         host, _, port = address.rpartition(":")
@@ -125,11 +126,7 @@ class Agents:
 
     def _serves(self) -> bool:
         """Whether a monitor of this library serves the base store; otherwise it is torchrun's agent or the user's."""
-        return not self._spec.factory and not self._uses_agent()
-
-    def _uses_agent(self) -> bool:
-        launch = self._job.launch
-        return launch.agent_store and (self._spec.host, self._spec.port) == (launch.host, launch.port)
+        return not self._spec.factory and not _is_agents(self._spec.host, self._spec.port, self._job.launch)
 
     def _monitor_config(self) -> MonitorConfig:
         options = self._options
@@ -166,31 +163,43 @@ class Agents:
 
 def _store_spec(options: Options, job: Job) -> StoreSpec:
     """Which store the ranks agree through, in a form that the monitor process understands."""
+    if options.store_factory is None or options.store_factory is TCPStore:
+        return _tcp_spec(options.store_kwargs, job)
     factory, kwargs = options.store_factory, dict(options.store_kwargs)
-    if factory is None or factory is TCPStore:
-        known = {
-            "host_name",
-            "port",
-            "timeout",
-            "is_master",
-            "world_size",
-            "wait_for_workers",
-            "use_libuv",
-            "multi_tenant",
-        }
-        if unknown := sorted(set(kwargs) - known):
-            raise OptionError(f"store_kwargs: TCPStore has no argument {unknown[0]!r}; use host_name, port or timeout")
-        host, port = str(kwargs.get("host_name") or job.launch.host), int(kwargs.get("port") or job.launch.port)
-        if (host, port) == (job.launch.host, job.launch.port) and job.launch.agent_store:
-            return StoreSpec(host=host, port=port, prefix=job.prefix)
-        return StoreSpec(host=host, port=port, prefix=job.prefix, stale_key=job.stale_key)
     module, name = getattr(factory, "__module__", ""), getattr(factory, "__qualname__", "")
     if module in ("", "__main__") or not _importable(module, name, factory):
         raise OptionError(
             f"store_factory={factory!r} must be a class or function at the top level of an importable module other "
             "than the main script: the monitor process imports it by name"
         )
+    for key, value in kwargs.items():
+        _check_travels(key, value)
     return StoreSpec(factory=f"{module}:{name}", kwargs=kwargs, host=job.launch.host, prefix=job.prefix)
+
+
+def _tcp_spec(kwargs: Mapping[str, Any], job: Job) -> StoreSpec:
+    if unknown := sorted(set(kwargs) - _TCP_ARGUMENTS):
+        raise OptionError(f"store_kwargs: TCPStore has no argument {unknown[0]!r}; use host_name, port or timeout")
+    host, port = str(kwargs.get("host_name") or job.launch.host), int(kwargs.get("port") or job.launch.port)
+    stale_key = "" if _is_agents(host, port, job.launch) else job.stale_key
+    return StoreSpec(host=host, port=port, prefix=job.prefix, stale_key=stale_key)
+
+
+def _is_agents(host: str, port: int, launch: Launch) -> bool:
+    """Whether torchrun's agent serves this store."""
+    return launch.agent_store and (host, port) == (launch.host, launch.port)
+
+
+def _check_travels(key: str, value: object) -> None:
+    """The arguments reach the monitor process as JSON."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        raise OptionError(
+            f"store_kwargs: {key}={value!r} cannot travel to the monitor process as JSON: pass a string, a number, a "
+            "list or a dict, and let a store_factory of your own make anything else from it. A timeout is not needed: "
+            "the library sets its own before each wait"
+        ) from None
 
 
 def _importable(module: str, name: str, factory: Any) -> bool:

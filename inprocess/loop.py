@@ -425,7 +425,7 @@ class Loop:
         return self._agents.do(verb)
 
     def _take(self, name: str, iteration: int, timeout: float | None, overdue: Callable[[float], str]) -> Any:
-        letter = self._agents.take(name, iteration, timeout)
+        letter = self._agents.mailbox.take(name, iteration, timeout)
         if letter is None:
             assert timeout is not None
             raise TimeoutError(overdue(timeout))
