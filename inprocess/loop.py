@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from torch.distributed import DistError
+
 from inprocess import clock, coordinator
 from inprocess.abort import held, shutdown_gloo_connections, unfinished
 from inprocess.agents import Agents
@@ -225,7 +227,7 @@ class Loop:
         )
         try:
             self._proposed = self._hooks.assign(ctx).state.freeze()
-        except (RuntimeError, StoreLost):
+        except (DistError, StoreLost):
             # the iteration's store was shut down while the assignment talked over it?
             if (start := self._agents.mailbox.take("start", self._book.iteration, VERDICT)) and not start.go:
                 return Event.NO_START

@@ -35,6 +35,7 @@ def test_initialize_raises_a_base_exception(launch, rank):
         ("health_check", 0, ValueError),
         ("health_check", 0, HealthCheckError),
         ("rank_assignment", 1, ValueError),
+        ("rank_assignment", 1, RuntimeError),
         ("rank_assignment", 1, KeyboardInterrupt),
     ],
     ids=str,
