@@ -56,11 +56,6 @@ class Mailbox:
             self._failure = self._failure or error
             self._changed.notify_all()
 
-    def peek(self, name: str, iteration: int) -> Any:
-        """The letter, or None where it has not come yet."""
-        with self._changed:
-            return self._letters.get((name, iteration))
-
     def take(self, name: str, iteration: int, timeout: float | None = None) -> Any:
         """Wait for a letter; None after ``timeout`` seconds. Raises what the MonitorThread failed with."""
         deadline = None if timeout is None else clock.monotonic() + timeout
