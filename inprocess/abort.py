@@ -340,7 +340,9 @@ class Held:
     def end(self) -> None:
         """Let go of what is held and keep nothing more."""
         self._active = False
-        self._let_go().join(LET_GO)
+        thread = self._let_go()
+        if thread is not None:
+            thread.join(LET_GO)
 
     def connection(self, connection: socket.socket) -> None:
         """A connection that was just shut down."""
@@ -352,15 +354,15 @@ class Held:
         if self._active:
             self._groups += groups
             groups.clear()
-        else:
+        elif groups:
             _in_background(groups.clear)
 
-    def _let_go(self) -> threading.Thread:
+    def _let_go(self) -> threading.Thread | None:
         connections, self._connections = self._connections, []
         groups, self._groups = self._groups, []
         for connection in connections:
             connection.close()
-        return _in_background(groups.clear)
+        return _in_background(groups.clear) if groups else None
 
 
 def _in_background(action: Callable[[], object]) -> threading.Thread:
