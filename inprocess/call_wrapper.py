@@ -58,8 +58,8 @@ class CallWrapper:
         """This iteration's own store (a torch TCPStore client, connected on first use).
 
         It is empty at the start of each iteration, and the one that ``init_process_group()`` uses; pass it as
-        ``store=`` or keep small values in it. When the iteration is interrupted its server is shut down and waits on
-        it end with an error.
+        ``store=`` or keep small values in it. When the iteration is interrupted, each rank cuts its own connections
+        to it, so that waits on it end with an error. Its server goes after all ranks have left the function.
         """
         return self._make_store()
 
