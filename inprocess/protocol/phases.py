@@ -1,4 +1,4 @@
-"""The life of one rank as a table: phase x event -> next phase. Data only; the loop in ``call_wrapper`` walks it.
+"""The life of one rank as a table: phase x event -> next phase. Data only; ``loop.Loop`` walks it.
 
 Read it top down: the first block is an undisturbed call, the second one restart, the third the ways out.
 """
@@ -6,7 +6,6 @@ Read it top down: the first block is an undisturbed call, the second one restart
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
 
 
 class Phase(enum.Enum):
@@ -120,16 +119,3 @@ def next_phase(phase: Phase, event: Event) -> Phase:
         return TRANSITIONS[phase, event]
     except KeyError:
         raise LookupError(f"no transition from phase {phase.value!r} on event {event.value!r}") from None
-
-
-def rows() -> Iterator[tuple[str, str, str]]:
-    """The table as text: phase, event, next phase."""
-    for (phase, event), target in TRANSITIONS.items():
-        yield phase.value, event.value, target.value
-
-
-def diagram() -> str:
-    """The table as a Graphviz ``digraph``; the docs draw it."""
-    lines = ["digraph restart {", "  rankdir=LR;"]
-    lines += [f'  "{phase}" -> "{target}" [label="{event}"];' for phase, event, target in rows()]
-    return "\n".join([*lines, "}"])
