@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from inprocess import coordinator, store
@@ -246,3 +247,29 @@ def test_server_that_goes_away() -> None:
     with pytest.raises(StoreLost, match="Claim"):
         second(Claim("a", "2"))
     tcp.close()
+
+
+# --- what ours have more than torch's ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("theirs", [dist.Store, dist.TCPStore, dist.FileStore, dist.PrefixStore])
+def test_torch_has_no_methods_of_our_names(theirs: type) -> None:
+    """Its stores grow methods; one of ours that hid one of theirs would be called in its place."""
+    ours = [name for name in vars(store.StoreMixin) if not name.startswith("__")]
+    assert ours
+    assert not [name for name in ours if hasattr(theirs, name)]
+
+
+@pytest.mark.parametrize("kind", ["tcp", "prefix", "file"])
+def test_methods_of_our_own(kind: str, tmp_path: Path) -> None:
+    server = store.serve("127.0.0.1", 0)
+    own: Any = store.TCPStore("127.0.0.1", server.port, timedelta(seconds=20))
+    if kind == "prefix":
+        own = store.PrefixStore("call/3", own)
+    elif kind == "file":
+        own = store.FileStore(str(tmp_path / "store"))
+    assert own.inprocess_read("key") is None
+    assert own.inprocess_claim("key", "first") == b"first"
+    assert own.inprocess_claim("key", "second") == b"first"
+    assert own.inprocess_read("key") == own.get("key") == b"first"
+    del own  # before its server
