@@ -29,19 +29,6 @@ CEILING = 5.0  # seconds; a run that takes longer waited for something that shou
 
 
 @pytest.fixture
-def interrupter() -> Iterator[Interrupter]:
-    it = Interrupter()
-    it.install()
-    yield it
-    it.restore()
-
-
-@pytest.fixture
-def gate(interrupter: Interrupter) -> Gate:
-    return interrupter.new_gate()
-
-
-@pytest.fixture
 def eager() -> Iterator[None]:
     """Threads take turns as often as they can."""
     interval = sys.getswitchinterval()

@@ -6,7 +6,7 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 
 import pytest
 
@@ -14,19 +14,6 @@ from inprocess.exception import RankShouldRestart
 from inprocess.interrupt import Gate, Interrupted, Interrupter, Raised, Returned
 
 CEILING = 5.0
-
-
-@pytest.fixture
-def interrupter() -> Iterator[Interrupter]:
-    it = Interrupter()
-    it.install()
-    yield it
-    it.restore()
-
-
-@pytest.fixture
-def gate(interrupter: Interrupter) -> Gate:
-    return interrupter.new_gate()
 
 
 def test_abort_waits_for_the_section_and_is_told_who_holds_it(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:

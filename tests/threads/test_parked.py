@@ -5,21 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 
-import pytest
-
 from inprocess import interrupt
-from inprocess.interrupt import Gate, Interrupted, Interrupter, Returned
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    interrupter = Interrupter()
-    interrupter.install()
-    yield interrupter.new_gate()
-    interrupter.restore()
+from inprocess.interrupt import Gate, Interrupted, Returned
 
 
 class Abort(threading.Thread):
