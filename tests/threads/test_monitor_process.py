@@ -300,6 +300,22 @@ def test_one_that_makes_progress_but_swallows_the_interruption_is_killed(base: B
     assert stuck.ended() == -signal.SIGTERM
 
 
+def serving(rank: Make) -> tuple[Rank, int, int]:
+    """A rank of two whose monitor serves the store: the rank, its monitor and the port."""
+    host = rank(members=2, store=store.StoreSpec(prefix="c").to_json(), serve_port=0)
+    monitor = host.start()
+    return host, monitor, host.do("answer = monitor.wait_serving(30)")
+
+
+def complete_call(port: int) -> Any:
+    """The test plays both members of a call that completes; answers its connection."""
+    connection = store.connect(store.StoreSpec(port=port, prefix="c"), SOON)
+    for member in (0, 1):
+        store.drive(coordinator.join(Book.founder(member, (0, 1), 2), f"test {member}"), connection)
+    store.drive(coordinator.finish(0, 1, (0, 1)), connection)
+    return connection
+
+
 # --- the store and the others ---------------------------------------------------------------------------------------
 
 
@@ -317,9 +333,7 @@ def test_a_member_without_heartbeats_is_declared_dead(base: Base, rank: Make) ->
 
 
 def test_a_rank_that_cannot_be_heard_is_killed_before_the_others_go_on(rank: Make) -> None:
-    host = rank(members=2, store=store.StoreSpec(prefix="c").to_json(), serve_port=0)
-    host_monitor = host.start()
-    port = host.do("answer = monitor.wait_serving(30)")
+    _, host_monitor, port = serving(rank)
     cut_off = rank(member=1, store=store.StoreSpec(port=port, prefix="c").to_json(), heartbeat_timeout=1.0)
     cut_off.start()
     cut_off.do("from inprocess.board import LEASE")
@@ -330,9 +344,7 @@ def test_a_rank_that_cannot_be_heard_is_killed_before_the_others_go_on(rank: Mak
 
 
 def test_a_lost_store_is_reported_and_the_rank_may_leave_by_itself(rank: Make) -> None:
-    host = rank(members=2, store=store.StoreSpec(prefix="c").to_json(), serve_port=0)
-    host_monitor = host.start()
-    port = host.do("answer = monitor.wait_serving(30)")
+    _, host_monitor, port = serving(rank)
     other = rank(member=1, store=store.StoreSpec(port=port, prefix="c").to_json(), iteration=0)
     monitor = other.start()
     os.kill(host_monitor, signal.SIGKILL)
@@ -344,9 +356,7 @@ def test_a_lost_store_is_reported_and_the_rank_may_leave_by_itself(rank: Make) -
 
 
 def test_a_rank_that_does_not_leave_without_a_store_is_killed(rank: Make) -> None:
-    host = rank(members=2, store=store.StoreSpec(prefix="c").to_json(), serve_port=0)
-    host_monitor = host.start()
-    port = host.do("answer = monitor.wait_serving(30)")
+    _, host_monitor, port = serving(rank)
     other = rank(
         member=1,
         store=store.StoreSpec(port=port, prefix="c").to_json(),
@@ -439,13 +449,8 @@ def test_a_rank_that_failed_is_spoken_for_with_its_reason(base: Base, rank: Make
 
 
 def test_the_host_s_monitor_stays_until_nobody_needs_the_store(rank: Make) -> None:
-    host = rank(members=2, store=store.StoreSpec(prefix="c").to_json(), serve_port=0)
-    monitor = host.start()
-    port = host.do("answer = monitor.wait_serving(30)")
-    connection = store.connect(store.StoreSpec(port=port, prefix="c"), SOON)
-    for member in (0, 1):
-        store.drive(coordinator.join(Book.founder(member, (0, 1), 2), f"test {member}"), connection)
-    store.drive(coordinator.finish(0, 1, (0, 1)), connection)
+    host, monitor, port = serving(rank)
+    connection = complete_call(port)
     answer = host.do("monitor.bye('completed'); answer = list(monitor_process._lingering)")
     assert answer == [monitor]
     store.drive(coordinator.gone(1, 2), connection)
@@ -455,13 +460,8 @@ def test_the_host_s_monitor_stays_until_nobody_needs_the_store(rank: Make) -> No
 
 
 def test_the_host_of_the_next_call_waits_for_the_port(rank: Make) -> None:
-    host = rank(members=2, store=store.StoreSpec(prefix="c").to_json(), serve_port=0)
-    first = host.start()
-    port = host.do("answer = monitor.wait_serving(30)")
-    connection = store.connect(store.StoreSpec(port=port, prefix="c"), SOON)
-    for member in (0, 1):
-        store.drive(coordinator.join(Book.founder(member, (0, 1), 2), f"test {member}"), connection)
-    store.drive(coordinator.finish(0, 1, (0, 1)), connection)
+    host, first, port = serving(rank)
+    connection = complete_call(port)
     host.do("monitor.bye('completed')")
     host.do(f"monitor_process._lingering[{first}] = {port}")
     host.do(f"import dataclasses; config = dataclasses.replace(monitor.config, serve_port={port})")
