@@ -153,9 +153,9 @@ def _decide_start(iteration: int, arrivals: dict[int, Arrival]) -> Verb[None]:
 
 
 def _decide_end(iteration: int, arrivals: dict[int, Arrival]) -> Verb[None]:
-    count = yield Add(f"{iteration}/record#", 0)
-    records = []
-    for number in range(1, min(count, MAX_RECORDS) + 1):
+    records = yield from _cause(iteration)
+    count = len(records) + (yield Add(f"{iteration}/record#", 0))
+    for number in range(1, min(count - len(records), MAX_RECORDS) + 1):
         key = f"{iteration}/record/{number}"
         raw = yield Read(key)  # None: its writer died between counting and writing; its monitor wrote another
         records += [] if raw is None else [load_record(raw, key)]
@@ -164,23 +164,33 @@ def _decide_end(iteration: int, arrivals: dict[int, Arrival]) -> Verb[None]:
     yield Claim(f"{iteration}/next", dump(decision))
 
 
+def _cause(iteration: int) -> Verb[list[InterruptionRecord]]:
+    key = f"{iteration}/outcome"
+    raw = yield Read(key)
+    cause = None if raw is None else load_outcome(raw, key).cause
+    return [] if cause is None else [cause]
+
+
 # --- the outcome --------------------------------------------------------------------------------------------------
 
 
 def interrupt(iteration: int, record: InterruptionRecord, abort: str = "") -> Verb[bool]:
-    """Record why, then propose ``interrupted``. False: everybody had finished, so it does not count any more.
+    """Propose ``interrupted``. False: everybody had finished, so it does not count any more.
 
-    ``abort``: everybody leaves the job, for this reason.
+    The outcome carries the reason of whoever is first, in one operation, for which the others wait; the reasons of
+    those that come later are noted beside it. ``abort``: everybody leaves the job, for this reason.
     """
     if abort:
         yield Claim(f"{iteration}/abort", abort)
-    yield from _note(iteration, record)
-    key = f"{iteration}/outcome"
-    outcome = load_outcome((yield Claim(key, dump(Outcome(completed=False, cause=record)))), key)
-    if not outcome.completed:
-        yield Claim(f"{iteration}/rendezvous", "-")  # whoever has not started yet wakes up
-        yield Claim(f"{iteration}/start", dump(Start(go=False)))
-    return not outcome.completed
+    key, proposal = f"{iteration}/outcome", dump(Outcome(completed=False, cause=record)).encode()
+    found = yield Claim(key, proposal.decode())
+    if load_outcome(found, key).completed:
+        return False
+    if found != proposal:
+        yield from _note(iteration, record)
+    yield Claim(f"{iteration}/rendezvous", "-")  # whoever has not started yet wakes up
+    yield Claim(f"{iteration}/start", dump(Start(go=False)))
+    return True
 
 
 def _note(iteration: int, record: InterruptionRecord) -> Verb[None]:

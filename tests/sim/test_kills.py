@@ -21,7 +21,7 @@ def moments(calm: Scenario, target: str, members: Iterable[int]) -> Iterator[Sce
     world = sim.run(calm)
     for member in members:
         process = (world.monitors if target == "monitor" else world.training)[member]
-        assert process.operations > 10
+        assert process.operations >= 10
         for op in range(1, process.operations + 1):
             for after in (False, True):
                 yield dataclasses.replace(calm, faults=(*calm.faults, Kill(member, target, op, after)))

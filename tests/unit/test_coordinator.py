@@ -130,7 +130,7 @@ def test_interrupt_wakes_everybody_once(store: SimStore) -> None:
     assert outcome(store).cause == RECORD
     assert not start(store).go
     assert store.data["0/rendezvous"] == b"-"
-    assert store.data["0/record#"] == b"2"
+    assert store.data["0/record#"] == b"1"  # the first one is in the outcome
 
 
 def test_interrupt_after_completed_changes_nothing(store: SimStore) -> None:
@@ -203,8 +203,8 @@ def test_entry_is_written_before_it_is_counted(store: SimStore) -> None:
 
 
 def test_records_beyond_the_cap_are_counted_only(store: SimStore) -> None:
-    for _ in range(MAX_RECORDS + 5):
-        do(store, coordinator.interrupt(0, RECORD))
+    for number in range(MAX_RECORDS + 5):
+        do(store, coordinator.interrupt(0, InterruptionRecord(number, Interruption.EXCEPTION)))
     book = books(1)[0]
     do(store, coordinator.end_round(book, alive(book)))
     assert (len(following(store).records), following(store).record_count) == (MAX_RECORDS, MAX_RECORDS + 5)
@@ -213,11 +213,22 @@ def test_records_beyond_the_cap_are_counted_only(store: SimStore) -> None:
 
 def test_record_whose_writer_died(store: SimStore) -> None:
     """It counted and did not write: the others' records are there."""
-    do(store, coordinator.interrupt(0, RECORD), steps=1)
+    second, third = (InterruptionRecord(number, Interruption.EXCEPTION) for number in (2, 3))
+    do(store, coordinator.interrupt(0, RECORD))
+    do(store, coordinator.interrupt(0, second), steps=2)
+    do(store, coordinator.interrupt(0, third))
+    book = books(1)[0]
+    do(store, coordinator.end_round(book, alive(book)))
+    assert following(store).records == (RECORD, third)
+
+
+def test_said_again_in_the_same_words_counts_once(store: SimStore) -> None:
+    """As by two that speak for the same dead member."""
+    do(store, coordinator.interrupt(0, RECORD))
     do(store, coordinator.interrupt(0, RECORD))
     book = books(1)[0]
     do(store, coordinator.end_round(book, alive(book)))
-    assert following(store).records == (RECORD,)
+    assert (following(store).records, following(store).record_count) == ((RECORD,), 1)
 
 
 def test_first_address_stands(store: SimStore) -> None:
