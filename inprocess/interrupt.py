@@ -237,7 +237,8 @@ class Gate:
 
         Once an interruption or an abort has begun, whatever the function raises counts as `Interrupted`. Exceptions: a
         RestartAbort or a KeyboardInterrupt is the user's at all times, and so is SystemExit unless it is the answer to
-        the interruption (``except BaseException: sys.exit(1)``). A normal return is `Returned`, however late.
+        the interruption (``except BaseException: sys.exit(1)``); also where the interruption hits one of them on its
+        way out. A normal return is `Returned`, however late.
         """
         try:
             if self.interrupting or self.atomic.closed:
@@ -296,6 +297,8 @@ class Gate:
         return fn(*args, **kwargs)
 
     def _judge(self, error: BaseException) -> Outcome:
+        if isinstance(error, RankShouldRestart):
+            error = _under_way(error)
         if not (self.interrupting or self.atomic.closed) or isinstance(error, RestartAbort | KeyboardInterrupt):
             return Raised(error)
         if isinstance(error, SystemExit) and not _answers_interruption(error):
@@ -524,19 +527,33 @@ def _in_main_thread(fn: Callable[[], None]) -> None:
             _pending.clear()
 
 
-# --- words --------------------------------------------------------------------------------------------------------
+# --- judging ------------------------------------------------------------------------------------------------------
+
+
+def _under_way(interruption: BaseException) -> BaseException:
+    """The user's own exit that the interruption hit on its way out, in a `finally` block, or the interruption."""
+    for error in _chain(interruption):
+        if isinstance(error, RestartAbort | KeyboardInterrupt | SystemExit):
+            return error
+    return interruption
 
 
 def _answers_interruption(error: BaseException) -> bool:
     """Whether `error` was raised while RankShouldRestart was being handled."""
+    return any(isinstance(cause, RankShouldRestart) for cause in _chain(error))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception and those that were being handled, or under way, when it was raised; the latest first."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
-        if isinstance(cause, RankShouldRestart):
-            return True
+        yield cause
         seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__
-    return False
+
+
+# --- words --------------------------------------------------------------------------------------------------------
 
 
 def _in_words(error: BaseException) -> str:

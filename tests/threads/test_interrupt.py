@@ -249,6 +249,20 @@ def test_abort_and_ctrl_c_stay_the_users(gate: Gate, error: BaseException) -> No
     assert outcome.exception is error
 
 
+@pytest.mark.parametrize("error", [RestartAbort("enough"), KeyboardInterrupt(), SystemExit(3)])
+def test_leaving_that_is_hit_on_its_way_out_stays_the_users(gate: Gate, error: BaseException) -> None:
+    def fn(go: Go) -> None:
+        try:
+            raise error
+        finally:
+            go()
+            spin()
+
+    outcome = run_interrupted(gate, fn)
+    assert isinstance(outcome, Raised)
+    assert outcome.exception is error
+
+
 def test_exit_of_its_own_stays_the_users(gate: Gate) -> None:
     gate_closed = threading.Event()
 
