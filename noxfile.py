@@ -1,4 +1,4 @@
-"""Everything CI does, one session each: `nox` runs all but the soak, `nox -s tests` one of them. Plain venv and pip.
+"""Everything CI does, one session each: `nox` runs all but soak and bench, `nox -s tests` one. Plain venv and pip.
 
 The pins are those of constraints.txt, so a run here and a run elsewhere use the same versions.
 """
@@ -52,3 +52,10 @@ def soak(session: nox.Session) -> None:
     install(session, "-e", ".[test]")
     amounts = session.posargs or ["--seeds", "5000", "--restarts", "200"]
     session.run("python", "-m", "tests.soak", *amounts)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Long: restarts and costs beside other libraries, each in an environment of its own; see docs/performance.md."""
+    install(session, "-e", ".[bench]")
+    session.run("python", "-m", "benchmarks", *session.posargs)

@@ -17,12 +17,12 @@ from typing import Any
 
 from benchmarks import peers, report
 from benchmarks.job import ENVIRONMENT, here
-from benchmarks.plan import CASES, GOODPUT, Case, Contender
+from benchmarks.plan import CASES, GOODPUT, HANG, Case, Contender
 
 #: attempts of a contender that does not go on
 ATTEMPTS_OF_STUCK = 3
 #: whole minutes of training are rarer
-ATTEMPTS_OF_GOODPUT = 3
+ATTEMPTS_OF_GOODPUT = 2
 
 
 class Scripts:
@@ -39,7 +39,7 @@ class Scripts:
         if script == "restart" and "torchrun" not in arguments:
             return self._ask(python, arguments)
         if script == "torchft_restart":
-            arguments = [*shlex.split(contender.arguments), "--victim", "1"]
+            arguments = [*shlex.split(contender.arguments), "--victim", "1", "--limit", str(HANG)]
         if case in GOODPUT:
             arguments += ["--seed", "0" if contender.name == "no library" else str(seed)]
         command = [python, "-W", "ignore", "-m", f"benchmarks.{script}", *arguments]

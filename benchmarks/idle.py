@@ -12,7 +12,6 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -24,6 +23,8 @@ RANKS = 2
 #: what starting up leaves to be done is over (seconds)
 SETTLE = 2.0
 SYS_PIDFD_GETFD = 438
+#: the clock of another process, see clock_getcpuclockid(3)
+CPUCLOCK_SCHED = 2
 #: places in Linux' struct tcp_info
 BYTES_RECEIVED, DATA_SEGMENTS_IN = 128, 152
 
@@ -37,14 +38,8 @@ def main(options: argparse.Namespace, rank: int) -> None:
 
 
 def processor_time(pid: int) -> float:
-    """Seconds that all threads of a process have run, in nanosecond resolution."""
-    total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        try:
-            total += int((task / "schedstat").read_text().split()[0])
-        except FileNotFoundError:  # a thread that has ended
-            continue
-    return total / 1e9
+    """Seconds that a process has run, threads that have ended included, to the nanosecond."""
+    return time.clock_gettime((~pid << 3) | CPUCLOCK_SCHED)
 
 
 def requests(pids: list[int]) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import select
@@ -157,6 +158,9 @@ def _child(main: Callable[[int], None], rank: int, world_size: int, port: int) -
     os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1")
     code = 1
     try:
+        # as in a program that has trained for a while: no collection is due soon after the start; and since this one
+        # writes to all pages, a later one need not copy them, and takes as long as in a process that was not forked
+        gc.collect()
         main(rank)
         code = 0
     except BaseException as error:

@@ -7,13 +7,20 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-#: what pip installs, without the dependencies these packages name: some would bring another torch
-PEERS = {
-    "nvrx": ["nvidia-resiliency-ext==0.4.1", "packaging", "PyYAML", "defusedxml", "nvidia-ml-py", "pynvml"],
-    "torchft": ["torchft-nightly"],
+#: installed without the dependencies they name: some would bring another torch
+PACKAGES = {
+    "nvrx": "nvidia-resiliency-ext==0.4.1",
+    "torchft": "torchft-nightly==2026.10.26",
 }
-#: with their dependencies
-COMMON = ["psutil"]
+#: what they need of their dependencies
+NEEDS = {
+    "nvrx": ["packaging==26.3", "PyYAML==6.0.3", "defusedxml==0.7.1", "nvidia-ml-py==13.615.71", "pynvml==13.0.1"],
+    "torchft": [
+        "opentelemetry-api==1.45.2",
+        "opentelemetry-sdk==1.45.2",
+        "opentelemetry-exporter-otlp-proto-http==1.45.2",
+    ],
+}
 
 
 def python(folder: Path, name: str) -> Path:
@@ -25,9 +32,10 @@ def python(folder: Path, name: str) -> Path:
         print(f"installing {name} into {folder / name}", flush=True)
         run = [sys.executable, "-m", "venv", "--clear", str(folder / name)]
         subprocess.run(run, check=True)
-        torch = "torch==" + version("torch").partition("+")[0]
+        same = [f"{package}=={version(package).partition('+')[0]}" for package in ("torch", "psutil")]
         pip = [str(found), "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, torch, *COMMON], check=True)
-        subprocess.run([*pip, "--no-deps", *PEERS[name]], check=True)
+        subprocess.run([*pip, *same], check=True)
+        subprocess.run([*pip, *NEEDS[name]], check=True)
+        subprocess.run([*pip, "--no-deps", PACKAGES[name]], check=True)
         (folder / name / "ready").touch()
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 #: seconds after which an attempt counts as one that does not go on
-HANG = 20
+HANG = 15
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class Contender:
     """A library with a setting."""
 
     name: str
-    #: the environment it runs in: "" is this one, otherwise one of `peers.PEERS`
+    #: the environment it runs in: "" is this one, otherwise one of `peers.PACKAGES`
     peer: str
     arguments: str
     script: str = ""
@@ -41,8 +41,6 @@ class Case:
     contenders: tuple[Contender, ...] = (OURS,)
     #: those that do not go on by themselves here: three attempts are enough to say so
     stuck: tuple[Contender, ...] = ()
-    #: unit and digits of the values
-    unit: str = "ms"
 
 
 PEERS = (NVRX, NVRX_TUNED)
@@ -59,66 +57,49 @@ def exceptions() -> list[Case]:
     for size in (2, 4, 8):
         targets = {"entry": 25.0, "reduced": 40.0} if size < 8 else {"entry": 80.0}
         for where, words in WAITS.items():
-            arguments = f"--world-size {size} --fault raise --where {where}"
-            contenders, stuck = [OURS], []
-            if where == "loop":
-                contenders += [*PEERS, *((TORCHRUN,) if size == 4 else ())]
-            elif size == 4:
-                stuck += PEERS
-                arguments += f" --limit {HANG}"
-            cases.append(
-                Case(
-                    "restart_exception",
-                    f"{size} ranks, in {words}",
-                    "restart",
-                    arguments,
-                    targets,
-                    tuple(contenders),
-                    tuple(stuck),
-                )
+            contenders = (
+                {2: (OURS, *PEERS), 4: (OURS, *PEERS, TORCHRUN), 8: (OURS,)}[size] if where == "loop" else (OURS,)
             )
+            stuck = PEERS if size == 4 and where != "loop" else ()
+            arguments = f"--world-size {size} --fault raise --where {where} --limit {HANG}"
+            label = f"{size} ranks, in {words}"
+            cases.append(Case("restart_exception", label, "restart", arguments, targets, contenders, stuck))
     return cases
 
 
-def kills() -> list[Case]:
-    def case(
-        label: str,
-        arguments: str,
-        contenders: tuple[Contender, ...] = (OURS,),
-        stuck: tuple[Contender, ...] = (),
-        limit: float = 60.0,
-    ) -> Case:
-        return Case(
-            "restart_kill", label, "restart", f"{arguments} --limit {HANG}", {"entry": limit}, contenders, stuck
-        )
+def _kill(
+    label: str, arguments: str, contenders: tuple[Contender, ...] = (OURS,), stuck: tuple[Contender, ...] = ()
+) -> Case:
+    targets = {"entry": 60.0}
+    return Case("restart_kill", label, "restart", f"{arguments} --limit {HANG}", targets, contenders, stuck)
 
-    return [
-        case("SIGKILL of rank 1, in a Python loop", "--fault kill --victim 1", (OURS, *PEERS)),
-        case("SIGKILL of rank 0, in a Python loop", "--fault kill --victim 0", (OURS,), PEERS),
-        case("SIGKILL of rank 0, in an all-reduce", "--fault kill --victim 0 --where allreduce", (OURS,), PEERS),
-        case("SIGKILL of rank 1, in an all-reduce", "--fault kill --victim 1 --where allreduce",
-             (OURS, *PEERS, TORCHRUN, TORCHFT, TORCHFT_TUNED)),
-        case("SIGKILL of rank 2, in an all-reduce", "--fault kill --victim 2 --where allreduce"),
-        case("SIGKILL of rank 3, in an all-reduce", "--fault kill --victim 3 --where allreduce"),
-        case("host of rank 3 lost, in an all-reduce", "--fault host --victim 3 --where allreduce"),
-        case("SIGSTOP of rank 1, released, in an all-reduce", "--fault release --where allreduce", (OURS,), PEERS),
-        case("SIGSTOP of rank 1, released, in a Python loop", "--fault release --where loop"),
-        case("SIGSTOP of rank 1 for ever, in an all-reduce", "--fault stop --where allreduce", (OURS,), PEERS),
-        case("rank 1 hangs with the GIL held, in an all-reduce", "--fault gil --where allreduce", (OURS,), PEERS),
-    ]  # fmt: skip
 
+KILLS = [
+    _kill("SIGKILL of rank 1, in a Python loop", "--fault kill --victim 1", (OURS, *PEERS)),
+    _kill("SIGKILL of rank 0, in a Python loop", "--fault kill --victim 0", (OURS,), PEERS),
+    _kill("SIGKILL of rank 0, in an all-reduce", "--fault kill --victim 0 --where allreduce", (OURS,), PEERS),
+    _kill("SIGKILL of rank 1, in an all-reduce", "--fault kill --victim 1 --where allreduce",
+          (OURS, TORCHRUN, TORCHFT, TORCHFT_TUNED), PEERS),
+    _kill("SIGKILL of rank 2, in an all-reduce", "--fault kill --victim 2 --where allreduce"),
+    _kill("SIGKILL of rank 3, in an all-reduce", "--fault kill --victim 3 --where allreduce"),
+    _kill("host of rank 3 lost, in an all-reduce", "--fault host --victim 3 --where allreduce"),
+    _kill("host of rank 0 lost, in an all-reduce", "--fault host --victim 0 --where allreduce", (), (OURS,)),
+    _kill("SIGSTOP of rank 1, released, in an all-reduce", "--fault release --where allreduce", (OURS,), PEERS),
+    _kill("SIGSTOP of rank 1, released, in a Python loop", "--fault release --where loop"),
+    _kill("SIGSTOP of rank 1 for ever, in an all-reduce", "--fault stop --where allreduce", (OURS,), PEERS),
+    _kill("rank 1 hangs with the GIL held, in an all-reduce", "--fault gil --where allreduce", (OURS,), PEERS),
+]  # fmt: skip
 
 OTHERS = [
     Case("restart_hot_spare", "1 of 3 active ranks killed, 1 spare, in an all-reduce", "restart",
          f"--spares 1 --fault kill --where allreduce --limit {HANG}", {"entry": 60.0}, (OURS, *PEERS)),
-    Case("steady_state", "idle rank", "idle", "", {"percent": 0.2}, (OURS, *PEERS), unit=""),
-    Case("steady_state", "2 ms step with ping() and atomic()", "step", "", {"median_percent": 0.5}, (OURS, NVRX),
-         unit="%"),
-    Case("calls", "ping and atomic", "calls", "", {"ping_wall": 300.0, "atomic_wall": 1500.0}, (OURS, NVRX), unit="ns"),
+    Case("steady_state", "idle rank", "idle", "", {"percent": 0.2}, (OURS, NVRX)),
+    Case("steady_state", "2 ms step with ping() and atomic()", "step", "", {"median_percent": 0.5}, (OURS, NVRX)),
+    Case("calls", "ping and atomic", "calls", "", {"ping_wall": 300.0, "atomic_wall": 1500.0}, (OURS, NVRX)),
 ]  # fmt: skip
 
 GOODPUT = [
-    Case("goodput", "60 s of training, a fault every 5 s", "goodput", "", {}, (PLAIN, OURS, *PEERS, TORCHRUN), unit=""),
+    Case("goodput", "60 s of training, a fault every 5 s", "goodput", "", {}, (PLAIN, OURS, *PEERS, TORCHRUN)),
 ]
 
-CASES = [*exceptions(), *kills(), *OTHERS, *GOODPUT]
+CASES = [*exceptions(), *KILLS, *OTHERS, *GOODPUT]

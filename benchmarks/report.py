@@ -99,7 +99,7 @@ def rows(results: Results, cases: Sequence[Case]) -> list[list[str]]:
 
 def ratio(ours: Mapping[str, Any] | None, entry: Mapping[str, Any], name: str) -> str:
     here, there = median(ours, name), median(entry, name) or median(entry, "reduced")
-    if entry is ours or not here or not there:
+    if entry is ours or not here or not there or name.endswith("_percent"):
         return ""
     if name == "entry" and not median(entry, name):
         here = median(ours, "reduced") or here
@@ -177,7 +177,8 @@ def write(results: Results, folder: Path) -> None:
     """Tables and picture for the documentation."""
     folder.mkdir(exist_ok=True)
     (folder / "tables.md").write_text(tables(results))
-    picture(results, folder / "restart.svg")
+    if any(_phases_of(results, case) for case in CASES):
+        picture(results, folder / "restart.svg")
 
 
 def picture(results: Results, path: Path) -> None:

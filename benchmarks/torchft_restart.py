@@ -3,7 +3,7 @@
 What is timed: each replica is one process (a replica group of world size 1) that repeats quorum, about two
 milliseconds of Python work, an all-reduce on Gloo and the vote to commit. After ``--steps`` committed steps of all
 replicas together, the victim takes part in one more quorum and sends itself SIGKILL where the others go into the
-all-reduce. ``reduced_ms`` runs from the kill until the last survivor has committed its first step whose all-reduce
+all-reduce. ``reduced`` runs from the kill until the last survivor has committed its first step whose all-reduce
 result is that of all survivors.
 
 torchft does not call a function again: the failed step is not committed, and the loop goes on with the next quorum. So
@@ -224,7 +224,7 @@ def main() -> None:
     lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=MIN_REPLICAS, **setting.lighthouse)
     try:
         plan = Plan(options.world_size, options.victim, options.steps, setting, lighthouse.address())
-        values["reduced_ms"], note = measure(plan, options.limit)
+        values["reduced"], note = measure(plan, options.limit)
     except (Failed, OSError) as error:
         note = str(error)
     finally:
