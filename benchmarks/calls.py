@@ -1,19 +1,26 @@
 """What `ping()` and `atomic()` cost: nanoseconds per call, and of processor time in all threads of the process.
 
+Also, as the unit of what a restart is made of: a round trip to a torch TCPStore server in another process.
+
 ``python -m benchmarks.calls --library inprocess`` prints one line of JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
+
+import torch.distributed as dist
 
 from benchmarks import libraries
 from benchmarks.job import Job, free_port, mark, output
 
 CALLS = 200_000
+ROUND_TRIPS = 3000
 
 
 def main(options: argparse.Namespace, rank: int) -> None:
@@ -22,6 +29,7 @@ def main(options: argparse.Namespace, rank: int) -> None:
         for name, loop in (("ping", ping), ("atomic", atomic)):
             wall, cpu = per_call(loop, call)
             mark(name, rank, 0, wall=wall, cpu=cpu)
+        mark("store", rank, 0, wall=round_trip())
 
     libraries.wrap(options.library, options.setting, rank, body, {})()
 
@@ -32,6 +40,17 @@ def per_call(loop: Callable[[libraries.Call, int], None], call: libraries.Call) 
     bare, bare_cpu = timed(lambda: empty(CALLS))
     full, full_cpu = timed(lambda: loop(call, CALLS))
     return (full - bare) / CALLS, (full_cpu - bare_cpu) / CALLS
+
+
+def round_trip() -> float:
+    """Nanoseconds, the median."""
+    store = dist.TCPStore("127.0.0.1", int(os.environ["BENCHMARK_STORE"]), is_master=False)
+    took = []
+    for _ in range(ROUND_TRIPS):
+        begin = time.perf_counter_ns()
+        store.add("round-trip", 1)
+        took.append(time.perf_counter_ns() - begin)
+    return statistics.median(took)
 
 
 def timed(action: Callable[[], None]) -> tuple[int, int]:
@@ -60,14 +79,14 @@ def atomic(call: libraries.Call, count: int) -> None:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     with Job(1) as job:
-        job.start(lambda rank: main(options, rank), free_port())
-        job.wait(lambda marks: {found.name for found in marks} >= {"ping", "atomic"}, 60)
+        job.start(lambda rank: main(options, rank), free_port(), peer_store=True)
+        job.wait(lambda marks: any(found.name == "store" for found in marks), 60)
         job.let_end()
         values = {
-            f"{found.name}_{kind}": round(found.fields[kind], 1)
+            f"{found.name}_{kind}": round(value, 1)
             for found in job.marks
-            if found.name in ("ping", "atomic")
-            for kind in ("wall", "cpu")
+            if found.name in ("ping", "atomic", "store")
+            for kind, value in found.fields.items()
         }
     return {"library": options.library, "setting": options.setting, "values": values, "note": ""}
 

@@ -1,6 +1,6 @@
 """Training with a fault every few seconds: how much of an undisturbed run's work is done in the same time.
 
-Data parallel training of a small network on 4 ranks. Every ``EVERY`` seconds one rank raises, is killed, or stands
+Data parallel training of a small network on 4 ranks. Every few seconds one rank raises, is killed, or stands
 still for half a second, by a schedule that a seed decides and that is the same for all libraries. Each iteration begins
 at the last checkpoint; rank 0 writes one every ``SAVE`` steps. Counted are the samples in the last checkpoint, so that
 work that was lost or repeated counts once, and a rank that is gone contributes nothing.
@@ -28,8 +28,6 @@ from benchmarks import libraries
 from benchmarks.job import Job, Mark, free_port, here, mark, output
 
 RANKS = 4
-#: seconds between two faults
-EVERY = 5.0
 #: steps between two checkpoints
 SAVE = 10
 BATCH = 32
@@ -48,22 +46,23 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--setting", choices=("default", "tuned"), default="default")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1, help="of the schedule of faults; 0: none")
+    parser.add_argument("--every", type=float, default=5.0, help="seconds between two faults")
     parser.add_argument("--in-rank", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 
-def schedule(seed: int, seconds: float) -> list[tuple[float, str, int]]:
+def schedule(seed: int, seconds: float, every: float) -> list[tuple[float, str, int]]:
     """When, what and on which initial rank."""
     if not seed:
         return []
     generator = random.Random(seed)
     alive, faults = list(range(RANKS)), []
-    for number in range(1, int(seconds / EVERY)):
+    for number in range(1, int(seconds / every)):
         kind = generator.choice(KINDS if len(alive) > RANKS - KILLS else KINDS[:-1])
         victim = generator.choice(alive)
         if kind == "kill":
             alive.remove(victim)
-        faults.append((number * EVERY, kind, victim))
+        faults.append((number * every, kind, victim))
     return faults
 
 
@@ -75,7 +74,7 @@ class Training:
 
     def __init__(self, options: argparse.Namespace, initial_rank: int) -> None:
         self._folder = Path(os.environ["BENCHMARK_FOLDER"])
-        self._faults = schedule(options.seed, options.seconds)
+        self._faults = schedule(options.seed, options.seconds, options.every)
         self._initial_rank, self._seconds = initial_rank, options.seconds
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         torch.manual_seed(0)

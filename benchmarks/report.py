@@ -30,6 +30,8 @@ COLUMNS = {
     },
     "goodput": {"samples": "samples", "faults": "faults"},
 }
+#: where the time of a round trip is, and the case whose phases are shown in that unit
+CALLS, UNIT_CASE = "calls: ping and atomic", "4 ranks, in an all-reduce"
 PHASES = ("detect", "abort", "leave function", "end round", "assign", "start round", "enter", "new group")
 COLORS = ("#4269d0", "#ff725c", "#efb118", "#6cc5b0", "#97bbf5", "#a463f2", "#9c6b4e", "#bbbbbb")
 
@@ -148,8 +150,14 @@ def goodput(results: Results) -> str:
 
 
 def phases(results: Results) -> str:
+    """The medians, and for each phase how many round trips to the store would take as long."""
     shown = [entry for case in CASES if (entry := _phases_of(results, case))]
     body = [[label, *(number(found[phase]) for phase in PHASES)] for label, found in shown]
+    unit = median(results["cases"].get(CALLS, {}).get(OURS.name), "store_wall")
+    if unit:
+        label, found = next((entry for entry in shown if entry[0] == UNIT_CASE), shown[0])
+        trips = [number(found[phase] * 1e6 / unit) for phase in PHASES]
+        body.append([f"the case '{label}' in store round trips ({unit / 1e3:.0f} us)", *trips])
     return table(["ms, median of each phase", *PHASES], body)
 
 

@@ -1,0 +1,51 @@
+"""The benchmarks run: each script once, as short as it gets. What they measure is not looked at, CI has other work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(script: str, *arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{script}", *arguments]
+    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("arguments", ["--fault raise --where loop", "--fault kill --victim 0 --where allreduce"])
+def test_restart(arguments: str) -> None:
+    found = run("restart", "--world-size", "2", *arguments.split())
+    assert found["note"] == ""
+    assert sum(found["phases"].values()) == pytest.approx(found["values"]["reduced"], abs=0.1)
+    assert 0 < found["values"]["entry"] < found["values"]["reduced"]
+
+
+def test_calls() -> None:
+    values = run("calls")["values"]
+    assert values.keys() == {"ping_wall", "ping_cpu", "atomic_wall", "atomic_cpu", "store_wall"}
+    assert values["ping_wall"] > 0
+
+
+def test_idle() -> None:
+    values = run("idle", "--seconds", "1")["values"]
+    assert values["monitor_mb"] > 1
+    assert values["percent"] > 0
+
+
+def test_goodput() -> None:
+    values = run("goodput", "--seconds", "3", "--every", "1")["values"]
+    assert values["faults"] == 2
+    assert values["samples"] > 0
+
+
+def test_step() -> None:
+    assert run("step", "--steps", "20")["values"].keys() == {"mean_percent", "median_percent"}

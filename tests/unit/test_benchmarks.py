@@ -1,0 +1,58 @@
+"""The benchmarks' tables say what was measured, also where a contender fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks import report
+from benchmarks.plan import CASES, OURS, Case
+
+CASE = next(case for case in CASES if case.label == "4 ranks, in an all-reduce")
+
+
+def run(entry: float | None, note: str = "") -> dict[str, Any]:
+    if entry is None:
+        return {"values": {}, "note": note}
+    phases = dict.fromkeys(report.PHASES, 0.0) | {"detect": entry}
+    return {"values": {"entry": entry, "reduced": entry + 5}, "phases": phases, "note": ""}
+
+
+def results(**contenders: list[dict[str, Any]]) -> dict[str, Any]:
+    entries = {name: report.condense(runs) for name, runs in contenders.items()}
+    return {"machine": {}, "cases": {report.key(CASE): entries}}
+
+
+def test_median_spread_ratio_and_target() -> None:
+    found = results(inprocess=[run(20), run(10), run(30)], peer=[run(1000), run(3000), run(2000)])
+    ours, peer = report.rows(found, [CASE])
+    assert ours[2:] == ["**20** (10 to 30)", "**25** (15 to 35)", "", "25 met, 40 met"]
+    assert peer[2:] == ["**2,000** (1,000 to 3,000)", "**2,005** (1,005 to 3,005)", "100x", ""]
+
+
+def test_a_missed_target_is_said() -> None:
+    ((*_, verdict),) = report.rows(results(inprocess=[run(26)]), [CASE])
+    assert verdict == "25 MISSED, 40 met"
+
+
+def test_a_contender_that_fails_is_described_not_dropped() -> None:
+    found = results(
+        inprocess=[run(20)], stuck=[run(None, "kills healthy ranks [0]")] * 3, some=[run(9), run(None, "x")]
+    )
+    _, other, some = report.rows(found, [CASE])
+    assert other[2] == "kills healthy ranks [0]"
+    assert some[2] == "**9** (9 to 9); 1 of 2 fail"
+
+
+@pytest.mark.parametrize("case", CASES, ids=report.key)
+def test_plan(case: Case) -> None:
+    """Every case has its own name, a script with columns, and this library in it."""
+    assert [report.key(other) for other in CASES].count(report.key(case)) == 1
+    assert case.script in report.COLUMNS
+    assert OURS in case.contenders + case.stuck
+
+
+def test_all_tables_of_what_is_there() -> None:
+    text = report.tables(results(inprocess=[run(20)]))
+    assert "| 4 ranks, in an all-reduce | inprocess | **20** (20 to 20) |" in text
