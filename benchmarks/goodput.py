@@ -1,9 +1,10 @@
-"""Training with a fault every few seconds: how much of an undisturbed run's work is done in the same time.
+"""Training with a fault every few seconds: how much of the time goes into steps that count.
 
-Data parallel training of a small network on 4 ranks. Every few seconds one rank raises, is killed, or stands
-still for half a second, by a schedule that a seed decides and that is the same for all libraries. Each iteration begins
-at the last checkpoint; rank 0 writes one every ``SAVE`` steps. Counted are the samples in the last checkpoint, so that
-work that was lost or repeated counts once, and a rank that is gone contributes nothing.
+Data parallel training of a small network on 4 ranks. Every few seconds one rank raises or is killed, by a schedule that
+a seed decides and that is the same for all libraries. Each iteration begins at the last checkpoint; rank 0 writes one
+every ``SAVE`` steps. Counted is the time of the steps that are in the last checkpoint: neither steps that were lost and
+repeated, nor what lies between two iterations. (Counting steps would reward losing ranks: on few cores the remaining
+ones are faster.)
 
 ``python -m benchmarks.goodput --library inprocess --seed 1`` prints one line of JSON; ``--library plain`` is the run
 without any library, ``--seed 0`` without faults.
@@ -25,15 +26,13 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import libraries
-from benchmarks.job import Job, Mark, free_port, here, mark, output
+from benchmarks.job import Job, free_port, here, mark, output
 
 RANKS = 4
 #: steps between two checkpoints
 SAVE = 10
 BATCH = 32
-#: how long a rank that stands still does so (seconds)
-PAUSE = 0.5
-KINDS = ("raise", "raise", "raise", "pause", "kill")
+KINDS = ("raise", "raise", "raise", "kill")
 #: ranks that are killed at most: without replacements a library goes on with fewer
 KILLS = 2
 #: of the process group (seconds); torch's default is half an hour
@@ -76,25 +75,28 @@ class Training:
         self._folder = Path(os.environ["BENCHMARK_FOLDER"])
         self._faults = schedule(options.seed, options.seconds, options.every)
         self._initial_rank, self._seconds = initial_rank, options.seconds
-        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._rank = dist.get_rank()
         torch.manual_seed(0)
         self._net = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
         self._model = DistributedDataParallel(self._net)
         self._optimizer = torch.optim.SGD(self._net.parameters(), lr=0.01, momentum=0.9)
-        self._samples = 0
+        #: seconds in steps that count, and in those since the last checkpoint
+        self._useful = self._since = 0.0
 
     def run(self) -> None:
         self._load()
         begin = self._begin()
-        step, over = 0, torch.zeros(1)
+        step, over, last = 0, torch.zeros(1), time.monotonic()
         while not over:
             self._fail_if_due(time.monotonic() - begin)
             self._step()
             step += 1
-            if step % SAVE == 0 and self._rank == 0:
-                self._save()
             over.fill_(time.monotonic() - begin > self._seconds)
             dist.all_reduce(over)
+            self._since += time.monotonic() - last
+            last = time.monotonic()
+            if step % SAVE == 0 and self._rank == 0:
+                self._save()
         del self._model  # before its group
 
     def _step(self) -> None:
@@ -102,7 +104,6 @@ class Training:
         self._optimizer.zero_grad()
         torch.nn.functional.cross_entropy(self._model(data), target).backward()
         self._optimizer.step()
-        self._samples += BATCH * self._world_size
 
     def _begin(self) -> float:
         """The moment at which the job's first iteration began to train, for everybody."""
@@ -124,10 +125,11 @@ class Training:
                 mark("fault", self._initial_rank, 0, kind=kind)
                 if kind == "raise":
                     raise RuntimeError("injected by the benchmark")
-                os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def _save(self) -> None:
-        state = {"net": self._net.state_dict(), "optimizer": self._optimizer.state_dict(), "samples": self._samples}
+        self._useful, self._since = self._useful + self._since, 0.0
+        state = {"net": self._net.state_dict(), "optimizer": self._optimizer.state_dict(), "useful": self._useful}
         torch.save(state, self._folder / "checkpoint.new")
         (self._folder / "checkpoint.new").rename(self._folder / "checkpoint")
 
@@ -136,12 +138,11 @@ class Training:
             state = torch.load(self._folder / "checkpoint")
             self._net.load_state_dict(state["net"])
             self._optimizer.load_state_dict(state["optimizer"])
-            self._samples = state["samples"]
+            self._useful = state["useful"]
 
 
 def body(options: argparse.Namespace, initial_rank: int, iteration: int) -> None:
     torch.set_num_threads(1)
-    mark("pid", initial_rank, iteration, pid=os.getpid())
     libraries.init_process_group(options.library, iteration, GLOO_TIMEOUT)
     Training(options, initial_rank).run()
     mark("done", initial_rank, iteration)
@@ -161,28 +162,7 @@ def main(options: argparse.Namespace, rank: int) -> None:
 # --- outside ------------------------------------------------------------------------------------------------------
 
 
-class Resume:
-    """Lets a rank that stands still go on after a while."""
-
-    def __init__(self) -> None:
-        self._pids: dict[int, int] = {}
-        self._due: list[tuple[float, int]] = []
-
-    def __call__(self, found: Mark) -> None:
-        if found.name == "pid":
-            self._pids[found.rank] = found.fields["pid"]
-        elif found.name == "fault" and found.fields["kind"] == "pause":
-            self._due.append((found.t / 1e9 + PAUSE, self._pids[found.rank]))
-
-    def look(self) -> None:
-        for when, pid in self._due[:]:
-            if time.monotonic() > when:
-                self._due.remove((when, pid))
-                os.kill(pid, signal.SIGCONT)
-
-
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    resume = Resume()
     with Job(RANKS) as job:
         os.environ["BENCHMARK_FOLDER"] = str(job.folder)
         if options.library == "torchrun":
@@ -192,17 +172,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         else:
             job.start(lambda rank: main(options, rank), free_port(), peer_store=options.library == "nvrx")
 
-        def finished(marks: list[Mark]) -> bool:
-            resume.look()
-            return any(found.name == "done" for found in marks)
-
-        done = job.wait(finished, options.seconds + 30, resume)
+        done = job.wait(lambda marks: any(found.name == "done" for found in marks), options.seconds + 30)
         job.let_end()
         checkpoint = job.folder / "checkpoint"
-        samples = torch.load(checkpoint)["samples"] if checkpoint.exists() else 0
+        useful = torch.load(checkpoint)["useful"] if checkpoint.exists() else 0.0
         faults = [found.fields["kind"] for found in job.marks if found.name == "fault"]
     note = "" if done else f"does not end; stuck after {len(faults)} faults"
-    values = {"samples": samples, "faults": len(faults)}
+    values = {"percent": round(useful / options.seconds * 100, 2), "faults": len(faults)}
     return {
         "library": options.library,
         "setting": options.setting,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plan import CASES, OURS, WAITS, Case
+from benchmarks.plan import CASES, NVRX, NVRX_TUNED, OURS, TORCHFT, TORCHFT_TUNED, TORCHRUN, WAITS, Case
 
 Results = Mapping[str, Any]
 
@@ -28,7 +28,7 @@ COLUMNS = {
         "atomic_wall": "atomic, ns",
         "atomic_cpu": "CPU time, ns",
     },
-    "goodput": {"samples": "samples", "faults": "faults"},
+    "goodput": {"percent": "goodput, %", "faults": "faults"},
 }
 #: where the time of a round trip is, and the case whose phases are shown in that unit
 CALLS, UNIT_CASE = "calls: ping and atomic", "4 ranks, in an all-reduce"
@@ -72,10 +72,14 @@ def cell(entry: Mapping[str, Any], name: str) -> str:
     """Median and spread, or what happened instead."""
     values = entry["values"].get(name)
     if not values:
-        return "; ".join(entry["notes"])
+        return ""
     failed = sum(entry["notes"].values())
     text = f"**{number(statistics.median(values))}** ({number(values[0])} to {number(values[-1])})"
     return text + (f"; {failed} of {entry['runs']} fail" if failed else "")
+
+
+def failure(entry: Mapping[str, Any], columns: int) -> list[str]:
+    return ["; ".join(entry["notes"]), *[""] * (columns - 1)]
 
 
 def rows(results: Results, cases: Sequence[Case]) -> list[list[str]]:
@@ -136,17 +140,14 @@ def startup(results: Results) -> str:
 
 
 def goodput(results: Results) -> str:
-    """Samples, as a share of those of the undisturbed run."""
+    """The share of the time that went into steps that count."""
     (case,) = [case for case in CASES if case.benchmark == "goodput"]
-    entries = results["cases"].get(key(case), {})
-    whole = median(entries.get("no library"), "samples")
     body = []
-    for name, entry in entries.items():
-        samples = entry["values"].get("samples", [])
-        share = f"**{statistics.median(samples) / whole:.1%}**" if samples and whole else ""
-        each = ", ".join(f"{value / whole:.0%}" for value in samples) if whole else ""
-        body.append([name, share, each, "; ".join(entry["notes"])])
-    return table(["library", "goodput", "each run", "note"], body)
+    for name, entry in results["cases"].get(key(case), {}).items():
+        shares, faults = (entry["values"].get(value, []) for value in ("percent", "faults"))
+        share = f"**{statistics.median(shares):.1f} %**" if shares else ""
+        body.append([name, share, ", ".join(f"{value:g}" for value in faults), "; ".join(entry["notes"])])
+    return table(["library", "goodput", "faults in each run", "note"], body)
 
 
 def phases(results: Results) -> str:
@@ -181,10 +182,43 @@ def tables(results: Results) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def quotes(results: Results) -> list[str]:
+    """What the README says about speed; a test compares."""
+
+    def of(case: str, name: str = OURS.name, value: str = "entry") -> float:
+        return median(results["cases"][case][name], value) or float("nan")
+
+    loop, wait = "restart_exception: 4 ranks, in a Python loop", "restart_exception: 4 ranks, in an all-reduce"
+    first, second = (f"restart_kill: SIGKILL of rank {rank}, in an all-reduce" for rank in (0, 1))
+    ours, default, tuned = (of(loop, contender.name) for contender in (OURS, NVRX, NVRX_TUNED))
+    torchft, torchft_tuned = (of(second, contender.name, "reduced") for contender in (TORCHFT, TORCHFT_TUNED))
+    idle = of("steady_state: idle rank", value="percent")
+    ping, atomic = (of(CALLS, value=f"{name}_wall") for name in ("ping", "atomic"))
+    return [
+        f"**One of 4 ranks raises**: the function runs again on all of them after **{of(wait):.0f} ms** where the"
+        f" others sat in an all-reduce, {ours:.0f} ms where they computed in Python. In the latter case"
+        f" nvidia-resiliency-ext takes {default / 1e3:.2g} s by default ({default / ours:.0f} times as long) and"
+        f" {tuned / 1e3:.2g} s at its best tuning ({tuned / ours:.0f} times), torchrun"
+        f" {of(loop, TORCHRUN.name) / 1e3:.2g} s.",
+        f"**Rank 0 of 4 is killed** in the middle of an all-reduce: **{of(first):.0f} ms**; nvidia-resiliency-ext does"
+        f" not go on without rank 0. Where rank 1 is killed, torchft takes {torchft / 1e3:.2g} s by default and"
+        f" {torchft_tuned:.0f} ms tuned to its next all-reduce, this library {of(second, value='reduced'):.0f} ms.",
+        f"**While nothing happens** a rank costs **{idle:.2g} % of a core**, its monitor included; `ping()` takes"
+        f" {ping:.0f} ns and `atomic()` {atomic:.0f} ns.",
+    ]
+
+
 def write(results: Results, folder: Path) -> None:
     """Tables and picture for the documentation."""
     folder.mkdir(exist_ok=True)
     (folder / "tables.md").write_text(tables(results))
+    try:
+        lines = quotes(results)
+    except KeyError as missing:
+        print(f"no summary: {missing} was not measured")
+    else:
+        where = ", ".join(f"{name} {value}" for name, value in results["machine"].items())
+        (folder / "summary.md").write_text("\n".join(f"* {line}" for line in lines) + f"\n\nMeasured: {where}.\n")
     if any(_phases_of(results, case) for case in CASES):
         picture(results, folder / "restart.svg")
 

@@ -222,7 +222,7 @@ def explain(options: argparse.Namespace, job: Job, going_on: set[int], killed: l
     texts = [str(found.fields["text"]) for found in job.marks if found.name == "raised"]
     missing = sorted(rank for rank in going_on if last(job.marks, "reduced", 1, {rank}) is None)
     if any(rank in job.codes for rank in missing):
-        return f"ranks {missing} end with an error" + (f": {texts[0]}" if texts else "")
+        return f"ranks {missing} end with an error" + (f" ({texts[0].partition(':')[0]})" if texts else "")
     return f"ranks {missing} do not go on within {options.limit:g} s"
 
 

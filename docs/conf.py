@@ -13,7 +13,7 @@ author = "the inprocess developers"
 version = release = "0.1.0"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "restart_diagram"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "performance/*"]  # the latter are included in performance.md
 html_theme = "furo"
 html_title = "inprocess"
 myst_enable_extensions = ["colon_fence"]

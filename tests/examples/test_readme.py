@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import fault_schedule
 import pytest
+
+from benchmarks import report
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -42,4 +45,12 @@ def test_the_first_command_has_five_faults_and_kills_rank_0():
 def test_links_to_files_exist(page):
     links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
     missing = [link for link in links if not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_figures_are_those_that_were_measured():
+    """`python -m benchmarks --no-run` prints what is to be quoted."""
+    results = json.loads((ROOT / "benchmarks/results.json").read_text())
+    text = " ".join(README.split())
+    missing = [line for line in report.quotes(results) if line not in text]
     assert not missing
