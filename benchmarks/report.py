@@ -92,11 +92,7 @@ def rows(results: Results, cases: Sequence[Case]) -> list[list[str]]:
         for name, entry in entries.items():
             columns = COLUMNS[case.script]
             row = [case.label if entry is next(iter(entries.values())) else "", name]
-            row += (
-                [cell(entry, column) for column in columns]
-                if entry["values"]
-                else [cell(entry, ""), *[""] * (len(columns) - 1)]
-            )
+            row += [cell(entry, column) for column in columns] if entry["values"] else failure(entry, len(columns))
             row.append(ratio(ours, entry, next(iter(columns))))
             row.append(verdict(case, entry) if name == OURS.name else "")
             found.append(row)
