@@ -41,7 +41,10 @@ def test_one_after_the_other(launch):
     }
     ranks = launch(targets.run_train, 3, faults=faults).wait()
     checks.went_on(ranks, iteration=4)
-    assert [[entry[0] for entry in rank.entries()] for rank in ranks] == [[0, 1, 2, 3, 4]] * 3
+    entered = [[entry[0] for entry in rank.entries()] for rank in ranks]
+    # in iteration 2 the fault comes at the entry: who has not entered by then does not any more
+    assert [[number for number in numbers if number != 2] for numbers in entered] == [[0, 1, 3, 4]] * 3
+    assert entered[2] == [0, 1, 2, 3, 4]
 
 
 def test_many_restarts_leave_nothing(launch):
