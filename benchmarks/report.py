@@ -151,7 +151,7 @@ def phases(results: Results) -> str:
     shown = [entry for case in CASES if (entry := _phases_of(results, case))]
     body = [[label, *(number(found[phase]) for phase in PHASES)] for label, found in shown]
     unit = median(results["cases"].get(CALLS, {}).get(OURS.name), "store_wall")
-    if unit:
+    if unit and shown:
         label, found = next((entry for entry in shown if entry[0] == UNIT_CASE), shown[0])
         trips = [number(found[phase] * 1e6 / unit) for phase in PHASES]
         body.append([f"the case '{label}' in store round trips ({unit / 1e3:.0f} us)", *trips])

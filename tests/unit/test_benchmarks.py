@@ -53,6 +53,14 @@ def test_plan(case: Case) -> None:
     assert OURS in case.contenders + case.stuck
 
 
+@pytest.mark.parametrize("case", CASES, ids=report.key)
+def test_tables_of_one_case(case: Case) -> None:
+    """As with ``--only``."""
+    values = dict.fromkeys([*report.COLUMNS[case.script], "store_wall"], 1.0)
+    entry = report.condense([{"values": values, "note": ""}])
+    assert "1" in report.tables({"machine": {}, "cases": {report.key(case): {OURS.name: entry}}})
+
+
 def test_all_tables_of_what_is_there() -> None:
     text = report.tables(results(inprocess=[run(20)]))
     assert "| 4 ranks, in an all-reduce | inprocess | **20** (20 to 20) |" in text
