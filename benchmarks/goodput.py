@@ -16,7 +16,6 @@ import argparse
 import os
 import random
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import libraries
-from benchmarks.job import Job, free_port, here, mark, output
+from benchmarks.job import Job, free_port, mark, output
 
 RANKS = 4
 #: steps between two checkpoints
@@ -166,9 +165,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     with Job(RANKS) as job:
         os.environ["BENCHMARK_FOLDER"] = str(job.folder)
         if options.library == "torchrun":
-            agent = ["--standalone", f"--nproc-per-node={RANKS}", "--max-restarts=100"]
-            module = ["-m", "benchmarks.goodput", *sys.argv[1:], "--in-rank"]
-            job.run([sys.executable, "-m", "torch.distributed.run", *agent, *module], PYTHONPATH=str(here()))
+            job.torchrun("benchmarks.goodput", restarts=100)
         else:
             job.start(lambda rank: main(options, rank), free_port(), peer_store=options.library == "nvrx")
 

@@ -12,7 +12,6 @@ import gc
 import json
 import os
 import select
-import signal
 import socket
 import sys
 import tempfile
@@ -68,6 +67,8 @@ class Job:
         #: of ranks that ended: exit code, negative for a signal
         self.codes: dict[int, int] = {}
         self._keep: Any = None
+        #: a descriptor for each running process, readable when it has ended
+        self._running: dict[int, int] = {}
         self._rest = b""
 
     def __enter__(self) -> Job:
@@ -84,7 +85,8 @@ class Job:
 
     def __exit__(self, *exc_info: object) -> None:
         end_descendants()
-        os.close(self._pipe)
+        for descriptor in (self._pipe, *self._running):
+            os.close(descriptor)
         self._keep = None
         self._temporary.cleanup()
 
@@ -101,14 +103,21 @@ class Job:
             pid = os.fork()
             if not pid:
                 _child(main, rank, self.world_size, port)
-            self.pids[rank] = pid
+            self._started(rank, pid)
 
-    def run(self, command: Sequence[str], **environment: str) -> None:
-        """Start a launcher, counted as rank -1."""
+    def torchrun(self, script: str, restarts: int) -> None:
+        """Have torchrun, counted as rank -1, start ranks that run this script with the same arguments."""
+        agent = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.world_size}"]
+        command = [sys.executable, *agent, f"--max-restarts={restarts}", "-m", script, *sys.argv[1:], "--in-rank"]
         null = os.open(os.devnull, os.O_RDWR)
         actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, null, 1)]
-        self.pids[-1] = os.posix_spawn(command[0], command, os.environ | environment, file_actions=actions)
+        environment = os.environ | {"PYTHONPATH": str(here())}
+        self._started(-1, os.posix_spawn(command[0], command, environment, file_actions=actions))
         os.close(null)
+
+    def _started(self, rank: int, pid: int) -> None:
+        self.pids[rank] = pid
+        self._running[os.pidfd_open(pid)] = rank
 
     def wait(
         self,
@@ -119,37 +128,29 @@ class Job:
         """Read marks until ``done`` says so. False: it did not within ``limit`` seconds, or all ranks have ended."""
         end = time.monotonic() + limit
         while not done(self.marks):
-            self._reap()
-            if time.monotonic() > end or len(self.codes) == len(self.pids):
-                self._read(0, each)
-                return done(self.marks)
-            self._read(0.02, each)
+            if time.monotonic() > end or not self._running:
+                return False
+            self._read(end, each)
         return True
 
     def let_end(self, limit: float = GRACE) -> None:
         """Give the ranks time to end by themselves."""
-        end = time.monotonic() + limit
-        while len(self.codes) < len(self.pids) and time.monotonic() < end:
-            self._reap()
-            self._read(0.02, lambda found: None)
+        self.wait(lambda marks: not self._running, limit)
 
-    def _reap(self) -> None:
-        for rank, pid in self.pids.items():
-            if rank in self.codes:
-                continue
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
-                self.codes[rank] = os.waitstatus_to_exitcode(status)
-                self.marks.append(Mark("ended", rank, -1, time.monotonic_ns()))
-
-    def _read(self, timeout: float, each: Callable[[Mark], None]) -> None:
-        if not select.select([self._pipe], [], [], timeout)[0]:
-            return
-        *lines, self._rest = (self._rest + os.read(self._pipe, 1 << 16)).split(b"\n")
-        for line in lines:
-            found = Mark(**json.loads(line))
-            self.marks.append(found)
-            each(found)
+    def _read(self, end: float, each: Callable[[Mark], None]) -> None:
+        """Wait for marks, or for a process to end, which is a mark, too."""
+        ready = select.select([self._pipe, *self._running], [], [], max(0.0, end - time.monotonic()))[0]
+        now = time.monotonic_ns()
+        if self._pipe in ready:  # first: what a process said before it ended
+            *lines, self._rest = (self._rest + os.read(self._pipe, 1 << 16)).split(b"\n")
+            for line in lines:
+                self.marks.append(found := Mark(**json.loads(line)))
+                each(found)
+        for descriptor in self._running.keys() & set(ready):
+            rank = self._running.pop(descriptor)
+            os.close(descriptor)
+            self.codes[rank] = os.waitstatus_to_exitcode(os.waitpid(self.pids[rank], 0)[1])
+            self.marks.append(Mark("ended", rank, -1, now))
 
 
 def _child(main: Callable[[int], None], rank: int, world_size: int, port: int) -> None:
@@ -171,18 +172,13 @@ def _child(main: Callable[[int], None], rank: int, world_size: int, port: int) -
 
 
 def end_descendants() -> None:
-    """Kill every process that came from this one, and theirs, and wait for them."""
-    while children := psutil.Process().children(recursive=True):
-        for child in children:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.send_signal(signal.SIGKILL)
+    """Kill every process that came from this one, and theirs, and wait for them: orphans become its children."""
+    with contextlib.suppress(ChildProcessError):  # nobody is left
         while True:
-            try:
-                if os.waitpid(-1, os.WNOHANG) == (0, 0):
-                    break
-            except ChildProcessError:
-                return
-        time.sleep(0.01)
+            for child in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+            os.waitpid(-1, 0)
 
 
 def free_port() -> int:

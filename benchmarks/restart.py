@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks import libraries
-from benchmarks.job import Job, Mark, free_port, here, last, mark, output
+from benchmarks.job import Job, Mark, free_port, last, mark, output
 
 FAULTS = ("raise", "kill", "host", "stop", "release", "gil")
 WHERE = ("loop", "allreduce", "sleep", "queue")
@@ -163,11 +163,9 @@ class Release:
 
 def start(job: Job, options: argparse.Namespace) -> None:
     if options.library == "torchrun":
-        agent = ["--standalone", f"--nproc-per-node={job.world_size}", "--max-restarts=1"]
-        module = ["-m", "benchmarks.restart", *sys.argv[1:], "--in-rank"]
-        job.run([sys.executable, "-m", "torch.distributed.run", *agent, *module], PYTHONPATH=str(here()))
-        return
-    job.start(lambda rank: main(options, rank), free_port(), peer_store=options.library == "nvrx")
+        job.torchrun("benchmarks.restart", restarts=1)
+    else:
+        job.start(lambda rank: main(options, rank), free_port(), peer_store=options.library == "nvrx")
 
 
 def evaluate(options: argparse.Namespace, job: Job, going_on: set[int]) -> dict[str, Any]:
