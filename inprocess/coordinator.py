@@ -41,7 +41,8 @@ from inprocess.protocol.rounds import decide_end, decide_start
 JOINING = -1
 #: exists from the moment everybody has joined
 JOINED_KEY = f"{JOINING}/next"
-#: whoever speaks for a dead member looks this often whether a round is complete (seconds)
+#: whoever speaks for a dead member looks this often whether a round is complete, and a monitor that waits for the end
+#: round sees once to it that everybody is awake (seconds)
 RECOUNT = 1.0
 #: what is older than this many iterations is deleted, except for the verdicts
 KEEP = 4
@@ -54,6 +55,19 @@ def await_next(iteration: int, recounting: Sequence[int] | None = None) -> Verb[
     """Wait for the verdict of the end round. ``recounting``: see `_await`."""
     key = f"{iteration}/next"
     return load_decision((yield from _await(key, iteration, recounting)), key)
+
+
+def await_next_awake(iteration: int) -> Verb[Decision]:
+    """As `await_next`, for a monitor that has seen the iteration interrupted.
+
+    Whoever interrupted it may have died before it had woken everybody up, so that is done once more after a second.
+    """
+    key = f"{iteration}/next"
+    found = yield Wait(key, RECOUNT)
+    if found is None:
+        yield from _wake(iteration)
+        found = yield Wait(key)
+    return load_decision(found, key)
 
 
 def await_rendezvous(iteration: int) -> Verb[str]:
@@ -161,6 +175,8 @@ def _decide_end(iteration: int, arrivals: dict[int, Arrival]) -> Verb[None]:
         records += [] if raw is None else [load_record(raw, key)]
     abort = yield Read(f"{iteration}/abort")
     decision = decide_end(arrivals, records, count, "" if abort is None else abort.decode(errors="replace"))
+    if iteration > JOINING:  # a follower may still wait for it: who interrupted died after waking only some
+        yield Claim(f"{iteration}/start", dump(Start(go=False)))
     yield Claim(f"{iteration}/next", dump(decision))
 
 
@@ -182,15 +198,27 @@ def interrupt(iteration: int, record: InterruptionRecord, abort: str = "") -> Ve
     """
     if abort:
         yield Claim(f"{iteration}/abort", abort)
-    key, proposal = f"{iteration}/outcome", dump(Outcome(completed=False, cause=record)).encode()
-    found = yield Claim(key, proposal.decode())
+    stands = yield from _propose(iteration, record)
+    if stands:
+        yield from _wake(iteration)
+    return stands
+
+
+def _propose(iteration: int, record: InterruptionRecord) -> Verb[bool]:
+    """Whoever runs the function, or waits for the outcome, wakes up."""
+    key, text = f"{iteration}/outcome", dump(Outcome(completed=False, cause=record))
+    found = yield Claim(key, text)
     if load_outcome(found, key).completed:
         return False
-    if found != proposal:
+    if found != text.encode():
         yield from _note(iteration, record)
-    yield Claim(f"{iteration}/rendezvous", "-")  # whoever has not started yet wakes up
-    yield Claim(f"{iteration}/start", dump(Start(go=False)))
     return True
+
+
+def _wake(iteration: int) -> Verb[None]:
+    """Whoever has not started yet wakes up."""
+    yield Claim(f"{iteration}/rendezvous", "-")
+    yield Claim(f"{iteration}/start", dump(Start(go=False)))
 
 
 def _note(iteration: int, record: InterruptionRecord) -> Verb[None]:
@@ -226,13 +254,18 @@ def speak_for_dead(
 ) -> Verb[None]:
     """Account for a dead member in one iteration; it is interrupted only where that member was to call the function."""
     dead = Arrival(Kind.DEAD, by=by)
-    if iteration > JOINING:
-        if not (yield from _stands_aside(iteration, member)):
-            yield from interrupt(iteration, record)
-        yield from _arrive(iteration, "start", member, dead, roster)
-    else:
+    if iteration == JOINING:
         yield from _note(iteration, record)
+        yield from _arrive(iteration, "end", member, dead, roster)
+        return
+    interrupted = False
+    if not (yield from _stands_aside(iteration, member)):
+        interrupted = yield from _propose(iteration, record)
+    # before it can wake up, should it live: it would arrive as alive, and interrupt the others in vain once more
     yield from _arrive(iteration, "end", member, dead, roster)
+    if interrupted:
+        yield from _wake(iteration)
+    yield from _arrive(iteration, "start", member, dead, roster)
 
 
 def _stands_aside(iteration: int, member: int) -> Verb[bool]:
