@@ -1,8 +1,8 @@
 """The board: a page of shared memory on which a rank shows its monitor process how it is. No decisions here.
 
-Every slot is one aligned 64-bit integer with one writer: the training process, LEASE excepted. It sets what belongs
-to an iteration before it sets ITERATION, and the reader looks at ITERATION and PHASE before and after its copy: a copy
-is never half of one iteration and half of the next. The memory has no name on disk (memfd).
+Every slot is one aligned 64-bit integer with one writer: the training process, LEASE and WATCHED excepted. It sets what
+belongs to an iteration before it sets ITERATION, and the reader looks at ITERATION and PHASE before and after its copy:
+a copy is never half of one iteration and half of the next. The memory has no name on disk (memfd).
 """
 
 from __future__ import annotations
@@ -39,10 +39,13 @@ ANSWERED = 8
 RANK = 9
 #: 1: the call is over on this rank, nothing is watched any more
 LEFT = 10
-#: when the last successful heartbeat was begun (ns), written by the monitor: a new monitor goes on with it; 0: none yet
+#: when the last successful heartbeat was begun (ns), written by the monitor: a new monitor goes on with it. 0: none
+#: yet; then the training process writes when the first iteration began, since the others count from there
 LEASE = 11
+#: when the monitor last applied its rules (ns), written by it once it has reached the store; 0: not yet
+WATCHED = 12
 
-_COUNT = 12
+_COUNT = 13
 _SIZE = 8 * _COUNT
 #: copies until one is consistent; the writer needs a microsecond, so more than one is rare
 _TRIES = 8
@@ -97,6 +100,7 @@ class Board:
         slots = self.slots
         slots[PING] = slots[SOFT] = slots[UNHANG] = slots[ATOMIC] = 0
         slots[PROGRESS] = monotonic_ns()
+        slots[LEASE] = slots[LEASE] or slots[PROGRESS]
         slots[ITERATION] = iteration
 
     def enter(self, phase: Phase) -> None:

@@ -77,7 +77,9 @@ class Woken:
 
 @dataclass(frozen=True)
 class Spoken:
-    """All has been said for this rank, the store is not needed for it any more."""
+    """All has been said for a member, the store is not needed for it any more."""
+
+    member: int
 
 
 @dataclass(frozen=True)
@@ -109,10 +111,10 @@ class Link:
         self.interrupted: tuple[int, int] = (-2, 0)
         #: when this member was found off the roster (ns)
         self.removed_at: int | None = None
-        #: when the last successful heartbeat was begun (ns); a predecessor's counts
-        self.lease_from: int | None = board.slots[LEASE] or None
         #: the job has ended, or goes on without this member
         self.ended = threading.Event()
+        #: members for which it has begun to speak and is not done
+        self.speaking: set[int] = set()
 
     # --- what the main thread asks for; nothing here blocks -----------------------------------------------------
 
@@ -126,7 +128,7 @@ class Link:
 
     def speak(self, record: InterruptionRecord) -> None:
         """Account for the dead training process until it is off the roster or the job has ended; posts Spoken."""
-        self._spawn(self._speak_for, self._config.member, record, True)
+        self._speak_for(self._config.member, record)
 
     def say_gone(self) -> None:
         """The rank has said all by itself; posts Spoken."""
@@ -139,6 +141,11 @@ class Link:
     def give_up(self) -> None:
         """Stop waiting for a store that is not up."""
         self._give_up.set()
+
+    @property
+    def lease_from(self) -> int | None:
+        """When the last successful heartbeat was begun, a predecessor's included (ns); None: nobody counts on one."""
+        return self._board.slots[LEASE] or None
 
     @property
     def is_host(self) -> bool:
@@ -223,7 +230,7 @@ class Link:
                 if _drive(coordinator.await_outcome(iteration), connection).completed:
                     break
                 self._on_interrupted(iteration, connection)
-            self._go_on(_drive(coordinator.await_next(iteration), connection))
+            self._go_on(_drive(_following(iteration), connection))
         self.ended.set()
 
     def _is_rendezvous_host(self) -> bool:
@@ -257,25 +264,31 @@ class Link:
 
         def lost(member: int, seconds: float) -> None:
             log.warning("initial rank %d sends no heartbeats any more", member)
-            self._spawn(self._speak_for, member, guardian.lost_record(member, seconds), False)
+            self._speak_for(member, guardian.lost_record(member, seconds))
 
         _drive(guardian.keep_watch(ring, lambda: self.book, self._beaten, lost), connection)
 
     def _beaten(self, when: float) -> None:
-        self.lease_from = self._board.slots[LEASE] = int(when * 1e9)
+        self._board.slots[LEASE] = int(when * 1e9)
 
     # --- speaking for the dead, and the end ---------------------------------------------------------------------
 
-    def _speak_for(self, member: int, record: InterruptionRecord, own: bool) -> None:
+    def _speak_for(self, member: int, record: InterruptionRecord) -> None:
         log.warning("speaking for initial rank %d: %s", member, record)
+        self.speaking.add(member)
 
         def action(connection: Any) -> None:
             _drive(guardian.stand_in(copy.copy(self.book), member, record, self._by), connection)
             _drive(coordinator.gone(member, self._config.members), connection)
 
-        self._with_store(action)
-        if own:
-            self._post(Spoken())
+        self._spawn(self._speak_out, member, action)
+
+    def _speak_out(self, member: int, action: Callable[[Any], None]) -> None:
+        try:
+            self._with_store(action)
+        finally:
+            self.speaking.discard(member)
+        self._post(Spoken(member))
 
     def _say_gone(self) -> None:
         def action(connection: Any) -> None:
@@ -284,7 +297,7 @@ class Link:
             _drive(coordinator.await_over(SHORTLY), connection)
 
         self._with_store(action)
-        self._post(Spoken())
+        self._post(Spoken(self._config.member))
 
     def _linger(self) -> None:
         if self.ended.wait(SHORTLY) and self._with_store(self._driving(lambda: coordinator.await_over(SHORTLY))):
@@ -325,6 +338,11 @@ class _Rendezvous:
         from inprocess import store  # noqa: PLC0415
 
         return store.serve(self._bind, 0)
+
+
+def _following(iteration: int) -> Verb[Decision]:
+    joining = iteration == coordinator.JOINING
+    return coordinator.await_next(iteration) if joining else coordinator.await_next_awake(iteration)
 
 
 def _drive(verb: Verb[T], connection: Any) -> T:

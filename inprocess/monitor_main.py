@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from inprocess import clock, coordinator, monitor_link, policy
 from inprocess.attribution import Interruption, InterruptionRecord
-from inprocess.board import Board
+from inprocess.board import WATCHED, Board
 from inprocess.monitor_config import MonitorConfig
 from inprocess.policy import Snapshot
 
@@ -62,6 +62,8 @@ class Monitor:
         #: the rank is in the call and alive: the rules apply
         self._protecting = True
         self._joined = False
+        #: nothing more is to be said for this rank
+        self._said_all = False
         #: since when the store is lost (ns)
         self._lost_at: int | None = None
         #: why it was killed, if this monitor did it
@@ -122,6 +124,8 @@ class Monitor:
 
     def _protect(self) -> None:
         now, seen = clock.monotonic_ns(), self._board.snapshot()
+        if self._joined:  # not while torch is imported, which may take long and lets no other thread run
+            self._board.slots[WATCHED] = now
         self._view = self._current_view(now, seen)
         for action in policy.decide(now, seen, self._view):
             if isinstance(action, policy.Report):
@@ -245,14 +249,23 @@ class Monitor:
                 self._exit = FAILED
             case monitor_link.HalfLoaded():
                 self._exit = AGAIN
-            case monitor_link.Spoken() if not self._link.is_host:
-                self._exit = DONE
-            case monitor_link.Spoken():
-                self._link.linger()
+            case monitor_link.Spoken(member):
+                self._said_all = self._said_all or member == self._config.member
+                if self._said_all:
+                    self._on_all_said()
             case monitor_link.Over(True):
                 self._exit = DONE
             case monitor_link.Over(False):
                 self.tell(lingering=True)
+
+    def _on_all_said(self) -> None:
+        """Go, unless others need this process: those it speaks for would have to be missed once more."""
+        if self._link.speaking:
+            self.tell(lingering=True)
+        elif self._link.is_host:
+            self._link.linger()
+        else:
+            self._exit = DONE
 
     def _on_lost(self, text: str) -> None:
         if not self._protecting:

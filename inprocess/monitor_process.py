@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import select
 import socket
@@ -76,6 +77,16 @@ class MonitorProcess:
     def pidfd(self) -> int:
         """Becomes readable when the monitor has died; -1 where there is none. It changes with `replace`."""
         return self._pidfd
+
+    @property
+    def silence(self) -> float:
+        """Seconds without life on the board after which it has to be killed: before the others miss its heartbeats.
+
+        Not the one that serves the store: without it the job ends.
+        """
+        config = self.config
+        share = max(config.heartbeat_timeout / 3, 3 * config.monitor_process_interval)
+        return share if config.serve_port is None else math.inf
 
     @property
     def failed(self) -> str | None:

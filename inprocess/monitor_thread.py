@@ -119,6 +119,7 @@ class MonitorThread(threading.Thread):
     def stop(self, cut: bool) -> None:
         """End the thread. It usually has ended by itself; otherwise its connection is cut, at once with ``cut``."""
         self._ending.set()
+        self.assigned.set()  # never will be, where the call ended before that
         if self.ident is None:
             return
         self.join(0 if cut else PATIENCE)

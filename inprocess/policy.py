@@ -68,7 +68,7 @@ class View:
     interrupted_at: int | None = None
     #: when it last saw the rank inside ``atomic()`` since the interruption
     atomic_at: int = 0
-    #: when the last successful heartbeat was begun; None: none yet, so nobody counts on one
+    #: when the last successful heartbeat was begun, or the first iteration; None: neither yet, nobody counts on one
     lease_from: int | None = None
     #: since when the rank has had nobody to talk to: the store is lost, or the others removed this member
     cut_off_at: int | None = None

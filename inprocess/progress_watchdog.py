@@ -1,4 +1,4 @@
-"""Automatic progress: stamps the board whenever the main thread runs bytecode, and notices the monitor's death.
+"""Automatic progress: stamps the board whenever the main thread runs bytecode. Sees to it that there is a monitor.
 
 How it asks. CPython runs "pending calls" in the main thread between two bytecodes. At each interval one is scheduled,
 never a second before the first has run: they would pile up while the main thread is inside C code, and CPython has
@@ -8,24 +8,29 @@ Why the pending call is ``sem_post`` of the C library and no Python function. A 
 library code that runs anywhere in the user's function: an interruption raised while it runs would be swallowed there.
 ``sem_post`` takes one pointer, answers 0 and runs no bytecode. This thread takes the semaphore and writes the stamp.
 
+A monitor that has stopped (SIGSTOP, or it is starved) protects nobody: the others declare this rank dead, and it would
+not be killed for that. So a monitor that shows no life on the board is killed, which makes it one that has died.
+
 A call that is still pending when the watchdog stops runs later, or never. So the semaphore belongs to the process, is
 never freed, and what is pending is known to the next watchdog.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
 import select
+import signal
 import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from inprocess.board import Board
+from inprocess.board import WATCHED, Board
 from inprocess.clock import monotonic
 
-__all__ = ["ProgressWatchdog"]
+__all__ = ["ProgressWatchdog", "Silence"]
 
 log = logging.getLogger(__name__)
 #: after scheduling, how long to stay awake for the answer of a main thread that runs (seconds)
@@ -35,6 +40,22 @@ SOON = 0.02
 class _Monitor(Protocol):
     @property
     def pidfd(self) -> int: ...
+
+    @property
+    def silence(self) -> float: ...
+
+
+class Silence:
+    """Judges a stamp that somebody else should renew, by counting looks: time in which both stood still is none."""
+
+    def __init__(self) -> None:
+        self._stamp = self._looks = 0
+
+    def lasts(self, stamp: int, looks: float) -> bool:
+        """Look once. Whether the stamp (0: none yet) has been the same for more than ``looks`` looks."""
+        self._looks = self._looks + 1 if stamp == self._stamp else 0
+        self._stamp = stamp
+        return bool(stamp) and self._looks > looks
 
 
 class _Probe:
@@ -84,7 +105,8 @@ class ProgressWatchdog(threading.Thread):
     Args:
         board: where progress is written.
         interval: seconds between two questions to the main thread.
-        monitor: its ``pidfd`` is watched; read again after each death.
+        monitor: its ``pidfd`` is watched; read again after each death. It is killed after ``silence`` seconds without
+            life.
         on_monitor_death: called in this thread when the monitor has died; it may start a new one. What it raises is
             logged, and the monitor is not watched any more.
     """
@@ -99,6 +121,7 @@ class ProgressWatchdog(threading.Thread):
         super().__init__(name="inprocess-watchdog", daemon=True)
         self._board, self._interval = board, interval
         self._monitor, self._on_monitor_death = monitor, on_monitor_death
+        self._silence = Silence()
         self._probe = _the_probe()
         self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
@@ -121,6 +144,7 @@ class ProgressWatchdog(threading.Thread):
             if now >= ask_at:
                 self._probe.schedule()
                 ask_at = now + self._interval
+                self._look_at_monitor()
             # a main thread that runs answers soon; one that does not is looked at once per interval
             soon = self._probe.pending and now < ask_at - self._interval + SOON
             if self._wait(SOON if soon else max(0.0, ask_at - now)):
@@ -141,7 +165,16 @@ class ProgressWatchdog(threading.Thread):
             self._tell_monitor_death()
         return False
 
+    def _look_at_monitor(self) -> None:
+        monitor = self._monitor
+        if monitor is None or not self._silence.lasts(self._board.slots[WATCHED], monitor.silence / self._interval):
+            return
+        log.warning("the monitor process has shown no life for %g s and is killed", monitor.silence)
+        with contextlib.suppress(OSError):  # it has just died; seen by its pidfd
+            signal.pidfd_send_signal(monitor.pidfd, signal.SIGKILL)
+
     def _tell_monitor_death(self) -> None:
+        self._board.slots[WATCHED] = 0  # a new one has shown nothing yet
         try:
             if self._on_monitor_death is not None:
                 self._on_monitor_death()
