@@ -88,9 +88,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--restarts-seed", type=int, default=0, help="seed of the first job with real ranks")
     options = parser.parse_args(arguments)
     if options.seeds:
-        from tests.sim import soak
+        from tests.sim import seeds, soak
 
-        print(f"{soak(range(options.seeds))} simulated jobs", flush=True)
+        print(f"{soak(seeds(range(options.seeds)))} simulated jobs", flush=True)
     if options.restarts:
         soak_ranks(options.restarts, options.restarts_seed)
     return 0

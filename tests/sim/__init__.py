@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from tests.sim.minimize import minimize
 from tests.sim.scenario import Scenario, random_scenario
 from tests.sim.world import World
 
-__all__ = ["Failure", "Scenario", "random_scenario", "run", "soak"]
+__all__ = ["Failure", "Scenario", "random_scenario", "run", "seeds", "soak", "story"]
 
 
 class Failure(AssertionError):
@@ -23,7 +24,7 @@ def run(scenario: Scenario, max_time: float = 400.0) -> World:
     try:
         world.run()
     except Exception as error:
-        raise Failure(f"{story(world)}\n{type(error).__name__}: {error}\n{_replay(scenario)}") from error
+        raise Failure(f"{story(world)}\n{_in_words(error)}\n{_replay(scenario)}") from error
     return world
 
 
@@ -33,6 +34,10 @@ def story(world: World) -> str:
     return "\n".join([f"seed {world.scenario.seed}: {world.scenario}", *lines])
 
 
+def _in_words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
 def _replay(scenario: Scenario) -> str:
     command = f"python -m tests.sim {scenario.seed} --members {scenario.members} --faults {len(scenario.faults)}"
     if scenario == random_scenario(scenario.seed, scenario.members, len(scenario.faults)):
@@ -40,10 +45,41 @@ def _replay(scenario: Scenario) -> str:
     return f"play it again: tests.sim.run({scenario!r})"
 
 
-def soak(seeds: Iterable[int], members: int = 4, faults: int = 3) -> int:
-    """Play the random scenario of each seed; answers how many. Raises Failure at the first that breaks."""
+def soak(scenarios: Iterable[Scenario]) -> int:
+    """Play all of them; answers how many. Raises Failure at the first that breaks, made as small as it gets."""
     count = 0
-    for seed in seeds:
-        run(random_scenario(seed, members, faults))
+    for scenario in scenarios:
+        try:
+            run(scenario)
+        except Failure as failure:
+            raise _minimized(scenario, failure) from failure.__cause__
         count += 1
     return count
+
+
+def seeds(numbers: Iterable[int], members: int = 4, faults: int = 3) -> Iterator[Scenario]:
+    """The random scenarios of some seeds."""
+    return (random_scenario(seed, members, faults) for seed in numbers)
+
+
+def _minimized(scenario: Scenario, failure: Failure) -> Failure:
+    """The smallest failure of the same kind, and where it came from."""
+    smallest = failure
+
+    def fails(smaller: Scenario) -> bool:
+        nonlocal smallest
+        try:
+            run(smaller)
+        except Failure as found:
+            if _kind(found) == _kind(failure):
+                smallest = found
+                return True
+        return False
+
+    minimize(scenario, fails)
+    return Failure(f"{smallest}\nfirst seen as: {_in_words(failure.__cause__ or failure)}\n{_replay(scenario)}")
+
+
+def _kind(failure: Failure) -> str:
+    """The exception and the invariant that it names."""
+    return _in_words(failure.__cause__ or failure)[:12]

@@ -39,6 +39,13 @@ class Work:
     interruptible: bool = False
 
 
+@dataclass(frozen=True)
+class Ask(Wait):
+    """A Wait that ``Process.interrupt`` ends with the answer True: its connection is shut down."""
+
+    interruptible: bool = True
+
+
 Script = Generator[Any, Any, Any]
 
 
@@ -146,17 +153,37 @@ class Process:
         #: operation number -> what to do (kill) before it is sent, or after it took effect
         self.before: dict[int, Callable[[], None]] = {}
         self.after: dict[int, Callable[[], None]] = {}
-        #: messages to and from this process stand still until then (a network partition)
-        self.cut_until = 0.0
+        #: requests of this process, and answers to it, stand still until then (a network partition)
+        self.cut_out_until = self.cut_in_until = 0.0
+        #: no thread of it runs until then (SIGSTOP, a paused host)
+        self.frozen_until = 0.0
+        self._frozen_from = 0.0
         #: seconds until its first threads run
         self.delay = 0.0
+        #: its messages take that many times as long
+        self.pace = 1.0
         self.on_end: list[Callable[[], None]] = []
+
+    def freeze(self, seconds: float) -> None:
+        """Stand still for a while."""
+        if self.frozen_since is None:
+            self._frozen_from = self.engine.now
+        self.frozen_until = max(self.frozen_until, self.engine.now + seconds)
+
+    @property
+    def frozen_since(self) -> float | None:
+        """Since when it stands still; None: it does not."""
+        return self._frozen_from if self.engine.now < self.frozen_until else None
+
+    def latency(self) -> float:
+        """How long one message of this process travels."""
+        return self.pace * self.engine.latency()
 
     def spawn(self, script: Script) -> Thread:
         """Start a thread."""
         thread = Thread(self, script)
         self.threads.append(thread)
-        self.engine.at(self.delay + self.engine.latency(), lambda: thread.resume(0, None))
+        self.engine.at(self.delay + self.latency(), lambda: thread.resume(0, None))
         return thread
 
     def end(self, why: str) -> None:
@@ -173,10 +200,10 @@ class Process:
         for thread in self.threads:
             if thread.until is not None and thread.until():
                 thread.until = None
-                self.engine.at(self.engine.latency(), thread.resumer(None))
+                self.engine.at(self.latency(), thread.resumer(None))
 
     def interrupt(self, thread: Thread) -> None:
-        """End that thread's ``Work``, if it is in one that lets itself be interrupted."""
+        """End that thread's ``Work`` or ``Ask``, if it is in one that lets itself be interrupted."""
         if thread.interruptible:
             thread.resume(thread.turn, True)
 
@@ -201,6 +228,10 @@ class Thread:
         """Go on with the answer to operation number ``turn``."""
         if turn != self.turn or self.done or not self.process.alive:
             return
+        if self.engine.now < self.process.frozen_until:
+            wakes = self.process.frozen_until - self.engine.now + self.engine.latency()
+            self.engine.at(wakes, lambda: self.resume(turn, answer))
+            return
         self.turn += 1
         self.interruptible = False
         try:
@@ -223,20 +254,21 @@ class Thread:
             process.before[number]()
             return
         turn = self.turn
-        self.engine.at(self.engine.latency(), lambda: self._arrive(op, turn, number))
+        self.interruptible = isinstance(op, Ask)
+        self.engine.at(process.latency(), lambda: self._arrive(op, turn, number))
 
     def _arrive(self, op: Any, turn: int, number: int) -> None:
         """The request reaches the store."""
         process, engine = self.process, self.engine
-        if engine.now < process.cut_until:
-            engine.at(process.cut_until - engine.now + engine.latency(), lambda: self._arrive(op, turn, number))
+        if engine.now < process.cut_out_until:
+            engine.at(process.cut_out_until - engine.now + engine.latency(), lambda: self._arrive(op, turn, number))
             return
         if self.store.lost:
             self._reply(turn, StoreLost("the store is gone"))
             return
-        if not process.alive and (type(op) is Wait or engine.rng.random() < 0.5):
+        if not process.alive and (isinstance(op, Wait) or engine.rng.random() < 0.5):
             return  # sent by a process that is dead by now: one half gets through
-        if type(op) is Wait:
+        if isinstance(op, Wait):
             self._wait(op, turn, number)
             return
         answer = self.store.execute(op)
@@ -260,8 +292,8 @@ class Thread:
 
     def _reply(self, turn: int, answer: Any) -> None:
         """The answer travels back."""
-        engine = self.engine
-        delay = max(0.0, self.process.cut_until - engine.now) + engine.latency()
+        process, engine = self.process, self.engine
+        delay = max(0.0, process.cut_in_until - engine.now) + process.latency()
         engine.at(delay, lambda: self.resume(turn, answer))
 
     def _until(self, op: Until) -> None:

@@ -4,19 +4,26 @@ speaking for the dead."""
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from inprocess import coordinator, guardian
+from inprocess import coordinator, guardian, policy
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.exception import StoreLost
 from inprocess.protocol.ops import Verb
-from tests.sim.engine import Process, Thread, Until
-from tests.sim.scenario import BARRIER_TIMEOUT, HEARTBEAT, HEARTBEAT_TIMEOUT
+from tests.sim.engine import Process, Thread, Until, Work
+from tests.sim.scenario import BARRIER_TIMEOUT, HARD_TIMEOUT, HEARTBEAT, HEARTBEAT_TIMEOUT, SOFT_TIMEOUT
 from tests.sim.training import Training
 
 if TYPE_CHECKING:
     from tests.sim.world import World
+
+LIMITS = policy.Limits.of(SOFT_TIMEOUT, HARD_TIMEOUT, HEARTBEAT_TIMEOUT)
+#: monitor_process_interval (seconds)
+INTERVAL = 1.0
+#: termination_grace_time: how long it waits for a job that has not begun, where its rank has given up (seconds)
+GRACE = 1.0
 
 
 class Monitor(Process):
@@ -29,14 +36,24 @@ class Monitor(Process):
         self.by = f"monitor of {self.member}"
         self.book = copy.copy(training.book)
         self.ring = guardian.Ring(self.member, HEARTBEAT_TIMEOUT, HEARTBEAT)
-        #: members it speaks for or has spoken for
+        #: members it speaks for or has spoken for, and those of them for which it is not done
         self.speaks: dict[int, Thread] = {}
+        self.speaking: set[int] = set()
         self.saw_death = False
-        self.delay = training.delay if number == 0 else 0.0
+        self.view = policy.View(self.member, LIMITS, self.book.iteration)
+        #: the last iteration that was seen interrupted, and when; when it was found off the roster, lost the store
+        self.interrupted = (-2, 0.0)
+        self.removed_at: float | None = None
+        self.lost_at: float | None = None
+        self.ended = False
+        #: when it last applied its rules (ns); 0: not yet
+        self.watched = 0
+        self._looked = self.engine.now
+        self.delay, self.pace = training.delay if number == 0 else 0.0, training.pace
         self.spawn(self._guarded(self._follow()))
         self.spawn(self._guarded(guardian.keep_watch(self.ring, lambda: self.book, self._beaten, self._lost)))
         self.spawn(self._guard())
-        self._beaten(max(training.leased_from, self.engine.now + self.delay if number == 0 else 0.0))
+        self.protecting = self.spawn(self._protect())
         self.delay = 0.0
         if not training.alive:
             self.training_ended()
@@ -47,18 +64,28 @@ class Monitor(Process):
             yield from verb
         except StoreLost as error:
             self.engine.note(self.name, error)
+            self.lost_at = self.lost_at or self.engine.now
+            self.interrupt(self.protecting)
 
     def _follow(self) -> Generator[Any, Any, None]:
         if self.book.iteration >= 0:
             yield from self._publish()
-        while True:
-            if self.book.iteration >= 0 and (yield from coordinator.await_outcome(self.book.iteration)).completed:
-                return
-            decision = yield from coordinator.await_next(self.book.iteration)
+        while not self.ended:
+            if self.book.iteration >= 0:
+                if (yield from coordinator.await_outcome(self.book.iteration)).completed:
+                    break
+                self.interrupted = (self.book.iteration, self.engine.now)
+                self.interrupt(self.protecting)
+                decision = yield from coordinator.await_next_awake(self.book.iteration)
+            else:
+                decision = yield from coordinator.await_next(self.book.iteration)
             self.book.apply(decision)
-            if decision.abort:
-                return
-            yield from self._publish()
+            if not self.book.included and self.removed_at is None:
+                self.removed_at = self.engine.now
+            self.ended = bool(decision.abort) or not self.book.included
+            if not self.ended:
+                yield from self._publish()
+        self.ended = True
 
     def _publish(self) -> Verb[None]:
         if self.world.scenario.shared_host and self.book.roster and self.book.roster[0] == self.member:
@@ -69,12 +96,6 @@ class Monitor(Process):
 
     def _beaten(self, when: float) -> None:
         self.training.leased_from = when
-        due = when + 0.9 * HEARTBEAT_TIMEOUT - self.engine.now
-        self.engine.at(max(0.0, due), self._check_lease)
-
-    def _check_lease(self) -> None:
-        if self.alive and self.engine.now - self.training.leased_from >= 0.9 * HEARTBEAT_TIMEOUT - 1e-9:
-            self.training.end("killed: its monitor could not reach the store (lease)")
 
     def _lost(self, member: int, seconds: float) -> None:
         if member not in self.speaks:
@@ -84,9 +105,14 @@ class Monitor(Process):
     # --- for the dead -----------------------------------------------------------------------------------------
 
     def _speak(self, member: int, record: InterruptionRecord) -> Verb[None]:
-        if member in self.book.roster:
-            yield from guardian.stand_in(copy.copy(self.book), member, record, self.by)
-        yield from coordinator.gone(member, self.world.scenario.members)
+        self.speaking.add(member)
+        try:
+            if member in self.book.roster:
+                yield from guardian.stand_in(copy.copy(self.book), member, record, self.by)
+            yield from coordinator.gone(member, self.world.scenario.members)
+        finally:
+            self.speaking.discard(member)
+        self.notify()
 
     def training_ended(self) -> None:
         """The pidfd of the training process became readable, a moment ago."""
@@ -98,20 +124,61 @@ class Monitor(Process):
 
     def _guard(self) -> Generator[Any, Any, None]:
         yield Until(lambda: self.saw_death)
-        self.engine.at(BARRIER_TIMEOUT, self._give_up)
+        self.engine.at(BARRIER_TIMEOUT if self.training.result is None else GRACE, self._leave_unbegun)
+        self.engine.at(BARRIER_TIMEOUT + GRACE, self._give_up)
         record = InterruptionRecord(0, Interruption.TERMINATED, initial_rank=self.member, message="died")
         if self.training.accounted:
             yield from self._guarded(coordinator.gone(self.member, self.world.scenario.members))
         else:
             yield from self._guarded(self._speak(self.member, record))
+        yield Until(lambda: not self.speaking or self.lost_at is not None)
         self.end("exits")
+
+    def _leave_unbegun(self) -> None:
+        if self.alive and self.book.iteration == coordinator.JOINING:
+            self.end("exits: the job has not begun")
 
     def _give_up(self) -> None:
         if self.alive:
             self.world.overdue.add(self.member)
             self.end("exits: barrier_timeout")
 
-    def report_hang(self) -> None:
-        """soft_timeout: record it, so it works while the training process cannot."""
-        record = InterruptionRecord(0, Interruption.SOFT_TIMEOUT, initial_rank=self.member)
-        self.spawn(self._guarded(coordinator.interrupt(self.training.book.iteration, record)))
+    # --- the rules --------------------------------------------------------------------------------------------
+
+    def _protect(self) -> Generator[Any, Any, None]:
+        while self.training.alive and not self.saw_death:
+            self.watched = now = _ns(self.engine.now)
+            seen = self.training.snapshot(now)
+            self.view = self._current_view(now, seen)
+            for action in policy.decide(now, seen, self.view):
+                self._act(action)
+            due = policy.wake_at(seen, self.view)
+            yield Work(INTERVAL if due is None else max(0.0, min(INTERVAL, (due - now) / 1e9)), interruptible=True)
+
+    def _act(self, action: policy.Action) -> None:
+        self.engine.note(self.name, action)
+        if isinstance(action, policy.Report):
+            self.view = dataclasses.replace(self.view, reported=action.iteration)
+            self.spawn(self._guarded(coordinator.interrupt(action.iteration, action.record)))
+        else:
+            self.view = dataclasses.replace(self.view, killed=True)
+            self.training.end(f"killed: {action.record.message}")
+
+    def _current_view(self, now: int, seen: policy.Snapshot) -> policy.View:
+        iteration, when = self.interrupted
+        stopped = self.engine.now - self._looked > SOFT_TIMEOUT / 2 + INTERVAL
+        self._looked = self.engine.now
+        interrupted = iteration == self.book.iteration
+        return dataclasses.replace(
+            self.view,
+            iteration=self.book.iteration,
+            interrupted_at=_ns(when) if interrupted else None,
+            atomic_at=now if seen.atomic and interrupted else self.view.atomic_at,
+            lease_from=None if self.ended else _ns(self.training.leased_from),
+            cut_off_at=_ns(self.lost_at if self.removed_at is None else self.removed_at),
+            awake_since=now if stopped else self.view.awake_since,
+        )
+
+
+def _ns(seconds: float | None) -> Any:
+    return None if seconds is None else int(seconds * 1e9)

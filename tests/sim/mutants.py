@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 
-from inprocess import coordinator, guardian
+from inprocess import coordinator, guardian, policy
 from inprocess.protocol.book import Book
-from inprocess.protocol.messages import Arrival, Decision, Kind, Outcome, dump, load_arrival, load_outcome
+from inprocess.protocol.messages import Arrival, Decision, Kind, Outcome, dump, load_arrival
 from inprocess.protocol.ops import Add, Claim, Verb
 from inprocess.protocol.phases import Phase
 from tests import sim
 from tests.sim import engine, training
 from tests.sim.engine import SimStore
-from tests.sim.monitor import Monitor
 from tests.sim.training import Step, Training
 
 Patch = pytest.MonkeyPatch
@@ -31,14 +30,7 @@ def _nothing(*_: Any, **__: Any) -> Verb[None]:
 
 def interrupt_wakes_nobody(patch: Patch) -> None:
     """An interruption sets the outcome, but not the keys on which the start round waits."""
-
-    def interrupt(iteration: int, record: Any, abort: str = "") -> Verb[bool]:
-        yield Add(f"{iteration}/record#", 1)
-        key = f"{iteration}/outcome"
-        found = yield Claim(key, dump(Outcome(completed=False, cause=record)))
-        return not load_outcome(found, key).completed
-
-    patch.setattr(coordinator, "interrupt", interrupt)
+    patch.setattr(coordinator, "_wake", _nothing)
 
 
 def count_before_entry(patch: Patch) -> None:
@@ -134,7 +126,7 @@ def frame_moves_on_no(patch: Patch) -> None:
     start = Training._start
 
     def moved(self: Training) -> Step:
-        self.book.started(*self.place[:2])
+        self.book.started(self.proposed.rank, self.proposed.world_size)
         return (yield from start(self))
 
     patch.setitem(training._STEPS, Phase.START, moved)
@@ -158,7 +150,7 @@ def dead_counts_as_reserve(patch: Patch) -> None:
 
 def no_lease(patch: Patch) -> None:
     """A monitor that cannot reach the store leaves its training process alone."""
-    patch.setattr(Monitor, "_check_lease", lambda self: None)
+    patch.setattr(policy, "_lease", lambda seen, view: iter(()))
 
 
 def impatient_ring(patch: Patch) -> None:
@@ -220,7 +212,7 @@ def survives(mutant: Callable[[Patch], None], seeds: Sequence[int]) -> tuple[int
         mutant(patch)
         for count, seed in enumerate(seeds):
             try:
-                sim.soak([seed])
+                sim.run(sim.random_scenario(seed))
             except sim.Failure as failure:
                 return count, f"{type(failure.__cause__).__name__}: {failure.__cause__}"
     return len(seeds), ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from tests.sim.assignments import ASSIGNMENTS
+
 #: seconds; short, so that a life fits into few heartbeats
 HEARTBEAT, HEARTBEAT_TIMEOUT, SOFT_TIMEOUT, HARD_TIMEOUT = 1.0, 6.0, 4.0, 7.0
 #: how long a member waits for the founders, and a monitor for the end of a round it speaks in
@@ -30,9 +32,22 @@ class Kill:
 
 @dataclass(frozen=True)
 class Cut:
-    """A member's host is not reachable for a while, or stopped."""
+    """A member's host is not reachable for a while, or in one direction only (what it sends, or what it gets)."""
 
     member: int
+    time: float
+    seconds: float
+    #: both | out | in
+    way: str = "both"
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """A member's processes stand still for a while, and then go on as if nothing had been."""
+
+    member: int
+    #: training | monitor | host (both)
+    target: str
     time: float
     seconds: float
 
@@ -53,7 +68,7 @@ class StoreGone:
     time: float
 
 
-Fault = Kill | Cut | Act | StoreGone
+Fault = Kill | Cut | Freeze | Act | StoreGone
 
 #: acts that interrupt an iteration and keep the member
 RAISES = ("raise", "raise at entry", "initialize raises", "hang")
@@ -78,16 +93,18 @@ class Scenario:
     seed: int
     members: int = 4
     faults: tuple[Fault, ...] = ()
-    #: ranks beyond it are reserves
-    max_active: int | None = None
-    #: the assignment discards the last rank of an odd number
-    even: bool = False
+    #: one of ``assignments.ASSIGNMENTS``
+    assignment: str = "shift"
     #: the rendezvous address comes from the smallest live member's monitor instead of a host that never fails
     shared_host: bool = False
     #: seconds after the first one at which each member's processes start
     delays: tuple[float, ...] = ()
     #: how long the function takes at most (seconds)
     longest: float = 1.0
+    #: members with a slow network and slow hooks
+    slow: tuple[int, ...] = ()
+    #: the function commits what it has done, inside ``atomic()``, that many times
+    commits: int = 1
 
 
 def random_scenario(seed: int, members: int = 4, faults: int = 3) -> Scenario:
@@ -99,11 +116,12 @@ def random_scenario(seed: int, members: int = 4, faults: int = 3) -> Scenario:
         seed,
         members,
         chosen,
-        max_active=rng.choice((None, max(1, members - 1), max(1, members // 2))),
-        even=rng.random() < 0.15,
+        assignment=rng.choice(("shift", "shift", "at most 2", "at most 3", *ASSIGNMENTS)),
         shared_host=rng.random() < 0.3,
         delays=tuple(rng.random() * 10.0 for _ in range(members)) if rng.random() < 0.1 else (),
         longest=longest,
+        slow=(rng.randrange(members),) if rng.random() < 0.15 else (),
+        commits=rng.choice((0, 1, 1, 4)),
     )
 
 
@@ -115,7 +133,7 @@ def _random_fault(rng: random.Random, members: int, longest: float, number: int)
     """Fault ``number`` of a job; the first one mostly sets a restart going."""
     if number == 0 and rng.random() < 0.7:
         return Act(rng.randrange(max(1, members // 2)), rng.choice((*RAISES, "exit", "hang for ever")))
-    (make,) = rng.choices((_random_kill, _random_act, _random_cut), (50, 35, 15))
+    (make,) = rng.choices((_random_kill, _random_act, _random_cut, _random_freeze), (50, 35, 15, 10))
     return make(rng, rng.randrange(members), rng.randint(0, number), longest)
 
 
@@ -133,7 +151,17 @@ def _random_act(rng: random.Random, member: int, iteration: int, longest: float)
     return Act(member, rng.choice(names), iteration)
 
 
+#: seconds for which a host is away: shorter and longer than the heartbeat timeout
+_AWAY = (0.5, 3.0, 9.0, 30.0)
+
+
 def _random_cut(rng: random.Random, member: int, iteration: int, longest: float) -> Fault:
     if rng.random() < 0.1:
         return StoreGone(rng.random() * 3 * longest)
-    return Cut(member, rng.random() * (iteration + 1) * longest, rng.choice((0.5, 3.0, 9.0, 30.0)))
+    way = rng.choice(("both", "both", "out", "in"))
+    return Cut(member, rng.random() * (iteration + 1) * longest, rng.choice(_AWAY), way)
+
+
+def _random_freeze(rng: random.Random, member: int, iteration: int, longest: float) -> Fault:
+    target = rng.choice(("training", "monitor", "host"))
+    return Freeze(member, target, rng.random() * (iteration + 1) * longest, rng.choice(_AWAY))

@@ -40,7 +40,7 @@ def test_kill_at_every_operation(members: int, target: str) -> None:
 
 @pytest.mark.parametrize("target", ["training", "host"])
 def test_kill_at_every_operation_with_a_reserve(target: str) -> None:
-    for scenario in moments(Scenario(2, 3, (RAISE,), max_active=2), target, range(3)):
+    for scenario in moments(Scenario(2, 3, (RAISE,), assignment="at most 2"), target, range(3)):
         sim.run(scenario)
 
 

@@ -12,12 +12,12 @@ from tests.sim.scenario import Act, Cut, Kill, Scenario
 @pytest.mark.parametrize("first", range(0, 500, 100))
 def test_seeds(first: int) -> None:
     """Four members, three faults."""
-    assert sim.soak(range(first, first + 100)) == 100
+    assert sim.soak(sim.seeds(range(first, first + 100))) == 100
 
 
 @pytest.mark.parametrize(("members", "faults"), [(1, 2), (2, 3), (3, 5), (6, 6), (9, 4)])
 def test_other_sizes(members: int, faults: int) -> None:
-    sim.soak(range(40), members, faults)
+    sim.soak(sim.seeds(range(40), members, faults))
 
 
 def test_no_fault() -> None:
@@ -36,7 +36,7 @@ def test_same_seed_same_trace() -> None:
 def test_failure_tells_its_story() -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(sim.Failure) as failure:
         mutants.one_short(patch)
-        sim.soak(range(10))
+        sim.soak(sim.seeds(range(10)))
     text = str(failure.value)
     assert "seed 0: Scenario(" in text
     assert "enters the function" in text
@@ -57,7 +57,7 @@ def test_late_riser_ends() -> None:
 
 def test_discarded_member_is_not_missed() -> None:
     """The monitor of a discarded member goes away; its neighbour must not interrupt a running iteration for that."""
-    world = sim.run(Scenario(3, members=3, even=True, longest=60.0))
+    world = sim.run(Scenario(3, members=3, assignment="discard odd", longest=60.0))
     assert [training.result for training in world.training] == ["returned", "returned", "discarded"]
 
 

@@ -11,16 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 from inprocess import coordinator
 from inprocess.attribution import Interruption, InterruptionRecord
-from inprocess.exception import Fenced, StoreLost
+from inprocess.exception import Fenced, RankDiscarded, StoreLost
+from inprocess.policy import LEASE_SHARE, Snapshot
+from inprocess.progress_watchdog import Silence
 from inprocess.protocol.book import Book
 from inprocess.protocol.messages import Arrival, Kind
 from inprocess.protocol.ops import Pause
 from inprocess.protocol.phases import Event, Phase, next_phase
+from inprocess.rank_assignment import RankAssignmentCtx
+from inprocess.state import FrozenState, State
+from tests.sim.assignments import ASSIGNMENTS, ShutDown, assign
 from tests.sim.engine import Process, Until, Work
-from tests.sim.scenario import BARRIER_TIMEOUT
+from tests.sim.scenario import BARRIER_TIMEOUT, HEARTBEAT_TIMEOUT
 
 if TYPE_CHECKING:
     from tests.sim.world import World
+
+#: progress_watchdog_interval (seconds)
+WATCHDOG = 1.0
 
 Step = Generator[Any, Any, Event]
 
@@ -41,17 +49,29 @@ class Training(Process):
         self.started_in = -1
         #: its function's iteration while it is inside it
         self.inside: int | None = None
-        #: its place in this iteration: (rank, world size, active rank or None, active world size)
-        self.place: tuple[int, int, int | None, int] = (0, 0, None, 0)
+        self.assignment = ASSIGNMENTS[world.scenario.assignment](member)
+        #: the assignment of this iteration, and the last one that its start round accepted
+        self.proposed = self.placed = FrozenState(
+            rank=member, world_size=self.book.world_size, initial_rank=member, initial_world_size=self.book.world_size
+        )
+        #: it has its place in this iteration, or has given up on it
+        self.assigned = True
+        #: inside ``atomic()``; from which iteration on it may not be entered any more
+        self.atomic, self.closed = False, math.inf
+        #: since when it makes no progress
+        self.stuck_since: float | None = None
+        #: the last iteration whose interruption it has answered
+        self.answered = -2
         #: how the call ended; None while it runs, and for ever where it was killed
         self.result: str | None = None
         #: when the last heartbeat that got through was begun; a new monitor takes it over
-        self.leased_from = self.engine.now
+        self.leased_from: float | None = None
         #: nobody needs to speak for it any more
         self.accounted = False
         self.delay = world.scenario.delays[member] if world.scenario.delays else 0.0
         self.main = self.spawn(self._live())
         self.spawn(self._follow())
+        self.spawn(self._watch_monitor())
 
     # --- the follower -----------------------------------------------------------------------------------------
 
@@ -62,6 +82,8 @@ class Training(Process):
                 iteration += 1
                 self._find("rendezvous", iteration, (yield from coordinator.await_rendezvous(iteration)))
                 start = self._find("start", iteration, (yield from coordinator.await_start(iteration)))
+                if not start.go:
+                    yield from self._release_assignment()
                 outcome = self._find("outcome", iteration, (yield from coordinator.await_outcome(iteration)))
                 if outcome.completed:
                     return
@@ -75,14 +97,23 @@ class Training(Process):
         return not decision.abort and self.member not in decision.removed
 
     def _find(self, what: str, iteration: int, value: Any) -> Any:
+        self.assigned = self.assigned and what != "next"
         self.engine.note(self.name, f"found {what}/{iteration}: {value}")
         self.found[what, iteration] = value
         self.world.agree(what, iteration, value)
         self.notify()
         return value
 
+    def _release_assignment(self) -> Generator[Any, Any, None]:
+        """It may wait for ranks that will never answer."""
+        while not self.assigned:
+            self.interrupt(self.main)
+            yield Pause(0.5)
+
     def _abort(self, iteration: int) -> Generator[Any, Any, None]:
-        """The abort ladder, then the interrupt until the main thread is out."""
+        """No ``atomic()`` any more, the abort ladder, then the interrupt until the main thread is out."""
+        self.closed = iteration
+        yield Until(lambda: not self.atomic)
         slow = self.world.take(self.member, iteration, "abort is slow")
         yield Work(self.engine.rng.random() * (1.0 if slow else 0.05))
         while self.inside is not None:
@@ -90,6 +121,15 @@ class Training(Process):
             yield Pause(0.5)
         self.found["aborted", iteration] = True
         self.notify()
+
+    def _watch_monitor(self) -> Generator[Any, Any, None]:
+        """The watchdog: a monitor that shows no life is killed."""
+        silence = Silence()
+        while self.phase is not Phase.OUT:
+            yield Pause(WATCHDOG)
+            monitor = self.world.monitors[self.member]
+            if monitor.alive and silence.lasts(monitor.watched, HEARTBEAT_TIMEOUT / 3 / WATCHDOG):
+                self.world.kill_monitor(self, "killed: shows no life")
 
     # --- the main thread --------------------------------------------------------------------------------------
 
@@ -124,13 +164,29 @@ class Training(Process):
         return self.world.take(self.member, self.book.iteration, what)
 
     def _record(self, what: str) -> InterruptionRecord:
-        rank = max(0, self.place[0])
-        return InterruptionRecord(rank, Interruption.EXCEPTION, initial_rank=self.member, message=what)
+        return InterruptionRecord(self.placed.rank, Interruption.EXCEPTION, initial_rank=self.member, message=what)
 
     def _hook_time(self) -> Work:
         """How long a hook of the user takes: now and then much longer than on the other members."""
         rng = self.engine.rng
-        return Work(rng.random() * (0.4 if rng.random() < 0.15 else 0.01))
+        return Work(self.pace * rng.random() * (0.4 if rng.random() < 0.15 else 0.01))
+
+    @property
+    def is_reserve(self) -> bool:
+        return self.placed.active_rank is None
+
+    def snapshot(self, now: int) -> Snapshot:
+        """What its board shows; times in ns."""
+        stuck = self.stuck_since if self.frozen_since is None else self.frozen_since
+        return Snapshot(
+            progress=now if stuck is None else int(stuck * 1e9),
+            iteration=self.book.iteration,
+            phase=self.phase,
+            reserve=self.is_reserve,
+            atomic=self.atomic,
+            answered=self.answered,
+            left=self.phase is Phase.OUT,
+        )
 
     def _join(self) -> Step:
         yield from coordinator.join(self.book, self.name)
@@ -146,6 +202,8 @@ class Training(Process):
         decision = yield from self._wait("next")
         self.book.apply(decision)
         self.world.same_book(self.book)
+        if self.leased_from is None:
+            self.leased_from = self.engine.now
         if decision.abort:
             self.accounted = True
             self.quitting = "aborted"
@@ -156,37 +214,53 @@ class Training(Process):
         return Event.OK
 
     def _assign(self) -> Step:
+        self.assigned = False
         address = yield from self._wait("rendezvous")
         if address == "-":
+            self.assigned = True
             return Event.NO_START
         yield self._hook_time()
-        start = self._knows("start")
-        if start and not start.go and self.engine.rng.random() < 0.5:
-            return Event.NO_START  # an assignment that talks over the iteration's store finds it shut down
+        try:
+            yield from self._take_place()
+        except ShutDown:
+            return Event.NO_START
+        except RankDiscarded:
+            self.quitting = "discarded"
+            return Event.QUIT
+        finally:
+            self.assigned = True
         if self._takes("assign raises"):
             self.quitting = "assign raises"
             return Event.QUIT
-        # survivors keep their order and close the gaps
-        rank = self.book.rank - sum(gone < self.book.rank for gone in self.book.terminated)
-        size = self.book.world_size - len(self.book.terminated)
-        if self.world.scenario.even and size > 1:
-            size -= size % 2
-        active = min(size, self.world.scenario.max_active or size)
-        self.place = (rank, size, rank if rank < active else None, active)
-        if rank >= size:
-            self.quitting = "discarded"
-            return Event.QUIT
         return Event.OK
 
+    def _take_place(self) -> Generator[Any, Any, None]:
+        book, placed = self.book, self.placed
+        state = State(
+            rank=book.rank,
+            world_size=book.world_size,
+            active_rank=placed.active_rank,
+            active_world_size=placed.active_world_size,
+            initial_rank=self.member,
+            initial_world_size=self.world.scenario.members,
+            iteration=book.iteration,
+        )
+        ctx = RankAssignmentCtx(state, None, set(book.terminated))
+        self.assignment, ctx = yield from assign(self.assignment, ctx, f"iteration store {book.iteration}/")
+        self.proposed = ctx.state.freeze()
+
     def _start(self) -> Step:
-        rank, size, active_rank, active = self.place
+        place = self.proposed
         self.started_in = self.book.iteration
-        arrival = Arrival(Kind.RANK, rank, size, active, active_rank, by=self.name)
+        arrival = Arrival(
+            Kind.RANK, place.rank, place.world_size, place.active_world_size, place.active_rank, by=self.name
+        )
         yield from coordinator.start_round(self.book, arrival)
         start = yield from self._wait("start")
         if not start.go:
             return Event.NO_START
-        self.book.started(rank, size)
+        self.book.started(place.rank, place.world_size)
+        self.placed = place
         return Event.OK
 
     def _initialize(self) -> Step:
@@ -213,7 +287,7 @@ class Training(Process):
         return Event.INTERRUPTED if stands else Event.OK
 
     def _run(self) -> Step:
-        if self.place[2] is None:
+        if self.is_reserve:
             if self._takes("exit"):
                 self.quitting = "exit"  # a reserve goes without interrupting the others
                 return Event.QUIT
@@ -248,23 +322,38 @@ class Training(Process):
     def _work(self) -> Generator[Any, Any, bool]:
         """The function's body; answers True where it was interrupted."""
         hangs, dead = self._takes("hang"), self._takes("hang for ever")
-        if hangs or dead:
-            self.world.watch_hang(self)
+        self.stuck_since = self.engine.now if hangs or dead else None
         while dead:
             yield Work(math.inf)
         swallows = 2 if self._takes("swallow") else 0
-        seconds = math.inf if hangs else self.engine.rng.random() * self.world.scenario.longest
-        while (yield Work(seconds, interruptible=True)):
-            if not swallows:
-                return True
-            swallows -= 1
-            seconds = self.engine.rng.random() * 2.0
+        pieces = 1 + self.world.scenario.commits
+        for piece in range(pieces):
+            seconds = math.inf if hangs else self.engine.rng.random() * self.world.scenario.longest / pieces
+            while (yield Work(seconds, interruptible=True)) or (piece and (yield from self._commit())):
+                if not swallows:
+                    self.stuck_since = None
+                    return True
+                swallows -= 1
+                seconds = self.engine.rng.random() * 2.0
         # a function that swallowed the interrupt and then returned has missed its iteration
         return False
 
+    def _commit(self) -> Generator[Any, Any, bool]:
+        """An ``atomic()`` section; answers True where it was interrupted before it began."""
+        lease = math.inf if self.leased_from is None else self.leased_from + LEASE_SHARE * HEARTBEAT_TIMEOUT
+        if self.closed <= self.book.iteration or self.engine.now >= lease:
+            return bool((yield Work(math.inf, interruptible=True)))
+        self.atomic = True
+        self.world.committed(self)
+        yield Work(self.engine.rng.random() * 0.02)
+        self.atomic = False
+        self.notify()
+        return False
+
     def _finish(self) -> Step:
-        if self.place[2] is not None:
-            yield from coordinator.finish(self.book.iteration, self.place[3], self.book.roster)
+        if not self.is_reserve:
+            size = self.placed.active_world_size
+            yield from coordinator.finish(self.book.iteration, size, self.book.roster)
         outcome = yield from self._wait("outcome")
         return Event.COMPLETED if outcome.completed else Event.INTERRUPTED
 
@@ -279,6 +368,7 @@ class Training(Process):
         outcome = self._knows("outcome") if self.quitting else (yield from self._wait("outcome"))
         if outcome and not outcome.completed:
             yield from self._wait("aborted")
+        self.answered, self.closed = self.book.iteration, math.inf
         return Event.CUT_OFF if ("lost", 0) in self.found else Event.OK
 
     def _finalize(self) -> Step:
@@ -297,6 +387,7 @@ class Training(Process):
         return Event.OK
 
     def _end(self) -> Step:
+        self.answered = self.book.iteration
         if not self.quitting:
             yield from coordinator.end_round(
                 self.book, Arrival(Kind.ALIVE, self.book.rank, self.book.world_size, by=self.name)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from inprocess import coordinator
 from inprocess.exception import StoreLost
 from inprocess.protocol.book import Book
+from tests.sim.assignments import mate_of
 from tests.sim.engine import Engine, Process, Script, SimStore
 from tests.sim.monitor import Monitor
-from tests.sim.scenario import EXTRAS, HARD_TIMEOUT, LEAVES, SOFT_TIMEOUT, Act, Cut, Kill, Scenario, StoreGone
+from tests.sim.scenario import EXTRAS, LEAVES, Act, Cut, Freeze, Kill, Scenario, StoreGone
 from tests.sim.training import Training
+
+#: messages and hooks of a slow member take that many times as long
+SLOW_PACE = 4.0
+#: how long after it woke a member may still be inside a function that the others have given up (seconds)
+JUST = 0.5
 
 
 class Broken(AssertionError):
@@ -43,6 +48,8 @@ class World:
         #: members whose monitor was killed or cut off: only these may be found silent
         self._unwatched: set[int] = set()
         self.training = [Training(self, member) for member in range(scenario.members)]
+        for member in scenario.slow:
+            self.training[member].pace = SLOW_PACE
         self.monitors = [Monitor(self, training, 0) for training in self.training]
         for training in self.training:
             training.on_end.append(partial(self._training_ended, training))
@@ -77,6 +84,8 @@ class World:
                 (victim.after if fault.after else victim.before)[number] = partial(self._kill, fault)
             case Cut():
                 self.engine.at(fault.time, partial(self._cut, fault))
+            case Freeze():
+                self.engine.at(fault.time, partial(self._freeze, fault))
             case StoreGone():
                 self.engine.at(fault.time, partial(self._lose_store, fault))
 
@@ -97,11 +106,17 @@ class World:
         self.fired.append(fault)
         if fault.target in ("monitor", "host"):
             self._unwatched.add(fault.member)
-            monitor.end(f"killed ({fault.target})")
+        if fault.target == "monitor":
+            self.kill_monitor(training, "killed (monitor)")
+        if fault.target == "host":
+            monitor.end("killed (host)")
         if fault.target in ("training", "host"):
             training.end(f"killed ({fault.target})")
-        if fault.target == "monitor":
-            self.engine.at(0.05 + self.engine.rng.random(), partial(self._new_monitor, training))
+
+    def kill_monitor(self, training: Training, why: str) -> None:
+        """A new one comes soon."""
+        self.monitors[training.member].end(why)
+        self.engine.at(0.05 + self.engine.rng.random(), partial(self._new_monitor, training))
 
     def _new_monitor(self, training: Training) -> None:
         if training.alive and not self.monitors[training.member].alive:
@@ -110,9 +125,22 @@ class World:
     def _cut(self, fault: Cut) -> None:
         self.fired.append(fault)
         self._unwatched.add(fault.member)
+        end = self.engine.now + fault.seconds
         for process in (self.training[fault.member], self.monitors[fault.member]):
-            process.cut_until = max(process.cut_until, self.engine.now + fault.seconds)
-        self.engine.note(f"host{fault.member}", f"not reachable for {fault.seconds} s")
+            if fault.way != "in":
+                process.cut_out_until = max(process.cut_out_until, end)
+            if fault.way != "out":
+                process.cut_in_until = max(process.cut_in_until, end)
+        self.engine.note(f"host{fault.member}", f"not reachable ({fault.way}) for {fault.seconds} s")
+
+    def _freeze(self, fault: Freeze) -> None:
+        self.fired.append(fault)
+        if fault.target != "training":
+            self._unwatched.add(fault.member)
+            self.monitors[fault.member].freeze(fault.seconds)
+        if fault.target != "monitor":
+            self.training[fault.member].freeze(fault.seconds)
+        self.engine.note(f"host{fault.member}", f"{fault.target} stands still for {fault.seconds} s")
 
     def _lose_store(self, fault: StoreGone) -> None:
         self.fired.append(fault)
@@ -128,26 +156,6 @@ class World:
                 self.engine.note(f"train{member}", f"fault: {what}")
                 return True
         return False
-
-    def watch_hang(self, training: Training) -> None:
-        """The timeouts of the monitor process, from the moment the function stops making progress."""
-        same = partial(self._still_inside, training, training.inside)
-        self.engine.at(SOFT_TIMEOUT, partial(self._timeout, training, same, lambda m: m.report_hang()))
-        self.engine.at(
-            HARD_TIMEOUT, partial(self._timeout, training, same, lambda m: training.end("killed: hard timeout"))
-        )
-
-    def _still_inside(self, training: Training, iteration: int | None) -> bool:
-        return training.alive and training.inside == iteration
-
-    def _timeout(self, training: Training, same: Callable[[], bool], act: Callable[[Monitor], None]) -> None:
-        if not same():
-            return
-        monitor = self.monitors[training.member]
-        if monitor.alive:
-            act(monitor)
-        else:  # until its new monitor is up
-            self.engine.at(0.5, partial(self._timeout, training, same, act))
 
     def _training_ended(self, training: Training) -> None:
         self._last_end = self.engine.now
@@ -175,10 +183,11 @@ class World:
 
     def enter(self, training: Training) -> None:
         """I2, I4: checked as the function starts."""
-        iteration, (_, size, rank, active) = training.book.iteration, training.place
+        iteration, place = training.book.iteration, training.placed
+        size, rank, active = place.world_size, place.active_rank, place.active_world_size
         self.engine.note(training.name, f"enters the function, iteration {iteration}, rank {rank} of {active}/{size}")
         for other in self.training:
-            if other.alive and other.inside not in (None, iteration) and other is not training:
+            if other.alive and other.inside not in (None, iteration) and not self._just_woken(other):
                 raise Broken(f"I2: {training.name} enters iteration {iteration}, {other.name} is in {other.inside}")
         self.agree("active world size", iteration, active)
         if rank is None or not 0 <= rank < active:
@@ -187,13 +196,24 @@ class World:
         if taken != training.member:
             raise Broken(f"I4: rank {rank} in iteration {iteration} on members {taken} and {training.member}")
 
+    def _just_woken(self, training: Training) -> bool:
+        """It stands still, or its monitor, which does not know yet, is about to end it."""
+        return self.engine.now < training.frozen_until + JUST
+
+    def committed(self, training: Training) -> None:
+        """I2, the fence: what the function does inside ``atomic()`` belongs to the iteration that runs."""
+        if training.inside is not None and training.inside < max(self._entered):
+            raise Broken(
+                f"I2: {training.name} commits in iteration {training.inside}, others are in {max(self._entered)}"
+            )
+
     def returned(self, training: Training) -> None:
         """The function returned."""
         self._returned.setdefault(training.book.iteration, set()).add(training.member)
 
     def completed(self, training: Training) -> None:
         """I5: the call returns."""
-        iteration, active = training.book.iteration, training.place[3]
+        iteration, active = training.book.iteration, training.placed.active_world_size
         self.agree("completed", 0, iteration)
         done = self._returned.get(iteration, set())
         if len(done) != active:
@@ -209,7 +229,11 @@ class World:
         if self.overdue and not missing and not excused:
             raise Broken(f"I3: monitors of {sorted(self.overdue)} waited for barrier_timeout")
         late = self.engine.now - self._last_end
-        if ("completed", 0) in self._agreed and late > 5.0 and not any(isinstance(fault, Cut) for fault in self.fired):
+        if (
+            ("completed", 0) in self._agreed
+            and late > 5.0
+            and not any(isinstance(fault, Cut | Freeze) for fault in self.fired)
+        ):
             raise Broken(f"I3: monitors stayed for {late:.1f} s after the last training process had ended")
         iterations = 1 + max((iteration for what, iteration in self._agreed if what == "outcome"), default=0)
         faults = sum(not (isinstance(fault, Act) and fault.what in EXTRAS) for fault in self.fired)
@@ -219,8 +243,13 @@ class World:
     def _explained(self, training: Training) -> bool:
         for fault in self.fired:
             mine = getattr(fault, "member", None) == training.member
-            if mine and (isinstance(fault, Kill | Cut) or fault.what in LEAVES):  # type: ignore[attr-defined]
+            if mine and (isinstance(fault, Kill | Cut | Freeze) or fault.what in LEAVES):  # type: ignore[attr-defined]
                 return True
         if training.result == "a founder is missing":  # killed before anybody could see it
             return any(isinstance(fault, Kill) for fault in self.fired)
-        return training.result == "discarded" and self.scenario.even
+        if training.result == "aborted":
+            return training.proposed.active_world_size == 0
+        mate = mate_of(self.scenario.assignment, training.member)
+        if training.result != "discarded" or mate is None:
+            return False
+        return not 0 <= mate < len(self.training) or self.training[mate].result != "returned"
