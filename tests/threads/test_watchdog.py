@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -13,8 +15,8 @@ from collections.abc import Iterator
 import pytest
 
 from inprocess import clock, progress_watchdog
-from inprocess.board import PROGRESS, Board
-from inprocess.progress_watchdog import ProgressWatchdog
+from inprocess.board import PROGRESS, WATCHED, Board
+from inprocess.progress_watchdog import ProgressWatchdog, Silence
 
 #: a ceiling, not a duration (seconds)
 SOON = 20.0
@@ -123,6 +125,8 @@ def test_one_that_was_never_started_can_be_stopped(board: Board) -> None:
 class Monitor:
     """Stands for a MonitorProcess: a process and its pidfd."""
 
+    silence = math.inf
+
     def __init__(self) -> None:
         self.start()
 
@@ -154,6 +158,33 @@ def test_it_tells_the_monitor_s_death_each_time(board: Board) -> None:
         assert deaths[-1] == pid
     watchdog.stop()
     monitor.end()
+
+
+def test_a_monitor_that_shows_no_life_is_killed_and_replaced(board: Board) -> None:
+    """It counts only once it has shown life, and a new one anew."""
+    monitor, deaths = Monitor(), queue.SimpleQueue[int]()
+    monitor.silence = 0.2
+
+    def replace() -> None:
+        deaths.put(board.slots[WATCHED])
+        monitor.end()
+        monitor.start()
+
+    watchdog = ProgressWatchdog(board, 0.05, monitor, replace)
+    watchdog.start()
+    for stamp in (1, 2):
+        with pytest.raises(queue.Empty):
+            deaths.get(timeout=0.5)
+        board.slots[WATCHED] = stamp
+        assert deaths.get(timeout=SOON) == 0
+    watchdog.stop()
+    monitor.end()
+
+
+def test_a_monitor_that_shows_life_is_left_alone() -> None:
+    silence = Silence()
+    assert not any(silence.lasts(stamp, 2) for stamp in [0] * 9 + [1, 1, 1, 2, 2, 2, 3])
+    assert [silence.lasts(3, 2) for _ in range(3)] == [False, False, True]
 
 
 def test_a_monitor_that_cannot_be_replaced_is_told_once(board: Board, caplog: pytest.LogCaptureFixture) -> None:
