@@ -40,7 +40,7 @@ class Scripts:
             return self._ask(python, arguments)
         if script == "torchft_restart":
             arguments = [*shlex.split(contender.arguments), "--victim", "1", "--limit", str(HANG)]
-        if case in GOODPUT:
+        if case is GOODPUT:
             arguments += ["--seed", "0" if contender.name == "no library" else str(seed)]
         command = [python, "-W", "ignore", "-m", f"benchmarks.{script}", *arguments]
         done = subprocess.run(command, check=False, **self._streams)
@@ -81,7 +81,7 @@ class Scripts:
 
 def turns(case: Case, repetitions: int) -> Iterator[tuple[int, Contender]]:
     """A B A B ...; a contender that is stuck takes part in the first rounds only."""
-    most = min(repetitions, ATTEMPTS_OF_GOODPUT) if case in GOODPUT else repetitions
+    most = min(repetitions, ATTEMPTS_OF_GOODPUT) if case is GOODPUT else repetitions
     for number in range(most):
         yield from ((number, contender) for contender in case.contenders)
         if number < ATTEMPTS_OF_STUCK:
@@ -92,7 +92,7 @@ def measure(case: Case, repetitions: int, scripts: Scripts) -> dict[str, list[di
     """Contender -> its results."""
     found: dict[str, list[dict[str, Any]]] = {}
     begin = time.monotonic()
-    print(f"{case.benchmark}: {case.label}", end="", flush=True)
+    print(report.key(case), end="", flush=True)
     for number, contender in turns(case, repetitions):
         result = scripts.run(case, contender, number + 1)
         found.setdefault(contender.name, []).append(result)
@@ -128,7 +128,7 @@ def main() -> None:
     scripts = Scripts(options.peers)
     try:
         for case in CASES if not options.no_run else ():
-            if options.only in f"{case.benchmark}: {case.label}":
+            if options.only in report.key(case):
                 found = measure(case, options.repetitions, scripts)
                 results["machine"] = machine()
                 results["cases"][report.key(case)] = {name: report.condense(runs) for name, runs in found.items()}

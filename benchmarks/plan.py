@@ -6,6 +6,19 @@ from dataclasses import dataclass
 
 #: seconds after which an attempt counts as one that does not go on
 HANG = 15
+#: the phases of a restart in their order, and the mark and its iteration that end each; the first begins at the fault
+PHASES = {
+    "detect": ("abort", 0),
+    "abort": ("aborted", 0),
+    "leave function": ("left", 0),
+    "end round": ("assign", 1),
+    "assign": ("assigned", 1),
+    "start round": ("initialize", 1),
+    "enter": ("entry", 1),
+    "new group": ("reduced", 1),
+}
+#: world size -> milliseconds from the first call to the entry, at most
+STARTUP = {4: 2000.0}
 
 
 @dataclass(frozen=True)
@@ -99,8 +112,6 @@ OTHERS = [
     Case("calls", "ping and atomic", "calls", "", {"ping_wall": 300.0, "atomic_wall": 1500.0}, (OURS, NVRX)),
 ]  # fmt: skip
 
-GOODPUT = [
-    Case("goodput", "60 s of training, a fault every 5 s", "goodput", "", {}, (PLAIN, OURS, *PEERS, TORCHRUN)),
-]
+GOODPUT = Case("goodput", "60 s of training, a fault every 5 s", "goodput", "", {}, (PLAIN, OURS, *PEERS, TORCHRUN))
 
-CASES = [*exceptions(), *KILLS, *OTHERS, *GOODPUT]
+CASES = [*exceptions(), *KILLS, *OTHERS, GOODPUT]

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plan import CASES, NVRX, NVRX_TUNED, OURS, TORCHFT, TORCHFT_TUNED, TORCHRUN, WAITS, Case
+from benchmarks.plan import (
+    CASES,
+    GOODPUT,
+    NVRX,
+    NVRX_TUNED,
+    OURS,
+    PHASES,
+    STARTUP,
+    TORCHFT,
+    TORCHFT_TUNED,
+    TORCHRUN,
+    WAITS,
+    Case,
+)
 
 Results = Mapping[str, Any]
 
@@ -32,7 +45,6 @@ COLUMNS = {
 }
 #: where the time of a round trip is, and the case whose phases are shown in that unit
 CALLS, UNIT_CASE = "calls: ping and atomic", "4 ranks, in an all-reduce"
-PHASES = ("detect", "abort", "leave function", "end round", "assign", "start round", "enter", "new group")
 COLORS = ("#4269d0", "#ff725c", "#efb118", "#6cc5b0", "#97bbf5", "#a463f2", "#9c6b4e", "#bbbbbb")
 
 
@@ -93,28 +105,28 @@ def rows(results: Results, cases: Sequence[Case]) -> list[list[str]]:
             columns = COLUMNS[case.script]
             row = [case.label if entry is next(iter(entries.values())) else "", name]
             row += [cell(entry, column) for column in columns] if entry["values"] else failure(entry, len(columns))
-            row.append(ratio(ours, entry, next(iter(columns))))
+            row.append(ratio(ours, entry, columns))
             row.append(verdict(case, entry) if name == OURS.name else "")
             found.append(row)
     return found
 
 
-def ratio(ours: Mapping[str, Any] | None, entry: Mapping[str, Any], name: str) -> str:
-    here, there = median(ours, name), median(entry, name) or median(entry, "reduced")
+def ratio(ours: Mapping[str, Any] | None, entry: Mapping[str, Any], columns: Iterable[str]) -> str:
+    """How many times ours it is, in the first column that both have. Of what is a difference, nothing is said."""
+    both = ((name, median(ours, name), median(entry, name)) for name in columns)
+    name, here, there = next((found for found in both if found[1] and found[2]), ("", None, None))
     if entry is ours or not here or not there or name.endswith("_percent"):
         return ""
-    if name == "entry" and not median(entry, name):
-        here = median(ours, "reduced") or here
     return f"{there / here:.3g}x"
 
 
 def verdict(case: Case, entry: Mapping[str, Any]) -> str:
     """Each target, and whether it was reached."""
-    words = []
-    for name, limit in case.targets.items():
-        value = median(entry, name)
-        words.append(f"{number(limit)} {'met' if value is not None and value <= limit else 'MISSED'}")
-    return ", ".join(words)
+    return ", ".join(reached(limit, median(entry, name)) for name, limit in case.targets.items())
+
+
+def reached(limit: float, value: float | None) -> str:
+    return f"{number(limit)} {'met' if value is not None and value <= limit else 'MISSED'}"
 
 
 def table(headings: Sequence[str], body: Sequence[Sequence[str]]) -> str:
@@ -127,19 +139,17 @@ def startup(results: Results) -> str:
     for size in (2, 4, 8):
         entries = results["cases"].get(f"restart_exception: {size} ranks, in {WAITS['loop']}", {})
         for name, entry in entries.items():
-            if median(entry, "startup") is not None and name != "torchrun":
-                target = (
-                    "2,000 " + ("met" if (median(entry, "startup") or 0) <= 2000 else "MISSED") if size == 4 else ""
-                )
-                body.append([f"{size} ranks", name, cell(entry, "startup"), target if name == OURS.name else ""])
+            value = median(entry, "startup")
+            if value is not None and name != TORCHRUN.name:
+                target = reached(STARTUP[size], value) if name == OURS.name and size in STARTUP else ""
+                body.append([f"{size} ranks", name, cell(entry, "startup"), target])
     return table(["", "library", "from the call to the entry, ms", "target"], body)
 
 
 def goodput(results: Results) -> str:
     """The share of the time that went into steps that count."""
-    (case,) = [case for case in CASES if case.benchmark == "goodput"]
     body = []
-    for name, entry in results["cases"].get(key(case), {}).items():
+    for name, entry in results["cases"].get(key(GOODPUT), {}).items():
         shares, faults = (entry["values"].get(value, []) for value in ("percent", "faults"))
         share = f"**{statistics.median(shares):.1f} %**" if shares else ""
         body.append([name, share, ", ".join(f"{value:g}" for value in faults), "; ".join(entry["notes"])])

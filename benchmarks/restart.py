@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from benchmarks import libraries
 from benchmarks.job import Job, Mark, free_port, last, mark, output
+from benchmarks.plan import PHASES
 
 FAULTS = ("raise", "kill", "host", "stop", "release", "gil")
 WHERE = ("loop", "allreduce", "sleep", "queue")
@@ -42,17 +43,6 @@ TIMEOUTS = {
 }
 #: options that make a case of their own
 CASE = ("library", "setting", "world_size", "spares", "fault", "where", "victim", "short_timeouts")
-#: the phases of a restart and the mark that ends each; the first mark is the fault
-PHASES = (
-    ("detect", "abort", 0),
-    ("abort", "aborted", 0),
-    ("leave function", "left", 0),
-    ("end round", "assign", 1),
-    ("assign", "assigned", 1),
-    ("start round", "initialize", 1),
-    ("enter", "entry", 1),
-    ("new group", "reduced", 1),
-)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -205,8 +195,8 @@ def detection(options: argparse.Namespace, marks: Sequence[Mark], fault: int) ->
 def split(marks: Sequence[Mark], begin: int) -> dict[str, int]:
     """How long each phase took; it ends when the last rank is through."""
     phases: dict[str, int] = {}
-    for phase, name, iteration in PHASES:
-        times = [found.t for found in marks if (found.name, found.iteration) == (name, iteration)]
+    for phase, end_mark in PHASES.items():
+        times = [found.t for found in marks if (found.name, found.iteration) == end_mark]
         end = max(times, default=begin)
         phases[phase] = max(end - begin, 0)
         begin = max(end, begin)
