@@ -92,7 +92,5 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--library", choices=("inprocess", "nvrx"), default="inprocess")
-    arguments.add_argument("--setting", choices=("default", "tuned"), default="default")
+    arguments = libraries.parser(__doc__, "inprocess", "nvrx")
     output(**measure(arguments.parse_args()))

@@ -34,14 +34,10 @@ BATCH = 32
 KINDS = ("raise", "raise", "raise", "kill")
 #: ranks that are killed at most: without replacements a library goes on with fewer
 KILLS = 2
-#: of the process group (seconds); torch's default is half an hour
-GLOO_TIMEOUT = 10.0
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--library", choices=("inprocess", "nvrx", "torchrun", "plain"), default="inprocess")
-    parser.add_argument("--setting", choices=("default", "tuned"), default="default")
+    parser = libraries.parser(__doc__, "inprocess", "nvrx", "torchrun", "plain")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1, help="of the schedule of faults; 0: none")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two faults")
@@ -142,7 +138,7 @@ class Training:
 
 def body(options: argparse.Namespace, initial_rank: int, iteration: int) -> None:
     torch.set_num_threads(1)
-    libraries.init_process_group(options.library, iteration, GLOO_TIMEOUT)
+    libraries.init_process_group(options.library, iteration)
     Training(options, initial_rank).run()
     mark("done", initial_rank, iteration)
     dist.destroy_process_group()

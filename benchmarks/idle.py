@@ -95,8 +95,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--library", choices=("inprocess", "nvrx"), default="inprocess")
-    arguments.add_argument("--setting", choices=("default", "tuned"), default="default")
+    arguments = libraries.parser(__doc__, "inprocess", "nvrx")
     arguments.add_argument("--seconds", type=float, default=10.0)
     output(**measure(arguments.parse_args()))

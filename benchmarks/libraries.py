@@ -6,6 +6,7 @@ were fastest among those tried; nothing of it is changed.
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import os
 from collections.abc import Callable, Mapping
@@ -16,7 +17,9 @@ import torch.distributed as dist
 
 from benchmarks.job import mark
 
-#: shortest intervals at which the peer still runs without errors
+#: of the process group (seconds); torch's default is half an hour
+GLOO_TIMEOUT = 10.0
+#: the fastest of the intervals that were tried (1, 10, 100 ms and 1 s), and no wait for last calls
 SHORT = {
     "monitor_thread_interval": 0.01,
     "monitor_process_interval": 0.01,
@@ -36,6 +39,14 @@ class Call:
     atomic: Callable[[], Any]
 
 
+def parser(description: str | None, *libraries: str) -> argparse.ArgumentParser:
+    """What every script wants to know: which library, with which setting."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--library", choices=libraries, default="inprocess")
+    parser.add_argument("--setting", choices=("default", "tuned"), default="default")
+    return parser
+
+
 def wrap(
     library: str, setting: str, rank: int, fn: Callable[[Call], Any], timeouts: Mapping[str, float], active: int = 0
 ) -> Callable[[], Any]:
@@ -51,9 +62,9 @@ def wrap(
     return make(rank, fn, durations, active)
 
 
-def init_process_group(library: str, iteration: int, timeout: float) -> None:
+def init_process_group(library: str, iteration: int) -> None:
     """The rendezvous as the library's documentation has it."""
-    limit = datetime.timedelta(seconds=timeout)
+    limit = datetime.timedelta(seconds=GLOO_TIMEOUT)
     if library in ("inprocess", "plain"):
         dist.init_process_group("gloo", timeout=limit)
         return
@@ -121,15 +132,9 @@ def _nvrx(rank: int, fn: Callable[[Call], Any], durations: Mapping[str, Any], ac
     marks = _Marks(rank)
     assignment = peer.rank_assignment
     chosen = assignment.MaxActiveWorldSize(active) if active else assignment.ActivateAllRanks()
+    order = peer.Compose(chosen, assignment.ShiftRanks())
 
-    class Assign(assignment.RankAssignment):  # the peer takes instances of its own classes only
-        def __init__(self, call: Callable[[Any], Any]) -> None:
-            self._call = call
-
-        def __call__(self, ctx: Any) -> Any:
-            return self._call(ctx)
-
-    def of(base: type, call: Callable[[Any], Any]) -> Any:
+    def of(base: type, call: Callable[[Any], Any]) -> Any:  # the peer takes instances of its own classes only
         return type("Marked", (base,), {"__call__": lambda self, state: call(state)})()
 
     def call(call: Any = None) -> Any:
@@ -141,6 +146,6 @@ def _nvrx(rank: int, fn: Callable[[Call], Any], durations: Mapping[str, Any], ac
         abort=of(peer.abort.Abort, marks.around("abort", peer.abort.AbortTorchDistributed(), "aborted")),
         finalize=of(peer.finalize.Finalize, marks.hook("left")),
         initialize=of(peer.initialize.Initialize, marks.hook("initialize")),
-        rank_assignment=Assign(marks.around("assign", peer.Compose(chosen, assignment.ShiftRanks()), "assigned")),
+        rank_assignment=of(assignment.RankAssignment, marks.around("assign", order, "assigned")),
         **durations,
     )(call)

@@ -42,21 +42,17 @@ TIMEOUTS = {
     "progress_watchdog_interval": 0.1,
 }
 #: options that make a case of their own
-CASE = ("library", "setting", "world_size", "spares", "fault", "where", "victim", "short_timeouts")
+CASE = ("library", "setting", "world_size", "spares", "fault", "where", "victim")
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--library", choices=("inprocess", "nvrx", "torchrun"), default="inprocess")
-    parser.add_argument("--setting", choices=("default", "tuned"), default="default")
+    parser = libraries.parser(__doc__, "inprocess", "nvrx", "torchrun")
     parser.add_argument("--world-size", type=int, default=4)
-    parser.add_argument("--spares", type=int, default=0, help="how many of them wait as hot spares")
+    parser.add_argument("--spares", type=int, choices=(0, 1), default=0, help="how many of them wait as hot spares")
     parser.add_argument("--fault", choices=FAULTS, default="raise")
     parser.add_argument("--where", choices=WHERE, default="loop", help="what the others do meanwhile")
     parser.add_argument("--victim", type=int, default=1)
-    parser.add_argument("--gloo-timeout", type=float, default=10.0, help="seconds, of the process group")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds until the attempt is given up")
-    parser.add_argument("--short-timeouts", action="store_true", help="as for faults that only time reveals")
     parser.add_argument("--serve", action="store_true", help="measure once for every line of arguments on stdin")
     parser.add_argument("--in-rank", action="store_true", help=argparse.SUPPRESS)
     return parser
@@ -67,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(options: argparse.Namespace, rank: int) -> None:
     """A rank's life under a library that restarts inside the process."""
-    timed = options.short_timeouts or options.fault in ("stop", "release", "gil", "host")
+    timed = options.fault in ("stop", "release", "gil", "host")
     active = options.world_size - options.spares if options.spares else 0
     train = libraries.wrap(
         options.library,
@@ -84,7 +80,7 @@ def main(options: argparse.Namespace, rank: int) -> None:
 def body(options: argparse.Namespace, rank: int, iteration: int) -> None:
     """The function that is restarted."""
     mark("entry", rank, iteration)
-    libraries.init_process_group(options.library, iteration, options.gloo_timeout)
+    libraries.init_process_group(options.library, iteration)
     number = torch.ones(1)
     dist.all_reduce(number)
     mark("reduced", rank, iteration)
@@ -127,7 +123,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run the job once."""
     everybody = set(range(options.world_size))
     stays = options.fault in ("raise", "release") or options.library == "torchrun"
-    # those that go on: of the reserve, as many as places became free
+    # a spare takes the place of the victim
     going_on = everybody if stays else everybody - {options.victim}
 
     with Job(options.world_size) as job:

@@ -23,6 +23,7 @@ RANKS = 2
 STEP = 2e-3
 #: seconds until all have the same thing to do
 MEET = 1.0
+AVERAGES = {"mean_percent": statistics.mean, "median_percent": statistics.median}
 
 
 def work(matrix: torch.Tensor, times: int) -> None:
@@ -72,8 +73,8 @@ def main(options: argparse.Namespace, rank: int) -> None:
     else:
         wrapped = libraries.wrap(options.library, options.setting, rank, body, {})()
     second = bare()
-    mark("steps", rank, 0, mean=slower(statistics.mean, first, wrapped, second))
-    mark("median", rank, 0, median=slower(statistics.median, first, wrapped, second))
+    measured = (first, wrapped, second)
+    mark("slower", rank, 0, **{name: slower(of, *measured) for name, of in AVERAGES.items()})
 
 
 def nothing() -> None:
@@ -87,17 +88,14 @@ def slower(of: Callable[[list[float]], float], first: list[float], wrapped: list
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     with Job(RANKS) as job:
         job.start(lambda rank: main(options, rank), free_port())
-        job.wait(lambda marks: len([found for found in marks if found.name == "median"]) == RANKS, 120)
+        job.wait(lambda marks: len([found for found in marks if found.name == "slower"]) == RANKS, 120)
         job.let_end()
-        means = [found.fields["mean"] for found in job.marks if found.name == "steps"]
-        medians = [found.fields["median"] for found in job.marks if found.name == "median"]
-    values = {"mean_percent": round(statistics.mean(means), 3), "median_percent": round(statistics.mean(medians), 3)}
+        told = [found.fields for found in job.marks if found.name == "slower"]
+    values = {name: round(statistics.mean(fields[name] for fields in told), 3) for name in AVERAGES}
     return {"library": options.library, "setting": options.setting, "values": values, "note": ""}
 
 
 if __name__ == "__main__":
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--library", choices=("inprocess", "nvrx", "plain"), default="inprocess")
-    arguments.add_argument("--setting", choices=("default", "tuned"), default="default")
+    arguments = libraries.parser(__doc__, "inprocess", "nvrx", "plain")
     arguments.add_argument("--steps", type=int, default=1500, help="of each of the three runs")
     output(**measure(arguments.parse_args()))
