@@ -21,11 +21,26 @@ def run(script: str, *arguments: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("arguments", ["--fault raise --where loop", "--fault kill --victim 0 --where allreduce"])
+FAULTS = (
+    "--fault raise --where loop",
+    "--fault kill --victim 0 --where allreduce",
+    "--fault release --where allreduce",
+)
+
+
+@pytest.mark.parametrize("arguments", FAULTS)
 def test_restart(arguments: str) -> None:
     found = run("restart", "--world-size", "2", *arguments.split())
     assert found["note"] == ""
     assert sum(found["phases"].values()) == pytest.approx(found["values"]["reduced"], abs=0.1)
+    assert 0 < found["values"]["entry"] < found["values"]["reduced"]
+
+
+def test_restart_by_torchrun() -> None:
+    """Its workers are new processes, which go through no phases."""
+    found = run("restart", "--library", "torchrun", "--world-size", "2")
+    assert found["note"] == ""
+    assert found["phases"] == {}
     assert 0 < found["values"]["entry"] < found["values"]["reduced"]
 
 
