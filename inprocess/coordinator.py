@@ -89,12 +89,13 @@ def await_outcome(iteration: int, recounting: Sequence[int] | None = None) -> Ve
 
 def _await(key: str, iteration: int, recounting: Sequence[int] | None) -> Verb[bytes]:
     """Wait for a key. With ``recounting``, a roster, look again and again whether a round is complete meanwhile."""
-    timeout = None if recounting is None else RECOUNT
+    if recounting is None:
+        return (yield Wait(key))  # type: ignore[no-any-return]
     while True:
-        found: bytes | None = yield Wait(key, timeout)
+        found: bytes | None = yield Wait(key, RECOUNT)
         if found is not None:
             return found
-        yield from recount(iteration, recounting or ())
+        yield from recount(iteration, recounting)
 
 
 # --- the rounds ---------------------------------------------------------------------------------------------------
@@ -168,8 +169,9 @@ def _decide_start(iteration: int, arrivals: dict[int, Arrival]) -> Verb[None]:
 
 def _decide_end(iteration: int, arrivals: dict[int, Arrival]) -> Verb[None]:
     records = yield from _cause(iteration)
-    count = len(records) + (yield Add(f"{iteration}/record#", 0))
-    for number in range(1, min(count - len(records), MAX_RECORDS) + 1):
+    noted = yield Add(f"{iteration}/record#", 0)
+    count = len(records) + noted
+    for number in range(1, min(noted, MAX_RECORDS) + 1):
         key = f"{iteration}/record/{number}"
         raw = yield Read(key)  # None: its writer died between counting and writing; its monitor wrote another
         records += [] if raw is None else [load_record(raw, key)]
