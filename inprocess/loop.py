@@ -151,6 +151,7 @@ class Loop:
 
     def _close(self) -> None:
         set_current(None)
+        interpreter.end()  # first: closing may raise
         self._call._gate = self._store = None
         self._fn = _nothing  # the user's arguments must not live as long as this object
         how = "completed" if self._leaving is None else "left" if self._said_so else "failed"
@@ -158,7 +159,6 @@ class Loop:
         why = "" if self._leaving is None else _in_words(self._leaving)
         self._agents.close(how, cut=how == "failed" or self._quietly, why=why)
         held.end()
-        interpreter.end()
         self._job.leave(self._book)
 
     def _cut_off(self) -> bool:
