@@ -1,8 +1,8 @@
 """What the interpreter does of its own accord, and should not do while a restart is under way.
 
 *Switching threads.* A thread that wants the interpreter lock while another one runs Python code waits for one switch
-interval, 5 ms by default, and gives the lock up again at its next system call. The abort makes some 80 system calls:
-beside a training function that computes in Python it took 0.2 to 0.4 s, most of it waiting for the lock.
+interval, 5 ms by default, and gives the lock up again at its next system call. The abort makes many of them: beside a
+training function that computes in Python it took 0.2 to 0.4 s, most of it waiting for the lock.
 
 *Collecting garbage.* A full collection in a process with torch takes 30 to 40 ms, and up to 300 ms in one that was
 forked, since it copies every page. It begins when enough objects have been made, on all ranks at the same moment.
