@@ -153,19 +153,6 @@ class Ranks(list[RankResult]):
     def exceptions(self) -> list[str | None]:
         return [result.exception for result in self]
 
-    def final(self, call: int = 0) -> dict[int, tuple[int, int, int]]:
-        """Initial rank -> last entry (iteration, rank, world size), of those that returned a value."""
-        return {
-            result.rank: result.entries(call)[-1]
-            for result in self
-            if any(event["value"] is not None for event in result.of("returned", call=call))
-        }
-
-    def released_after(self, event: str = "fault") -> float:
-        """Seconds from the first fault to the last entry of the iteration after it."""
-        start = min(e["t"] for result in self for e in result.of(event))
-        return max(e["t"] for result in self for e in result.of("enter")) - start
-
 
 @dataclass
 class _Rank:
