@@ -133,6 +133,37 @@ def test_interrupt_wakes_everybody_once(store: SimStore) -> None:
     assert store.data["0/record#"] == b"1"  # the first one is in the outcome
 
 
+def test_interruption_by_one_that_died_half_way(store: SimStore) -> None:
+    """A monitor that waits for the end round wakes those that still wait for the start."""
+    do(store, coordinator.interrupt(0, RECORD), steps=1)
+    assert "0/start" not in store.data
+    waiting = coordinator.await_next_awake(0)
+    assert next(waiting) == Wait("0/next", coordinator.RECOUNT)
+    woken = [waiting.send(None), waiting.send(b"")]
+    assert [op.key for op in woken] == ["0/rendezvous", "0/start"]
+    assert waiting.send(b"") == Wait("0/next")
+
+
+def test_end_round_wakes_followers_that_nobody_woke(store: SimStore) -> None:
+    """A follower goes along the verdicts one by one, so each of them must be there."""
+    do(store, coordinator.interrupt(0, RECORD), steps=2)
+    book = books(1)[0]
+    do(store, coordinator.end_round(book, alive(book)))
+    assert following(store).removed == ()
+    assert not start(store).go
+
+
+def test_who_is_declared_dead_cannot_be_woken_before_it_is_written(store: SimStore) -> None:
+    """It would arrive as alive, and stay on the roster until it is declared dead once more."""
+    speak = coordinator.speak_for_dead(0, (0, 1), 1, RECORD, "its neighbour")
+    done, answer = [], None
+    while "0/rendezvous" not in done:
+        op = speak.send(answer)
+        answer = store.execute(op)
+        done.append(op.key)
+    assert done.index("0/outcome") < done.index("0/end/1")
+
+
 def test_interrupt_after_completed_changes_nothing(store: SimStore) -> None:
     do(store, coordinator.finish(0, 1, (0,)))
     assert not do(store, coordinator.interrupt(0, RECORD))

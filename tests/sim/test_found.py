@@ -1,0 +1,45 @@
+"""Schedules that broke an invariant once, as small as they got. The protocol's answer to each is in `docs/design`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import sim
+from tests.sim.scenario import Act, Cut, Freeze, Kill, Scenario
+
+FOUND = {
+    # the others were left to hard_timeout, which killed healthy ranks
+    "whoever interrupts is killed before it has woken those that wait for the start": Scenario(
+        5425, 4, (Kill(0, "monitor", 6, after=True), Kill(0, "training", 7))
+    ),
+    # its follower waited for the start for ever
+    "whoever interrupts is killed when it has woken only some": Scenario(
+        1, 2, (Act(0, "raise"), Kill(0, "host", 7, after=True), Kill(1, "monitor", 36, after=True))
+    ),
+    # the same, through a monitor that went with its discarded rank
+    "a monitor leaves while it speaks for a lost host": Scenario(
+        2623, 4, (Act(1, "exit"), Cut(0, 0.5372112110242077, 30.0)), assignment="discard odd", longest=0.5
+    ),
+    # declared dead and restarted five times, since it came back as alive each time
+    "a stopped monitor before the first start": Scenario(409, 4, (Freeze(0, "monitor", 0.0, 9.0),), shared_host=True),
+    # nobody was there to stop the function when the others went on
+    "a stopped monitor, and a function that swallows the interruption": Scenario(
+        1182, 4, (Act(3, "swallow"), Freeze(3, "monitor", 0.1, 9.0), Freeze(2, "host", 0.01954248507952766, 9.0))
+    ),
+    # no heartbeat had ever got through, so no lease had begun
+    "a monitor that is not heard from the beginning": Scenario(
+        2152, 2, (Act(0, "hang"), Freeze(0, "monitor", 0.0, 3.0), Cut(0, 0.4416810404970338, 30.0, way="in"))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_found(name: str) -> None:
+    sim.run(FOUND[name])  # raises Failure
+
+
+def test_stopped_monitor_is_no_fault_of_its_rank() -> None:
+    """It is replaced before anybody misses its heartbeats."""
+    world = sim.run(Scenario(1, 3, (Freeze(1, "monitor", 0.3, 60.0),), longest=30.0))
+    assert [training.result for training in world.training] == ["returned"] * 3
+    assert ("outcome", 1) not in world._agreed
