@@ -11,13 +11,14 @@ import json
 import logging
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from inprocess import coordinator
-from inprocess.board import Board
+from inprocess import clock, coordinator
+from inprocess.board import LEASE, Board
 from inprocess.environment import Borrowed, Launch
-from inprocess.exception import OptionError, StoreLost
+from inprocess.exception import OptionError, StoreLost, TimeoutError
 from inprocess.interrupt import Interrupter
 from inprocess.job import Job
 from inprocess.monitor_process import MonitorConfig, MonitorProcess
@@ -30,6 +31,8 @@ from inprocess.store import StoreSpec, TCPStore, connect, connect_to, drive, num
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+#: how long the monitor is listened to before the board is looked at again (seconds); what it says wakes at once
+LOOK = 0.05
 #: TCPStore's, here and in torch
 _TCP_ARGUMENTS = frozenset(
     {"host_name", "port", "timeout", "is_master", "world_size", "wait_for_workers", "use_libuv", "multi_tenant"}
@@ -80,6 +83,20 @@ class Agents:
     def connect(self, timeout: float) -> None:
         """The main thread's own connection, once everybody has joined (or somebody has to be named who did not)."""
         self._store = self._store or connect(self._spec, timeout)
+
+    def await_lease(self, timeout: float) -> None:
+        """Wait for the monitor's first heartbeat. The others judge this rank by its heartbeats from now on: without
+        one there would be no lease to stop it when they give it up. Raises TimeoutError, or why there is no monitor."""
+        deadline = clock.monotonic() + timeout
+        while not self.board.slots[LEASE]:
+            self._monitor.check()
+            if clock.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"the monitor process sent no heartbeat within barrier_timeout={timeout:g}s; its log has more "
+                    "(monitor_process_logfile)"
+                )
+            if not self._monitor.listen(LOOK):
+                threading.Event().wait(LOOK)  # it died: the watchdog is starting another
 
     def do(self, verb: Verb[T]) -> T:
         """Carry out a verb in the calling thread."""
