@@ -12,7 +12,7 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from inprocess import clock, coordinator
@@ -24,6 +24,7 @@ from inprocess.job import Job
 from inprocess.monitor_process import MonitorConfig, MonitorProcess
 from inprocess.monitor_thread import Mailbox, MonitorThread
 from inprocess.options import Options
+from inprocess.policy import SILENCE_SHARE
 from inprocess.progress_watchdog import ProgressWatchdog
 from inprocess.protocol.book import Book
 from inprocess.protocol.ops import Verb
@@ -181,7 +182,7 @@ class Agents:
 def _store_spec(options: Options, job: Job) -> StoreSpec:
     """Which store the ranks agree through, in a form that the monitor process understands."""
     if options.store_factory is None or options.store_factory is TCPStore:
-        return _tcp_spec(options.store_kwargs, job)
+        return _tcp_spec(options, job)
     factory, kwargs = options.store_factory, dict(options.store_kwargs)
     module, name = getattr(factory, "__module__", ""), getattr(factory, "__qualname__", "")
     if module in ("", "__main__") or not _importable(module, name, factory):
@@ -194,12 +195,14 @@ def _store_spec(options: Options, job: Job) -> StoreSpec:
     return StoreSpec(factory=f"{module}:{name}", kwargs=kwargs, host=job.launch.host, prefix=job.prefix)
 
 
-def _tcp_spec(kwargs: Mapping[str, Any], job: Job) -> StoreSpec:
+def _tcp_spec(options: Options, job: Job) -> StoreSpec:
+    kwargs = options.store_kwargs
     if unknown := sorted(set(kwargs) - _TCP_ARGUMENTS):
         raise OptionError(f"store_kwargs: TCPStore has no argument {unknown[0]!r}; use host_name, port or timeout")
     host, port = str(kwargs.get("host_name") or job.launch.host), int(kwargs.get("port") or job.launch.port)
     stale_key = "" if _is_agents(host, port, job.launch) else job.stale_key
-    return StoreSpec(host=host, port=port, prefix=job.prefix, stale_key=stale_key)
+    silence = SILENCE_SHARE * options.heartbeat_timeout
+    return StoreSpec(host=host, port=port, prefix=job.prefix, stale_key=stale_key, silence=silence)
 
 
 def _is_agents(host: str, port: int, launch: Launch) -> bool:

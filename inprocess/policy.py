@@ -17,6 +17,8 @@ __all__ = ["RUNNING", "Action", "Kill", "Limits", "Report", "Snapshot", "View", 
 
 #: the share of heartbeat_timeout after which a rank that cannot be heard is stopped: before the others go on without it
 LEASE_SHARE = 0.9
+#: the share after which its connections to the store count as lost: it has the rest of the lease to leave by itself
+SILENCE_SHARE = 0.75
 
 #: phases that come after the function of the iteration has been left
 _AFTERWARDS = frozenset({Phase.COMPLETE, Phase.ABORT, Phase.FINALIZE, Phase.RECHECK, Phase.END, Phase.LEAVE, Phase.OUT})
