@@ -11,18 +11,20 @@ import json
 import logging
 import socket
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from inprocess import coordinator
-from inprocess.board import Board
+from inprocess import clock, coordinator
+from inprocess.board import LEASE, Board
 from inprocess.environment import Borrowed, Launch
-from inprocess.exception import OptionError, StoreLost
+from inprocess.exception import OptionError, StoreLost, TimeoutError
 from inprocess.interrupt import Interrupter
 from inprocess.job import Job
 from inprocess.monitor_process import MonitorConfig, MonitorProcess
 from inprocess.monitor_thread import Mailbox, MonitorThread
 from inprocess.options import Options
+from inprocess.policy import SILENCE_SHARE
 from inprocess.progress_watchdog import ProgressWatchdog
 from inprocess.protocol.book import Book
 from inprocess.protocol.ops import Verb
@@ -30,6 +32,8 @@ from inprocess.store import StoreSpec, TCPStore, connect, connect_to, drive, num
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+#: how long the monitor is listened to before the board is looked at again (seconds); what it says wakes at once
+LOOK = 0.05
 #: TCPStore's, here and in torch
 _TCP_ARGUMENTS = frozenset(
     {"host_name", "port", "timeout", "is_master", "world_size", "wait_for_workers", "use_libuv", "multi_tenant"}
@@ -80,6 +84,20 @@ class Agents:
     def connect(self, timeout: float) -> None:
         """The main thread's own connection, once everybody has joined (or somebody has to be named who did not)."""
         self._store = self._store or connect(self._spec, timeout)
+
+    def await_lease(self, timeout: float) -> None:
+        """Wait for the monitor's first heartbeat. The others judge this rank by its heartbeats from now on: without
+        one there would be no lease to stop it when they give it up. Raises TimeoutError, or why there is no monitor."""
+        deadline = clock.monotonic() + timeout
+        while not self.board.slots[LEASE]:
+            self._monitor.check()
+            if clock.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"the monitor process sent no heartbeat within barrier_timeout={timeout:g}s; its log has more "
+                    "(monitor_process_logfile)"
+                )
+            if not self._monitor.listen(LOOK):
+                threading.Event().wait(LOOK)  # it died: the watchdog is starting another
 
     def do(self, verb: Verb[T]) -> T:
         """Carry out a verb in the calling thread."""
@@ -164,7 +182,7 @@ class Agents:
 def _store_spec(options: Options, job: Job) -> StoreSpec:
     """Which store the ranks agree through, in a form that the monitor process understands."""
     if options.store_factory is None or options.store_factory is TCPStore:
-        return _tcp_spec(options.store_kwargs, job)
+        return _tcp_spec(options, job)
     factory, kwargs = options.store_factory, dict(options.store_kwargs)
     module, name = getattr(factory, "__module__", ""), getattr(factory, "__qualname__", "")
     if module in ("", "__main__") or not _importable(module, name, factory):
@@ -177,12 +195,14 @@ def _store_spec(options: Options, job: Job) -> StoreSpec:
     return StoreSpec(factory=f"{module}:{name}", kwargs=kwargs, host=job.launch.host, prefix=job.prefix)
 
 
-def _tcp_spec(kwargs: Mapping[str, Any], job: Job) -> StoreSpec:
+def _tcp_spec(options: Options, job: Job) -> StoreSpec:
+    kwargs = options.store_kwargs
     if unknown := sorted(set(kwargs) - _TCP_ARGUMENTS):
         raise OptionError(f"store_kwargs: TCPStore has no argument {unknown[0]!r}; use host_name, port or timeout")
     host, port = str(kwargs.get("host_name") or job.launch.host), int(kwargs.get("port") or job.launch.port)
     stale_key = "" if _is_agents(host, port, job.launch) else job.stale_key
-    return StoreSpec(host=host, port=port, prefix=job.prefix, stale_key=stale_key)
+    silence = SILENCE_SHARE * options.heartbeat_timeout
+    return StoreSpec(host=host, port=port, prefix=job.prefix, stale_key=stale_key, silence=silence)
 
 
 def _is_agents(host: str, port: int, launch: Launch) -> bool:

@@ -39,8 +39,8 @@ ANSWERED = 8
 RANK = 9
 #: 1: the call is over on this rank, nothing is watched any more
 LEFT = 10
-#: when the last successful heartbeat was begun (ns), written by the monitor: a new monitor goes on with it. 0: none
-#: yet; then the training process writes when the first iteration began, since the others count from there
+#: until when the others do not go on without this rank (ns), written by the monitor: a new monitor goes on with it;
+#: 0: no heartbeat yet, or there are no others
 LEASE = 11
 #: when the monitor last applied its rules (ns), written by it once it has reached the store; 0: not yet
 WATCHED = 12
@@ -100,7 +100,6 @@ class Board:
         slots = self.slots
         slots[PING] = slots[SOFT] = slots[UNHANG] = slots[ATOMIC] = 0
         slots[PROGRESS] = monotonic_ns()
-        slots[LEASE] = slots[LEASE] or slots[PROGRESS]
         slots[ITERATION] = iteration
 
     def enter(self, phase: Phase) -> None:

@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from inprocess import clock
-from inprocess.board import ATOMIC, PING, Board
+from inprocess import clock, fence
+from inprocess.board import ATOMIC, LEASE, PING, Board
+from inprocess.clock import monotonic_ns
 from inprocess.exception import OptionError, RestartError
 from inprocess.interrupt import Gate
 from inprocess.options import seconds
@@ -76,6 +77,10 @@ class CallWrapper:
 
         Reentrant, usable in any thread. Once an abort has begun, entering raises RankShouldRestart. Keep it short: the
         others wait for it (a warning names the holder every second).
+
+        No section begins on a rank that the others may have given up (cut off from them or standing still for 0.9 *
+        ``heartbeat_timeout``): entering ends the process instead. One that had begun before is not undone: a host that
+        was paused inside it may finish what it was doing when it wakes up. See the guide on how to fence that too.
         """
         return self._atomic
 
@@ -144,7 +149,10 @@ class _Atomic:
         if gate is None:
             raise RestartError("atomic() can be used only while the wrapped function runs")
         gate.atomic.__enter__()
-        self._call._slots[ATOMIC] += 1
+        slots = self._call._slots
+        slots[ATOMIC] += 1
+        if 0 < slots[LEASE] <= monotonic_ns():
+            fence.stop()
 
     def __exit__(self, *exc_info: object) -> None:
         self._call._slots[ATOMIC] -= 1

@@ -15,15 +15,18 @@ from inprocess.protocol.ops import Now, Pause, Verb
 
 
 def stand_in(book: Book, member: int, record: InterruptionRecord, by: str) -> Verb[None]:
-    """Account for a dead member until it is off the roster or the job has ended. ``book`` is this verb's own."""
-    while True:
+    """Account for a dead member until it is off the roster or the job has ended. ``book`` is this verb's own.
+
+    Nothing where it is off the roster already: the others have gone on without it, and must not be interrupted again.
+    """
+    while member in book.roster:
         iteration, roster = book.iteration, book.roster
         yield from coordinator.speak_for_dead(iteration, roster, member, record, by)
         if iteration > coordinator.JOINING and (yield from coordinator.await_outcome(iteration, roster)).completed:
             return
         decision = yield from coordinator.await_next(iteration, roster)
         book.apply(decision)
-        if member not in book.roster or decision.abort:
+        if decision.abort:
             return
 
 

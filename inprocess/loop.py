@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from torch.distributed import DistError
 
-from inprocess import clock, coordinator
+from inprocess import clock, coordinator, fence
 from inprocess.abort import held, shutdown_gloo_connections, unfinished
 from inprocess.agents import Agents
 from inprocess.attribution import Interruption, InterruptionRecord, summary
@@ -203,6 +203,8 @@ class Loop:
         decision = self._take("next", 0, self._options.barrier_timeout, self._name_missing("end"))
         self._agents.connect(self._options.barrier_timeout)
         self._next_iteration(decision)
+        if len(self._book.roster) > 1:
+            self._agents.await_lease(self._options.barrier_timeout)
         return Event.OK
 
     def _assign(self) -> Event:
@@ -353,6 +355,8 @@ class Loop:
         if gate is None:
             self._note_interruption()
             return Event.INTERRUPTED
+        if fence.due(self._agents.board) <= 0:
+            fence.stop()
         self._call._gate = gate
         outcome = gate.run(fn)
         if isinstance(outcome, Returned):

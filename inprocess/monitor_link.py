@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from inprocess import clock, coordinator, guardian, light_torch
+from inprocess import clock, coordinator, guardian, light_torch, policy
 from inprocess.attribution import InterruptionRecord
 from inprocess.board import LEASE, Board
 from inprocess.exception import OptionError, StoreLost, TimeoutError
@@ -47,7 +47,7 @@ class Serving:
 
 @dataclass(frozen=True)
 class Joined:
-    """The store has been reached."""
+    """The store has been reached: the first heartbeat is there."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,8 @@ class Link:
         self.interrupted: tuple[int, int] = (-2, 0)
         #: when this member was found off the roster (ns)
         self.removed_at: int | None = None
+        self.limits = policy.Limits.of(config.soft_timeout, config.hard_timeout, config.heartbeat_timeout)
+        self._beats = False
         #: the job has ended, or goes on without this member
         self.ended = threading.Event()
         #: members for which it has begun to speak and is not done
@@ -143,8 +145,8 @@ class Link:
         self._give_up.set()
 
     @property
-    def lease_from(self) -> int | None:
-        """When the last successful heartbeat was begun, a predecessor's included (ns); None: nobody counts on one."""
+    def lease_until(self) -> int | None:
+        """Until when the others do not go on without this member, a predecessor's heartbeats included (ns)."""
         return self._board.slots[LEASE] or None
 
     @property
@@ -219,7 +221,6 @@ class Link:
 
     def _follow(self, connection: Any) -> None:
         """next -> outcome -> next -> ...: the chain of decisions, until the job ends or goes on without this member."""
-        self._post(Joined())
         if self.book.iteration == coordinator.JOINING and self._config.rendezvous == "always":
             self._rendezvous.offer(0, connection)
         while not self.ended.is_set():
@@ -269,7 +270,16 @@ class Link:
         _drive(guardian.keep_watch(ring, lambda: self.book, self._beaten, lost), connection)
 
     def _beaten(self, when: float) -> None:
-        self._board.slots[LEASE] = int(when * 1e9)
+        """A lease that has run out is never renewed: the others may have gone on. A process that was stopped and wakes
+        gets its next heartbeat through sooner than anybody looks at the lease."""
+        lease = self.lease_until
+        if lease is not None and clock.monotonic_ns() >= lease:
+            return
+        alone = self.book.roster == (self._config.member,)  # for good: nobody comes back
+        self._board.slots[LEASE] = 0 if alone else int(when * 1e9) + self.limits.lease
+        if not self._beats:
+            self._beats = True
+            self._post(Joined())
 
     # --- speaking for the dead, and the end ---------------------------------------------------------------------
 

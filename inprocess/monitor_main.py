@@ -55,8 +55,7 @@ class Monitor:
             self._poll.register(fd, select.POLLIN)
         self._link = monitor_link.Link(config, board, self.post, predecessor)
         self._started = start_time(config.training_pid)
-        limits = policy.Limits.of(config.soft_timeout, config.hard_timeout, config.heartbeat_timeout)
-        self._view = policy.View(config.member, limits, config.iteration)
+        self._view = policy.View(config.member, self._link.limits, config.iteration)
         self._looked = clock.monotonic_ns()
         self._received = b""
         #: the rank is in the call and alive: the rules apply
@@ -148,7 +147,7 @@ class Monitor:
             iteration=iteration,
             interrupted_at=interrupted_at,
             atomic_at=now if seen.atomic and interrupted_at is not None else view.atomic_at,
-            lease_from=None if link.ended.is_set() else link.lease_from,
+            lease_until=None if link.ended.is_set() and link.removed_at is None else link.lease_until,
             cut_off_at=self._lost_at if link.removed_at is None else link.removed_at,
             awake_since=now if stopped else view.awake_since,
         )

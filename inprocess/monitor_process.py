@@ -149,11 +149,12 @@ class MonitorProcess:
         return int(self._await("serving", timeout))
 
     def wait_joined(self, timeout: float) -> None:
-        """Wait until the monitor has reached the store; at once where it has. Raises as `wait_serving` does.
-
-        A rank that runs through iterations without it would leave it too far behind to follow.
-        """
+        """Wait until the monitor has sent its first heartbeat; at once where it has. Raises as `wait_serving` does."""
         self._await("joined", timeout)
+
+    def listen(self, timeout: float) -> bool:
+        """Wait until the monitor says something, ``timeout`` seconds at most; False where it is dead."""
+        return self._hear(timeout)
 
     def _await(self, what: str, timeout: float) -> Any:
         deadline = clock.monotonic() + timeout

@@ -13,13 +13,17 @@ from typing import TypeAlias
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.protocol.phases import Phase
 
-__all__ = ["Action", "Kill", "Limits", "Report", "Snapshot", "View", "decide", "wake_at"]
+__all__ = ["RUNNING", "Action", "Kill", "Limits", "Report", "Snapshot", "View", "decide", "wake_at"]
 
 #: the share of heartbeat_timeout after which a rank that cannot be heard is stopped: before the others go on without it
 LEASE_SHARE = 0.9
+#: the share after which its connections to the store count as lost: it has the rest of the lease to leave by itself
+SILENCE_SHARE = 0.75
 
 #: phases that come after the function of the iteration has been left
 _AFTERWARDS = frozenset({Phase.COMPLETE, Phase.ABORT, Phase.FINALIZE, Phase.RECHECK, Phase.END, Phase.LEAVE, Phase.OUT})
+#: phases in which the user's code runs that the others wait for
+RUNNING = frozenset({Phase.INITIALIZE, Phase.CHECK, Phase.RUN})
 #: phases of a rank that will not call the function again and that nobody waits for
 _LEAVING = frozenset({Phase.COMPLETE, Phase.LEAVE, Phase.OUT})
 
@@ -68,8 +72,9 @@ class View:
     interrupted_at: int | None = None
     #: when it last saw the rank inside ``atomic()`` since the interruption
     atomic_at: int = 0
-    #: when the last successful heartbeat was begun, or the first iteration; None: neither yet, nobody counts on one
-    lease_from: int | None = None
+    #: until when the others do not go on without this rank: ``limits.lease`` after the last successful heartbeat was
+    #: begun; None: there was none yet, or there are no others
+    lease_until: int | None = None
     #: since when the rank has had nobody to talk to: the store is lost, or the others removed this member
     cut_off_at: int | None = None
     #: no silence counts that began before this: the monitor itself had been stopped (a suspended job, say)
@@ -157,13 +162,15 @@ def _lease(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
     """The others are about to go on without this rank (or have done so): it must not run any more."""
     if seen.phase in _LEAVING:
         return
+    cut_off = view.cut_off_at is not None
+    # a store that this rank has lost may be there for the others; who has left the function may take its time
+    if view.lease_until is not None and not (cut_off and seen.phase in _AFTERWARDS):
+        text = f"no heartbeat got through for {_seconds(view.limits.lease)} (0.9 * heartbeat_timeout)"
+        record = _record(seen, view, Interruption.UNRESPONSIVE, text)
+        yield view.lease_until, Kill(record, at_once=True)
     if view.cut_off_at is not None:
         text = f"cut off from the others, it did not leave within {_seconds(view.limits.hard)} (hard_timeout)"
         yield view.cut_off_at + view.limits.hard, _kill(seen, view, text)
-    elif view.lease_from is not None:
-        text = f"no heartbeat got through for {_seconds(view.limits.lease)} (0.9 * heartbeat_timeout)"
-        record = _record(seen, view, Interruption.UNRESPONSIVE, text)
-        yield view.lease_from + view.limits.lease, Kill(record, at_once=True)
 
 
 def _timeouts(seen: Snapshot, view: View) -> tuple[int, int]:

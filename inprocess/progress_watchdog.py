@@ -27,6 +27,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from inprocess import fence
 from inprocess.board import WATCHED, Board
 from inprocess.clock import monotonic
 
@@ -147,7 +148,8 @@ class ProgressWatchdog(threading.Thread):
                 self._look_at_monitor()
             # a main thread that runs answers soon; one that does not is looked at once per interval
             soon = self._probe.pending and now < ask_at - self._interval + SOON
-            if self._wait(SOON if soon else max(0.0, ask_at - now)):
+            lease = max(0.0, fence.watch(self._board) / 1e9)
+            if self._wait(SOON if soon else max(0.0, min(ask_at - now, lease))):
                 return
 
     def _wait(self, seconds: float) -> bool:

@@ -36,6 +36,7 @@ LONGEST_WAIT = 20 * 24 * 3600.0
 #: pause between two attempts to reach a server that is not up yet (seconds): first, and at most
 RETRY = (0.005, 0.1)
 _ABSENT = "\0absent"
+_LOST = "Its host is gone, or cannot be reached from here"
 
 
 class StoreMixin:
@@ -103,6 +104,8 @@ class StoreSpec:
     prefix: str = ""
     #: a server that holds this key is the one of an earlier call and about to go; empty: any server will do
     stale_key: str = ""
+    #: a connection over which nothing comes back for so long is lost (seconds); 0: the kernel's own patience, minutes
+    silence: float = 0.0
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -136,6 +139,8 @@ def _connect_tcp(spec: StoreSpec, timeout: float, stopped: threading.Event) -> A
     while True:
         address = _await_server(spec, deadline, timeout, stopped)
         base = connect_to(address, spec.port, timeout)
+        if spec.silence:
+            _limit_silence(address, spec.port, spec.silence)
         if not spec.stale_key or not _holds(base, spec.stale_key):
             return base
         del base
@@ -177,6 +182,21 @@ def _construct(made: list[Any], address: str, port: int, timeout: float) -> None
         made.append(TCPStore(address, port, timeout=timedelta(seconds=max(timeout, 1.0))))
     except Exception as error:
         made.append(error)
+
+
+def _limit_silence(address: str, port: int, seconds: float) -> None:
+    """Have the kernel give up connections to a server that cannot be reached, also those that only wait.
+
+    Otherwise a host that is cut off would not learn of it: who sends waits a quarter of an hour for an answer, and who
+    only waits does so for ever.
+    """
+    for descriptor, peer in connections():
+        if peer == (address, port):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+                copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1e3))
+                copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(seconds / 3)))
+                copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(seconds / 8)))
+                copy.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def shut_connections(address: str, port: int) -> int:
@@ -301,7 +321,7 @@ def _executor(store: Any, stopped: threading.Event) -> Callable[[Op], Any]:
         try:
             return _ACTIONS[type(op)](store, op)
         except RuntimeError as error:  # torch's DistError and its kin; ours are none
-            raise StoreLost(f"the store failed in {op}: {_first_line(error)}") from None
+            raise StoreLost(f"the store failed in {op}: {_first_line(error)}. {_LOST}") from None
 
     return execute
 
@@ -331,7 +351,9 @@ def _wait(store: Any, op: Wait) -> bytes | None:
             return bytes(store.get(op.key))
         except RuntimeError as error:
             if not _is_timeout(error):
-                raise StoreLost(f"the store failed while waiting for {op.key!r}: {_first_line(error)}") from None
+                raise StoreLost(
+                    f"the store failed while waiting for {op.key!r}: {_first_line(error)}. {_LOST}"
+                ) from None
             if op.timeout is not None:
                 return None
 

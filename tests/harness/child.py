@@ -46,6 +46,8 @@ class Spec:
     faults: Mapping[At, Fault]
     wrapper: Options
     args: Mapping[str, Any]
+    #: called with the rank before anything else: takes the process to where it is to live
+    place: Callable[[int], None] | None = None
 
 
 @dataclass
@@ -223,6 +225,8 @@ def _prepare(spec: Spec) -> None:
     os.close(log)
     os.environ.clear()
     os.environ.update(spec.environment)
+    if spec.place is not None:
+        spec.place(spec.rank)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.enable(file=2, all_threads=True)
     handler = logging.StreamHandler(sys.stderr)

@@ -227,6 +227,7 @@ class Run:
         env: Mapping[str, str | None] | None = None,
         faults: Mapping[At, Fault] | None = None,
         wrapper: Options | None = None,
+        place: Callable[[int], None] | None = None,
     ) -> None:
         start_server()
         self._folder = Path(tempfile.mkdtemp(prefix="ranks-"))
@@ -248,6 +249,7 @@ class Run:
                         faults={at: fault for at, fault in (faults or {}).items() if at.rank == rank},
                         wrapper=options,
                         args={"world_size": world_size} | dict(args or {}),
+                        place=place,
                     )
                 )
             )

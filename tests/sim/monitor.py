@@ -95,7 +95,18 @@ class Monitor(Process):
     # --- heartbeats -------------------------------------------------------------------------------------------
 
     def _beaten(self, when: float) -> None:
+        if self._lease_is_over():
+            return
         self.training.leased_from = when
+        self.training.notify()
+
+    def _lease_is_over(self) -> bool:
+        until = self._lease_until()
+        return until is not None and _ns(self.engine.now) >= until
+
+    def _lease_until(self) -> int | None:
+        begun = self.training.leased_from
+        return None if begun is None else _ns(begun) + LIMITS.lease
 
     def _lost(self, member: int, seconds: float) -> None:
         if member not in self.speaks:
@@ -107,8 +118,7 @@ class Monitor(Process):
     def _speak(self, member: int, record: InterruptionRecord) -> Verb[None]:
         self.speaking.add(member)
         try:
-            if member in self.book.roster:
-                yield from guardian.stand_in(copy.copy(self.book), member, record, self.by)
+            yield from guardian.stand_in(copy.copy(self.book), member, record, self.by)
             yield from coordinator.gone(member, self.world.scenario.members)
         finally:
             self.speaking.discard(member)
@@ -174,7 +184,7 @@ class Monitor(Process):
             iteration=self.book.iteration,
             interrupted_at=_ns(when) if interrupted else None,
             atomic_at=now if seen.atomic and interrupted else self.view.atomic_at,
-            lease_from=None if self.ended else _ns(self.training.leased_from),
+            lease_until=None if self.ended and self.removed_at is None else self._lease_until(),
             cut_off_at=_ns(self.lost_at if self.removed_at is None else self.removed_at),
             awake_since=now if stopped else self.view.awake_since,
         )

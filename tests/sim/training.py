@@ -64,7 +64,7 @@ class Training(Process):
         self.answered = -2
         #: how the call ended; None while it runs, and for ever where it was killed
         self.result: str | None = None
-        #: when the last heartbeat that got through was begun; a new monitor takes it over
+        #: when the last heartbeat that got through was begun; a new monitor takes it over. None: there was none yet
         self.leased_from: float | None = None
         #: nobody needs to speak for it any more
         self.accounted = False
@@ -196,14 +196,17 @@ class Training(Process):
         if not self._knows("next"):
             self.quitting = "a founder is missing"
             return Event.QUIT
-        return (yield from self._next())
+        event = yield from self._next()
+        yield Until(lambda: self.leased_from is not None or self.engine.now >= overdue)
+        if self.leased_from is None:
+            self.quitting = "its monitor sends no heartbeats"
+            return Event.QUIT
+        return event
 
     def _next(self) -> Step:
         decision = yield from self._wait("next")
         self.book.apply(decision)
         self.world.same_book(self.book)
-        if self.leased_from is None:
-            self.leased_from = self.engine.now
         if decision.abort:
             self.accounted = True
             self.quitting = "aborted"

@@ -121,6 +121,14 @@ def stand_in(store: SimStore, book: Book, waits: list[Any]) -> list[str]:
             answer = store.execute(op)
 
 
+def test_stand_in_says_nothing_for_a_member_that_is_off_the_roster() -> None:
+    """The monitor of a host that was given up finds its rank dead: the others must not be interrupted once more."""
+    store, book = SimStore(), Book.founder(1, (0, 2), 3)
+    book.iteration = 1
+    assert stand_in(store, book, []) == []
+    assert store.data == {}
+
+
 def test_stand_in_ends_with_the_roster() -> None:
     store, book = SimStore(), Book.founder(1, (0, 1), 2)
     book.iteration = 0

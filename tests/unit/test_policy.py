@@ -81,15 +81,18 @@ FENCE = "kill unresponsive at once"
         ("answered: finalizing", 200, seen(progress=200 * S, phase=Phase.FINALIZE), view(interrupted_at=110 * S), []),
         ("answered an older one", 200, seen(progress=200 * S, answered=1), view(interrupted_at=110 * S), [HARD]),
         ("has not come there", 200, seen(progress=200 * S, iteration=1), view(interrupted_at=110 * S), [HARD]),
-        ("no heartbeat", 127, seen(progress=127 * S), view(lease_from=100 * S), [FENCE]),
-        ("no heartbeat for a while", 126, seen(progress=126 * S), view(lease_from=100 * S), []),
+        ("no heartbeat", 127, seen(progress=127 * S), view(lease_until=127 * S), [FENCE]),
+        ("no heartbeat for a while", 126, seen(progress=126 * S), view(lease_until=127 * S), []),
         ("never a heartbeat", 500, seen(progress=500 * S), VIEW, []),
-        ("no heartbeat, not protected", 127, seen(hang_protection=False), view(lease_from=100 * S), [FENCE]),
-        ("no heartbeat while leaving", 127, seen(progress=127 * S, phase=Phase.LEAVE), view(lease_from=100 * S), []),
-        ("store lost", 150, seen(progress=150 * S), view(lease_from=100 * S, cut_off_at=101 * S), []),
-        ("store lost, does not leave", 191, seen(progress=191 * S), view(lease_from=9, cut_off_at=101 * S), [HARD]),
-        ("left", 1000, seen(left=True), view(lease_from=0, cut_off_at=0, interrupted_at=0), []),
-        ("is being killed", 1000, RUN, view(killed=True, lease_from=0), []),
+        ("no heartbeat, not protected", 127, seen(hang_protection=False), view(lease_until=127 * S), [FENCE]),
+        ("no heartbeat while leaving", 127, seen(progress=127 * S, phase=Phase.LEAVE), view(lease_until=127 * S), []),
+        ("store lost", 126, seen(progress=126 * S), view(lease_until=127 * S, cut_off_at=101 * S), []),
+        ("store lost by us alone", 99, seen(progress=99 * S), view(lease_until=99 * S, cut_off_at=98 * S), [FENCE]),
+        ("store lost: goes", 99, seen(progress=99 * S, phase=Phase.ABORT), view(lease_until=9, cut_off_at=10 * S), []),
+        ("store lost, stays", 100, seen(progress=99 * S, phase=Phase.ABORT), view(lease_until=9, cut_off_at=S), [HARD]),
+        ("store lost, nobody else", 191, seen(progress=191 * S), view(cut_off_at=101 * S), [HARD]),
+        ("left", 1000, seen(left=True), view(lease_until=27 * S, cut_off_at=0, interrupted_at=0), []),
+        ("is being killed", 1000, RUN, view(killed=True, lease_until=27 * S), []),
     ],
 )  # fmt: skip
 def test_rules(case: str, seconds: float, snapshot: Snapshot, knows: View, expected: list[str]) -> None:
@@ -101,7 +104,7 @@ def test_soft_and_hard_may_be_due_together() -> None:
 
 
 def test_wake_at_is_the_first_moment_of_a_decision() -> None:
-    knows = view(lease_from=50 * S)
+    knows = view(lease_until=77 * S)
     moment = policy.wake_at(RUN, knows)
     assert moment == 60 * S
     assert policy.decide(moment - 1, RUN, knows) == []
@@ -120,7 +123,7 @@ def test_records_say_who_what_and_where() -> None:
 
 
 def test_a_fenced_rank_is_not_given_grace_and_others_are() -> None:
-    fence, kill = at(100, view=view(lease_from=0)), at(100, view=view(reported=2))
+    fence, kill = at(100, view=view(lease_until=27 * S)), at(100, view=view(reported=2))
     assert fence[0] == FENCE
     assert kill == [HARD]
     assert Kill(policy.decide(100 * S, RUN, view(reported=2))[0].record).at_once is False

@@ -1,0 +1,259 @@
+"""All partitions: unplugged, cut in one direction, lossy, slow, paused, split. `nox -s partitions` runs them."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from tests.harness import At, Raise, Stop
+from tests.ranks import checks
+
+from . import hostwise, targets
+from .switch import Wire
+from .times import SLOW, TOLERANT, WATCHFUL
+
+BODIES = [targets.run_together, targets.run_apart]
+
+
+# --- unplugged
+
+
+@pytest.mark.parametrize("target", BODIES)
+@pytest.mark.parametrize("victim", [1, 2])
+def test_unplugged_for_good(start, shared, target, victim):
+    run, switch = start(target, [0, 1, 2])
+    cut = switch.unplug(victim)
+    run.wait_event("enter", count=2, iteration=1)
+    shared.finish()
+    ranks = run.wait()
+    checks.went_on(ranks, without=[victim])
+    hostwise.stopped(ranks, [victim])
+    hostwise.gave_up(ranks, shared, [victim])
+    hostwise.tell("unplugged", ranks, cut, [victim])
+
+
+@pytest.mark.parametrize("target", BODIES)
+def test_plugged_in_again_too_late(start, shared, target):
+    """It comes back while the others run without it, and stays out."""
+    run, switch = start(target, [0, 1, 2])
+    cut = switch.unplug(2)
+    run.wait_event("enter", count=2, iteration=1)
+    switch.plug_in(2)
+    run.wait_event("ended")
+    shared.finish()
+    ranks = run.wait()
+    checks.went_on(ranks, without=[2])
+    hostwise.stopped(ranks, [2])
+    hostwise.gave_up(ranks, shared, [2])
+    hostwise.tell("unplugged, plugged in again", ranks, cut, [2])
+
+
+def test_two_ranks_on_each_host(start, shared):
+    """Both ranks of a host go together, in one restart or in two."""
+    run, switch = start(targets.run_together, [0, 0, 1, 1])
+    cut = switch.unplug(1)
+    run.wait_event("enter", count=2, world_size=2)
+    shared.finish()
+    ranks = run.wait()
+    last = max(iteration for rank in ranks for iteration, _, _ in rank.entries())
+    checks.went_on(ranks, without=[2, 3], iteration=last)
+    hostwise.stopped(ranks, [2, 3])
+    hostwise.gave_up(ranks, shared, [2, 3])
+    hostwise.tell(f"a host with two ranks unplugged, {last} restarts", ranks, cut, [2, 3], last)
+
+
+# --- the side without the store
+
+
+@pytest.mark.parametrize("target", BODIES)
+def test_the_stores_host_unplugged(start, shared, target):
+    """It is the side with the store, so it goes on, alone; all others end with a clear error."""
+    run, switch = start(target, [0, 1, 2])
+    cut = switch.unplug(0)
+    run.wait_event("enter", iteration=1, world_size=1)
+    shared.finish()
+    ranks = run.wait()
+    checks.went_on(ranks, without=[1, 2])
+    hostwise.stopped(ranks, [1, 2])
+    hostwise.gave_up(ranks, shared, [1, 2])
+    hostwise.tell("the store's host unplugged", ranks, cut, [1, 2])
+
+
+def test_the_stores_host_unplugged_where_one_rank_is_too_few(start, shared):
+    """With RetryController(min_world_size=2) everybody ends with a clear error."""
+    run, switch = start(targets.run_together, [0, 1, 2], wrapper=targets.at_least_two)
+    switch.unplug(0)
+    ranks = run.wait()
+    hostwise.left_by_itself(ranks, [0], "RestartAbort")
+    hostwise.stopped(ranks, [1, 2])
+    assert "min_world_size" in ranks[0].message
+
+
+@pytest.mark.parametrize("target", BODIES)
+def test_split_in_the_middle(start, shared, target):
+    """Two hosts here, two hosts there: one job goes on, where the store is, and no second one."""
+    run, switch = start(target, [0, 1, 2, 3])
+    cut = switch.split([2, 3])
+    run.wait_event("enter", count=2, world_size=2)
+    shared.finish()
+    ranks = run.wait()
+    last = max(iteration for rank in ranks for iteration, _, _ in rank.entries())
+    checks.went_on(ranks, without=[2, 3], iteration=last)
+    hostwise.stopped(ranks, [2, 3])
+    hostwise.gave_up(ranks, shared, [2, 3])
+    hostwise.tell(f"split, {last} restarts", ranks, cut, [2, 3], last)
+
+
+# --- one direction
+
+
+@pytest.mark.parametrize("target", BODIES)
+@pytest.mark.parametrize("pair", [(2, 0), (0, 2)], ids=["to the store", "from the store"])
+def test_one_direction_is_lost(start, shared, target, pair):
+    run, switch = start(target, [0, 1, 2])
+    switch.set(Wire(cut=True), [pair])
+    cut = time.monotonic()
+    run.wait_event("enter", count=2, iteration=1)
+    shared.finish()
+    ranks = run.wait()
+    checks.went_on(ranks, without=[2])
+    hostwise.stopped(ranks, [2])
+    hostwise.gave_up(ranks, shared, [2])
+    hostwise.tell("one direction lost", ranks, cut, [2])
+
+
+# --- bad wires
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "wire", [Wire(loss=0.3), Wire(delay=0.05), Wire(loss=0.3, delay=0.05)], ids=["loss", "delay", "loss and delay"]
+)
+def test_bad_wires(start, shared, wire):
+    """Three restarts over wires that lose three packets of ten, or take 50 ms each way: the right end, nobody lost."""
+    faults = {At(rank, iteration, step=5): Raise() for iteration, rank in enumerate([1, 2, 0])}
+    begin = time.monotonic()
+    run, switch = start(targets.run_together, [0, 1, 2], faults=faults, wrapper=TOLERANT, seed=7)
+    switch.set(wire)
+    run.wait_event("enter", count=3, iteration=3, deadline=350)
+    shared.finish()
+    ranks = run.wait(350)
+    checks.went_on(ranks, iteration=3)
+    assert wire.loss == 0.0 or sum(switch.dropped.values()) > 0.2 * sum(switch.passed.values())
+    print(f"{wire}: {time.monotonic() - begin:.1f} s, {switch.dropped} of {switch.passed} packets lost")
+
+
+# --- paused
+
+
+@pytest.mark.parametrize("target", BODIES)
+def test_paused_and_woken_after_the_others_went_on(start, shared, target):
+    """Training process and monitor wake at once: the function may get as far as its monitor lets it, and writes
+    nothing."""
+    run, _ = start(target, [0, 1, 2])
+    pids = hostwise.processes(run, 1)
+    hostwise.send(pids, signal.SIGSTOP)
+    paused = time.monotonic()
+    run.wait_event("enter", count=2, iteration=1)
+    before = shared.writes(1)
+    woken = time.monotonic()
+    hostwise.send(pids, signal.SIGCONT)
+    run.wait_event("ended")
+    shared.finish()
+    ranks = run.wait()
+    checks.went_on(ranks, without=[1])
+    hostwise.killed(ranks, [1])
+    assert shared.writes(1) == before
+    hostwise.tell("paused", ranks, paused, [1])
+    print(f"its function ran {max(0.0, shared.last_ran(1) - woken) * 1e3:.3f} ms after waking")
+
+
+@pytest.mark.parametrize("target", BODIES)
+def test_paused_and_woken_before_its_monitor(start, shared, target):
+    run, _ = start(target, [0, 1, 2])
+    pids = hostwise.processes(run, 2)
+    hostwise.send(pids, signal.SIGSTOP)
+    run.wait_event("enter", count=2, iteration=1)
+    before = shared.writes(2)
+    hostwise.send(pids[:1], signal.SIGCONT)
+    run.wait_event("ended")
+    hostwise.send(pids[1:], signal.SIGCONT)
+    shared.finish()
+    ranks = run.wait()
+    checks.went_on(ranks, without=[2])
+    hostwise.killed(ranks, [2])
+    assert shared.writes(2) == before
+
+
+def test_paused_before_its_function_began(start, shared):
+    """It had agreed to the iteration and stood still just before its function: it never enters it."""
+    run, _ = start(targets.run_apart, [0, 1, 2], busy=2, faults={At(1, 0, "initialize"): Stop()})
+    run.wait_event("fault")
+    pids = hostwise.processes(run, 1)
+    hostwise.send(pids, signal.SIGSTOP)
+    run.wait_event("enter", count=2, iteration=1)
+    hostwise.send(pids[:1], signal.SIGCONT)
+    run.wait_event("ended")
+    hostwise.send(pids[1:], signal.SIGCONT)
+    shared.finish()
+    ranks = run.wait()
+    checks.went_on(ranks, without=[1])
+    hostwise.killed(ranks, [1])
+    assert ranks[1].entries() == [] and shared.writes(1) == []
+
+
+@pytest.mark.parametrize("target", BODIES)
+def test_its_monitor_alone_stands_still(start, shared, target):
+    """Nobody sends heartbeats and nobody kills: the training process stops itself before the others go on."""
+    run, _ = start(target, [0, 1, 2])
+    monitor = hostwise.processes(run, 1)[1:]
+    hostwise.send(monitor, signal.SIGSTOP)
+    stopped = time.monotonic()
+    run.wait_event("enter", count=2, iteration=1)
+    hostwise.send(monitor, signal.SIGCONT)
+    shared.finish()
+    ranks = run.wait()
+    checks.went_on(ranks, without=[1])
+    hostwise.killed(ranks, [1])
+    hostwise.gave_up(ranks, shared, [1])
+    hostwise.tell("its monitor stopped", ranks, stopped, [1])
+
+
+def test_no_function_before_its_first_heartbeat(start, shared):
+    """Its monitor stands still from its start: without a heartbeat there is no lease that would stop this rank when
+    the others give it up, so its function does not begin."""
+    run, _ = start(targets.run_with_a_stopped_monitor, [0, 1, 2], busy=0)
+    run.wait_event("enter", count=2, iteration=1)
+    hostwise.send(hostwise.processes(run, 1)[1:], signal.SIGCONT)
+    shared.finish()
+    ranks = run.wait()
+    checks.went_on(ranks, without=[1])
+    hostwise.left_by_itself(ranks, [1], "Fenced")
+    assert [rank.entries()[0][0] for rank in ranks if rank.rank != 1] == [1, 1] and not ranks[1].entries()
+
+
+def test_cut_off_and_gone_before_it_is_killed(start, shared):
+    """With a longer timeout there is time between the loss of the store, noticed by the kernel, and the kill."""
+    run, switch = start(targets.run_together, [0, 1, 2], wrapper=SLOW)
+    cut = switch.unplug(2)
+    run.wait_event("enter", count=2, iteration=1)
+    shared.finish()
+    ranks = run.wait(60)
+    checks.went_on(ranks, without=[2])
+    hostwise.left_by_itself(ranks, [2])
+    assert "cannot be reached" in ranks[2].message
+    hostwise.gave_up(ranks, shared, [2])
+    hostwise.tell("unplugged, heartbeat_timeout=12", ranks, cut, [2])
+
+
+def test_paused_for_a_moment(start, shared):
+    """Half as long as it takes to be given up: nothing happens."""
+    run, _ = start(targets.run_together, [0, 1, 2])
+    pids = hostwise.processes(run, 1)
+    hostwise.send(pids, signal.SIGSTOP)
+    time.sleep(WATCHFUL["heartbeat_timeout"] / 2)  # the pause itself is the fault
+    hostwise.send(pids, signal.SIGCONT)
+    shared.finish()
+    checks.went_on(run.wait(), iteration=0)

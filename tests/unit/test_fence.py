@@ -1,0 +1,120 @@
+"""The lease as the training process sees it: what does not begin once it has run out."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from inprocess import fence
+from inprocess.board import LEASE, Board
+from inprocess.call_wrapper import CallWrapper
+from inprocess.clock import monotonic_ns
+from inprocess.interrupt import Gate, Interrupter
+from inprocess.monitor_config import MonitorConfig
+from inprocess.monitor_link import Joined, Link
+from inprocess.protocol.phases import Phase
+
+S = 1_000_000_000
+
+
+class Killed(BaseException):
+    """In place of SIGKILL."""
+
+
+@pytest.fixture
+def board(monkeypatch: pytest.MonkeyPatch) -> Iterator[Board]:
+    def kill(pid: int, signum: int) -> None:
+        assert (pid, signum) == (os.getpid(), signal.SIGKILL)
+        raise Killed
+
+    monkeypatch.setattr(fence.os, "kill", kill)
+    made = Board.create()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def call(board: Board) -> CallWrapper:
+    call = CallWrapper(board, lambda: None)
+    call._gate = Gate(Interrupter())
+    return call
+
+
+def test_atomic_begins_while_there_is_a_lease_or_nobody_to_have_one_from(call: CallWrapper, board: Board) -> None:
+    for until in (0, monotonic_ns() + 60 * S):
+        board.slots[LEASE] = until
+        with call.atomic(), call.atomic():
+            pass
+
+
+def test_no_section_begins_after_the_lease(call: CallWrapper, board: Board) -> None:
+    board.slots[LEASE] = monotonic_ns()
+    with pytest.raises(Killed), call.atomic():
+        raise AssertionError("the section began")
+
+
+def test_a_section_that_is_open_may_end(call: CallWrapper, board: Board) -> None:
+    with call.atomic():
+        board.slots[LEASE] = monotonic_ns()
+
+
+@pytest.mark.parametrize(
+    ("phase", "stops"), [(Phase.INITIALIZE, True), (Phase.RUN, True), (Phase.JOIN, False), (Phase.LEAVE, False)]
+)
+def test_the_watch_stops_what_the_others_wait_for(board: Board, phase: Phase, stops: bool) -> None:
+    board.enter(phase)
+    assert fence.watch(board) > 0
+    board.slots[LEASE] = monotonic_ns() + 60 * S
+    assert 59 * S < fence.watch(board) <= 60 * S
+    board.slots[LEASE] = monotonic_ns()
+    if stops:
+        with pytest.raises(Killed):
+            fence.watch(board)
+    else:
+        assert fence.watch(board) <= 0
+
+
+def test_the_watch_leaves_a_rank_alone_that_has_left(board: Board) -> None:
+    board.enter(Phase.RUN)
+    board.slots[LEASE] = monotonic_ns()
+    board.leave()
+    fence.watch(board)
+
+
+@pytest.fixture
+def link(board: Board) -> Callable[..., Link]:
+    posted: list[object] = []
+
+    def make(roster: tuple[int, ...] = (0, 1)) -> Link:
+        config = MonitorConfig(member=1, roster=roster, members=2, store="", heartbeat_timeout=10.0)
+        return Link(config, board, posted.append)
+
+    make.posted = posted  # type: ignore[attr-defined]
+    return make
+
+
+def test_a_heartbeat_gives_a_lease_from_its_beginning(link: Callable[..., Link], board: Board) -> None:
+    made, begin = link(), monotonic_ns() / 1e9 - 1.0
+    assert made.lease_until is None
+    made._beaten(begin)
+    assert made.lease_until == board.slots[LEASE] == int(begin * 1e9) + 9 * S
+    assert link.posted == [Joined()]  # type: ignore[attr-defined]
+
+
+def test_a_lease_that_has_run_out_is_not_renewed(link: Callable[..., Link], board: Board) -> None:
+    """A process that was stopped and wakes sends its next heartbeat at once; the others may have gone on."""
+    over = board.slots[LEASE] = monotonic_ns()
+    made = link()
+    assert made.lease_until == over
+    made._beaten(monotonic_ns() / 1e9)
+    assert made.lease_until == board.slots[LEASE] == over
+
+
+def test_who_is_alone_needs_no_lease(link: Callable[..., Link], board: Board) -> None:
+    board.slots[LEASE] = monotonic_ns() + S
+    made = link((1,))
+    made._beaten(monotonic_ns() / 1e9)
+    assert made.lease_until is None and board.slots[LEASE] == 0
