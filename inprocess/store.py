@@ -35,6 +35,8 @@ T = TypeVar("T")
 LONGEST_WAIT = 20 * 24 * 3600.0
 #: pause between two attempts to reach a server that is not up yet (seconds): first, and at most
 RETRY = (0.005, 0.1)
+#: half of the first attempt to connect (seconds); each is twice as long as the one before
+ATTEMPT = 0.5
 _ABSENT = "\0absent"
 _LOST = "Its host is gone, or cannot be reached from here"
 
@@ -160,14 +162,17 @@ def connect_to(address: str, port: int, timeout: float) -> Any:
     Raises StoreLost where whoever listens there does not answer like a TCPStore: torch itself waits for ever then.
     """
     made: list[Any] = []
-    thread = threading.Thread(
-        target=_construct, args=(made, address, port, timeout), name="inprocess-connect", daemon=True
-    )
-    thread.start()
-    thread.join(timeout)
-    if thread.is_alive():
-        shut_connections(address, port)
-        thread.join(5.0)
+    done, given_up = threading.Event(), threading.Event()
+    arguments = (made, done, given_up, address, port, timeout)
+    threading.Thread(target=_construct, args=arguments, name="inprocess-connect", daemon=True).start()
+    try:
+        done.wait(timeout)  # a join that is interrupted takes the thread for one that has ended
+    finally:
+        if not done.is_set():
+            given_up.set()
+            shut_connections(address, port)
+    if given_up.is_set():
+        done.wait(5.0)
     if made and not isinstance(made[0], Exception):
         return made[0]
     reason = _first_line(made[0]) if made else f"no answer within {timeout:g} s"
@@ -177,11 +182,24 @@ def connect_to(address: str, port: int, timeout: float) -> Any:
     )
 
 
-def _construct(made: list[Any], address: str, port: int, timeout: float) -> None:
-    try:
-        made.append(TCPStore(address, port, timeout=timedelta(seconds=max(timeout, 1.0))))
-    except Exception as error:
-        made.append(error)
+def _construct(
+    made: list[Any], done: threading.Event, given_up: threading.Event, address: str, port: int, timeout: float
+) -> None:
+    """In short attempts: torch tries again by itself and cannot be told that nobody waits any more."""
+    deadline, patience = clock.monotonic() + max(timeout, 1.0), ATTEMPT
+    while not made:
+        begun = clock.monotonic()
+        patience = min(2 * patience, max(1.0, deadline - begun))
+        try:
+            store = TCPStore(address, port, timeout=timedelta(seconds=patience))
+            store.set_timeout(timedelta(seconds=max(timeout, 1.0)))
+            made.append(store)
+        except Exception as error:
+            now = clock.monotonic()
+            # too soon for a server that is not there: it is there, and no TCPStore
+            if given_up.is_set() or now >= deadline or now - begun < patience:
+                made.append(error)
+    done.set()
 
 
 def _limit_silence(address: str, port: int, seconds: float) -> None:

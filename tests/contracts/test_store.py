@@ -5,6 +5,8 @@ The simulator proves the protocol over its dict; these tests carry that over to 
 
 from __future__ import annotations
 
+import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -232,6 +234,44 @@ def test_pause_and_now() -> None:
     with pytest.raises(StoreLost, match="stopped"):
         store.drive(one(Pause(60.0)), connection, stopped)
     assert store.drive(one(Now()), connection) <= store.drive(one(Now()), connection)
+
+
+def refusing_port() -> socket.socket:
+    """A port that is taken, and where nobody listens."""
+    bound = socket.socket()
+    bound.bind(("127.0.0.1", 0))
+    return bound
+
+
+def test_connection_that_nobody_waits_for_any_more_is_given_up() -> None:
+    """A restart interrupts the main thread while it connects to a server that has gone; torch would go on trying."""
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with refusing_port() as bound, pytest.raises(InterruptedError):
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            store.connect_to("127.0.0.1", bound.getsockname()[1], 60.0)
+        (thread,) = (thread for thread in threading.enumerate() if thread.name == "inprocess-connect")
+        thread.join()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_server_that_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes up when the first attempts are over."""
+    monkeypatch.setattr(store, "ATTEMPT", 0.05)
+    served: list[Any] = []
+    with refusing_port() as bound:
+        port = bound.getsockname()[1]
+    timer = threading.Timer(0.5, lambda: served.append(store.serve("127.0.0.1", port)))
+    timer.start()
+    connection = store.connect_to("127.0.0.1", port, 60.0)
+    connection.set("key", "value")
+    assert connection.get("key") == b"value"
+    timer.join()
 
 
 def test_server_that_goes_away() -> None:
