@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from inprocess import clock, coordinator
+from inprocess import clock, coordinator, strict_json
 from inprocess.board import LEASE, Board
 from inprocess.environment import Borrowed, Launch
 from inprocess.exception import OptionError, StoreLost, TimeoutError
@@ -152,6 +152,7 @@ class Agents:
             member=self._book.member,
             roster=self._book.roster,
             members=len(self._book.roster),
+            founders=self._book.roster,
             store=self._spec.to_json(),
             serve_port=self._spec.port if self._hosts_store() else None,
             serve_host=self._spec.host,
@@ -213,7 +214,7 @@ def _is_agents(host: str, port: int, launch: Launch) -> bool:
 def _check_travels(key: str, value: object) -> None:
     """The arguments reach the monitor process as JSON."""
     try:
-        json.dumps(value)
+        strict_json.parse(json.dumps({"kwargs": {key: value}}))
     except (TypeError, ValueError, RecursionError):
         raise OptionError(
             f"store_kwargs: {key}={value!r} cannot travel to the monitor process as JSON: pass a string, a number, a "

@@ -7,7 +7,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Interruption", "InterruptionRecord", "summary"]
+__all__ = ["Interruption", "InterruptionRecord", "one_line", "summary"]
 
 MESSAGE_LIMIT = 500  # characters; a record must stay small: every rank reads all of them
 WHERE_LIMIT = 200
@@ -71,8 +71,8 @@ class InterruptionRecord:
         who = f"rank {self.rank}"
         if self.initial_rank not in (None, self.rank):
             who += f" (initially {self.initial_rank})"
-        what = _one_line(self.message)
-        place = f" [{_one_line(self.where)}]" if self.where else ""
+        what = one_line(self.message)
+        place = f" [{one_line(self.where)}]" if self.where else ""
         return f"{who}: {_WORDS[self.interruption]}{': ' if what else ''}{what}{place}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def summary(records: Sequence[InterruptionRecord], count: int | None = None) -> 
 def _silence(records: Sequence[InterruptionRecord]) -> str:
     """Ranks that wait for one that hangs make no progress either, so the first to say so need not be the one."""
     first = min(records, key=lambda record: record.rank)
-    return f"{_one_line(first.message)}; first noticed on {_ranks(sorted(records, key=lambda record: record.rank))}"
+    return f"{one_line(first.message)}; first noticed on {_ranks(sorted(records, key=lambda record: record.rank))}"
 
 
 def _is_echo(record: InterruptionRecord) -> bool:
@@ -144,13 +144,13 @@ def _ranks(group: Sequence[InterruptionRecord]) -> str:
 
 
 def _deed(record: InterruptionRecord) -> str:
-    message = _one_line(record.message)
+    message = one_line(record.message)
     message = message if len(message) <= SHORT else f"{message[: SHORT - 3]}..."
     return f"{_WORDS[record.interruption]}{': ' if message else ''}{message}"
 
 
 def _place(record: InterruptionRecord) -> str:
-    where = _one_line(record.where)
+    where = one_line(record.where)
     return f" [{where.rpartition('/')[2]}]" if where else ""
 
 
@@ -175,5 +175,13 @@ def _cut(name: str, value: object, limit: int) -> str:
     return value if len(value) <= limit else value[: limit - 3] + "..."
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def one_line(text: str, limit: int | None = None) -> str:
+    """The text for a log or a terminal: on one line, cut, and whatever is not printable (ANSI escapes) as an escape."""
+    text = " ".join(text.split())
+    if not text.isprintable():
+        text = "".join(each if each.isprintable() else _escaped(each) for each in text)
+    return text if limit is None else _cut("text", text, limit)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

@@ -3,6 +3,9 @@
 A verb may be cut off between any two operations (the process dies). Two rules make that safe: an entry that others
 count is written before it is counted, and whoever speaks for a dead member recounts until there is a verdict.
 
+A third is for values that none of us wrote. A verdict is read by everybody, so everybody ends. Whoever finds anything
+else broken is the only one to know it: it says so to the others, who would wait for it in vain (`_tells_everybody`).
+
 Keys, below the prefix of the call; ``i`` is the iteration, -1 is the join::
 
     i/start/<member>   entry in the start round          i/start       verdict: go or no
@@ -16,10 +19,12 @@ Keys, below the prefix of the call; ``i`` is the iteration, -1 is the join::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Concatenate, ParamSpec, TypeVar
 
 from inprocess.attribution import Interruption, InterruptionRecord
-from inprocess.exception import Fenced, OptionError
+from inprocess.exception import BadMessage, Fenced, OptionError
 from inprocess.protocol.book import Book
 from inprocess.protocol.messages import (
     MAX_RECORDS,
@@ -29,15 +34,20 @@ from inprocess.protocol.messages import (
     Outcome,
     Start,
     dump,
+    load_address,
     load_arrival,
+    load_count,
     load_decision,
     load_outcome,
+    load_reason,
     load_record,
     load_start,
 )
 from inprocess.protocol.ops import Add, Claim, Delete, Exist, Read, ReadAll, Set, Verb, Wait
 from inprocess.protocol.rounds import decide_end, decide_start
 
+P = ParamSpec("P")
+T = TypeVar("T")
 JOINING = -1
 #: exists from the moment everybody has joined
 JOINED_KEY = f"{JOINING}/next"
@@ -51,13 +61,19 @@ KEEP = 4
 # --- what a follower waits for, in this order --------------------------------------------------------------------
 
 
-def await_next(iteration: int, recounting: Sequence[int] | None = None) -> Verb[Decision]:
-    """Wait for the verdict of the end round. ``recounting``: see `_await`."""
+def await_next(iteration: int, recounting: Sequence[int] | None = None, book: Book | None = None) -> Verb[Decision]:
+    """Wait for the verdict of the end round. ``recounting``: see `_await`; ``book``: whose members it may name."""
     key = f"{iteration}/next"
-    return load_decision((yield from _await(key, iteration, recounting)), key)
+    return _known(load_decision((yield from _await(key, iteration, recounting)), key), key, book)
 
 
-def await_next_awake(iteration: int) -> Verb[Decision]:
+def _known(decision: Decision, key: str, book: Book | None) -> Decision:
+    if book is not None and (strangers := book.strangers(decision)):
+        raise BadMessage(f"store key {key!r}: names {strangers}, which this job does not have")
+    return decision
+
+
+def await_next_awake(iteration: int, book: Book | None = None) -> Verb[Decision]:
     """As `await_next`, for a monitor that has seen the iteration interrupted.
 
     Whoever interrupted it may have died before it had woken everybody up, so that is done once more after a second.
@@ -67,12 +83,13 @@ def await_next_awake(iteration: int) -> Verb[Decision]:
     if found is None:
         yield from _wake(iteration)
         found = yield Wait(key)
-    return load_decision(found, key)
+    return _known(load_decision(found, key), key, book)
 
 
 def await_rendezvous(iteration: int) -> Verb[str]:
     """Wait for the address of the iteration's own store server; "-" where the iteration was interrupted before that."""
-    return (yield Wait(f"{iteration}/rendezvous")).decode(errors="replace")  # type: ignore[no-any-return]
+    key = f"{iteration}/rendezvous"
+    return load_address((yield Wait(key)), key)
 
 
 def await_start(iteration: int) -> Verb[Start]:
@@ -96,6 +113,33 @@ def _await(key: str, iteration: int, recounting: Sequence[int] | None) -> Verb[b
         if found is not None:
             return found
         yield from recount(iteration, recounting)
+
+
+# --- values that none of us wrote ---------------------------------------------------------------------------------
+
+
+def _tells_everybody(verb: Callable[Concatenate[int, P], Verb[T]]) -> Callable[Concatenate[int, P], Verb[T]]:
+    """For verbs that read what others do not read: a broken value there ends the iteration and the job for all."""
+
+    @functools.wraps(verb)
+    def telling(iteration: int, /, *args: P.args, **kwargs: P.kwargs) -> Verb[T]:
+        try:
+            return (yield from verb(iteration, *args, **kwargs))
+        except BadMessage as error:
+            yield from give_up(iteration, str(error))
+            raise
+
+    return telling
+
+
+def give_up(iteration: int, reason: str) -> Verb[None]:
+    """Everybody leaves. The end round, which may never be complete now, is decided as well."""
+    if iteration > JOINING:
+        yield Claim(f"{iteration}/abort", reason)
+        record = InterruptionRecord(0, Interruption.BASE_EXCEPTION, message=reason)
+        yield Claim(f"{iteration}/outcome", dump(Outcome(completed=False, cause=record)))
+        yield from _wake(iteration)
+    yield Claim(f"{iteration}/next", dump(Decision(abort=reason)))
 
 
 # --- the rounds ---------------------------------------------------------------------------------------------------
@@ -131,6 +175,7 @@ def _refuse_fenced(found: Arrival, member: int) -> None:
         )
 
 
+@_tells_everybody
 def _arrive(iteration: int, name: str, member: int, arrival: Arrival, roster: Sequence[int]) -> Verb[Arrival]:
     """Enter a round once; the last to arrive decides it. Answers the entry that stands, perhaps somebody else's."""
     key = f"{iteration}/{name}/{member}"
@@ -138,10 +183,22 @@ def _arrive(iteration: int, name: str, member: int, arrival: Arrival, roster: Se
     found = yield Claim(key, text)
     if found != text.encode():
         return load_arrival(found, key)
-    count = yield Add(f"{iteration}/{name}#", 1)
-    if count >= len(roster):
+    if (yield from _count(f"{iteration}/{name}#")) >= len(roster):
         yield from _decide(iteration, name, roster)
     return arrival
+
+
+def _count(key: str) -> Verb[int]:
+    """Count one up; the new value."""
+    number = load_count((yield Add(key, 1)), key)
+    if not number:
+        raise BadMessage(f"store key {key!r}: was set to less than nothing. This library did not write it.")
+    return number
+
+
+def _read_count(key: str) -> Verb[int]:
+    """What a counter holds. Read as text: a server closes the connection on which a broken one is to be added to."""
+    return load_count((yield Read(key)), key)
 
 
 def _decide(iteration: int, name: str, roster: Sequence[int]) -> Verb[None]:
@@ -169,14 +226,14 @@ def _decide_start(iteration: int, arrivals: dict[int, Arrival]) -> Verb[None]:
 
 def _decide_end(iteration: int, arrivals: dict[int, Arrival]) -> Verb[None]:
     records = yield from _cause(iteration)
-    noted = yield Add(f"{iteration}/record#", 0)
+    noted = yield from _read_count(f"{iteration}/record#")
     count = len(records) + noted
     for number in range(1, min(noted, MAX_RECORDS) + 1):
         key = f"{iteration}/record/{number}"
         raw = yield Read(key)  # None: its writer died between counting and writing; its monitor wrote another
         records += [] if raw is None else [load_record(raw, key)]
     abort = yield Read(f"{iteration}/abort")
-    decision = decide_end(arrivals, records, count, "" if abort is None else abort.decode(errors="replace"))
+    decision = decide_end(arrivals, records, count, load_reason(abort))
     if iteration > JOINING:  # a follower may still wait for it: who interrupted died after waking only some
         yield Claim(f"{iteration}/start", dump(Start(go=False)))
     yield Claim(f"{iteration}/next", dump(decision))
@@ -192,6 +249,7 @@ def _cause(iteration: int) -> Verb[list[InterruptionRecord]]:
 # --- the outcome --------------------------------------------------------------------------------------------------
 
 
+@_tells_everybody
 def interrupt(iteration: int, record: InterruptionRecord, abort: str = "") -> Verb[bool]:
     """Propose ``interrupted``. False: everybody had finished, so it does not count any more.
 
@@ -199,7 +257,7 @@ def interrupt(iteration: int, record: InterruptionRecord, abort: str = "") -> Ve
     those that come later are noted beside it. ``abort``: everybody leaves the job, for this reason.
     """
     if abort:
-        yield Claim(f"{iteration}/abort", abort)
+        yield Claim(f"{iteration}/abort", load_reason(abort.encode(errors="replace")))
     stands = yield from _propose(iteration, record)
     if stands:
         yield from _wake(iteration)
@@ -224,22 +282,26 @@ def _wake(iteration: int) -> Verb[None]:
 
 
 def _note(iteration: int, record: InterruptionRecord) -> Verb[None]:
-    number = yield Add(f"{iteration}/record#", 1)
+    number = yield from _count(f"{iteration}/record#")
     if number <= MAX_RECORDS:
         yield Set(f"{iteration}/record/{number}", dump(record))
 
 
+@_tells_everybody
 def finish(iteration: int, active_world_size: int, roster: Sequence[int]) -> Verb[None]:
     """The function returned on this member. The last active one proposes ``completed``."""
-    count = yield Add(f"{iteration}/done#", 1)
+    key = f"{iteration}/done#"
+    count = yield from _count(key)
     if count < active_world_size:
         return
+    if count > active_world_size:
+        raise BadMessage(f"store key {key!r}: counts {count} functions that returned, of {active_world_size}")
     removed = yield from _gone_reserves(iteration, roster)
     yield Claim(f"{iteration}/outcome", dump(Outcome(completed=True, removed=removed)))
 
 
 def _gone_reserves(iteration: int, roster: Sequence[int]) -> Verb[tuple[int, ...]]:
-    if not (yield Add(f"{iteration}/end#", 0)):
+    if not (yield from _read_count(f"{iteration}/end#")):
         return ()
     removed = []
     for member in roster:
@@ -251,6 +313,7 @@ def _gone_reserves(iteration: int, roster: Sequence[int]) -> Verb[tuple[int, ...
 # --- for a member that cannot speak for itself --------------------------------------------------------------------
 
 
+@_tells_everybody
 def speak_for_dead(
     iteration: int, roster: Sequence[int], member: int, record: InterruptionRecord, by: str
 ) -> Verb[None]:
@@ -280,6 +343,7 @@ def _stands_aside(iteration: int, member: int) -> Verb[bool]:
     return arrival.kind in (Kind.RANK, Kind.DISCARDED) and arrival.active_rank is None
 
 
+@_tells_everybody
 def recount(iteration: int, roster: Sequence[int]) -> Verb[None]:
     """Decide rounds in which all have arrived but whoever counted last died before it could decide."""
     for name, verdict in (("start", "start"), ("end", "next")):
@@ -303,17 +367,18 @@ def missing(iteration: int, name: str, roster: Iterable[int]) -> Verb[list[int]]
 
 def publish_rendezvous(iteration: int, address: str) -> Verb[str]:
     """Offer a store server for this iteration; answers the address that stands (the first one offered)."""
-    return (yield Claim(f"{iteration}/rendezvous", address)).decode()  # type: ignore[no-any-return]
+    key = f"{iteration}/rendezvous"
+    return load_address((yield Claim(key, address)), key)
 
 
 def beat(member: int) -> Verb[int]:
     """One heartbeat of a member's monitor."""
-    return (yield Add(f"beat/{member}", 1))  # type: ignore[no-any-return]
+    return (yield from _count(f"beat/{member}"))
 
 
 def read_beat(member: int) -> Verb[int]:
     """The heartbeat counter of another member; the observer judges it by its own clock."""
-    return (yield Add(f"beat/{member}", 0))  # type: ignore[no-any-return]
+    return (yield from _read_count(f"beat/{member}"))
 
 
 def gone(member: int, members: int) -> Verb[None]:
@@ -343,7 +408,7 @@ def forget(iteration: int, book: Book) -> Verb[None]:
     yield Delete(f"{old}/end/{book.member}")
     if book.member != book.roster[0]:
         return
-    count = yield Add(f"{old}/record#", 0)
+    count = yield from _read_count(f"{old}/record#")
     for number in range(1, min(count, MAX_RECORDS) + 1):
         yield Delete(f"{old}/record/{number}")
     for name in ("start", "start#", "end#", "done#", "record#", "abort", "rendezvous"):

@@ -14,6 +14,7 @@
             ├── Fenced               the others declared this rank dead; it must not run again
             ├── TimeoutError         (also the built-in one) something did not happen in time
             ├── StoreLost            the store's host is gone, so nothing can be agreed on any more
+            │   └── BadMessage       somebody else writes into the store: a value in it is none of this library's
             └── InternalError        the library contradicted itself: please report it
 
 All of them can be pickled, together with their history.
@@ -25,6 +26,7 @@ import builtins
 from collections.abc import Iterable
 
 __all__ = [
+    "BadMessage",
     "Fenced",
     "HealthCheckError",
     "InternalError",
@@ -81,6 +83,10 @@ class TimeoutError(RestartError, builtins.TimeoutError):
 
 class StoreLost(RestartError):
     """The store server cannot be reached any more, so this rank can agree on nothing with the others."""
+
+
+class BadMessage(StoreLost):
+    """A value in the store is not what this library writes, so nothing can be agreed on there; names the key."""
 
 
 class InternalError(RestartError):

@@ -24,7 +24,7 @@ def stand_in(book: Book, member: int, record: InterruptionRecord, by: str) -> Ve
         yield from coordinator.speak_for_dead(iteration, roster, member, record, by)
         if iteration > coordinator.JOINING and (yield from coordinator.await_outcome(iteration, roster)).completed:
             return
-        decision = yield from coordinator.await_next(iteration, roster)
+        decision = yield from coordinator.await_next(iteration, roster, book)
         book.apply(decision)
         if decision.abort:
             return

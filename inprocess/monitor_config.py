@@ -1,4 +1,8 @@
-"""What a training process tells its monitor process, as data that travels as JSON. Imports nothing of torch."""
+"""What a training process and its monitor process tell each other, as JSON. Imports nothing of torch.
+
+Both ends belong to one user and inherit what they talk over. Yet children that a user forks hold copies of the socket,
+so a line that is none is left out.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,12 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["MonitorConfig"]
+from inprocess import strict_json
+
+__all__ = ["Lines", "MonitorConfig"]
+
+#: the longest line that is waited for (bytes)
+LONGEST_LINE = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +29,8 @@ class MonitorConfig:
     member: int
     roster: tuple[int, ...]
     iteration: int = -1
+    #: the members that the call began with; empty: the roster
+    founders: tuple[int, ...] = ()
     #: how many members will say that they need the store no more: the founders
     members: int
     #: how to reach the base store: a ``StoreSpec`` as JSON
@@ -54,7 +65,29 @@ class MonitorConfig:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> MonitorConfig:
-        """Raises TypeError where a field is unknown or missing."""
-        data: dict[str, Any] = json.loads(text)
+        """Raises TypeError where a field is unknown or missing, ValueError where it is no JSON object."""
+        data: dict[str, Any] = strict_json.parse(text, limit=None)
+        if not isinstance(data, dict):
+            raise ValueError("the configuration of a monitor is a JSON object")
         data |= {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
         return cls(**data)
+
+
+class Lines:
+    """JSON objects out of a stream, one in each line."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def take(self, data: bytes) -> list[dict[str, Any]]:
+        """The objects that are complete with this piece of the stream."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._rest = self._rest[:LONGEST_LINE]  # what is longer is no line of ours and will not parse
+        return [message for line in lines if isinstance(message := _parsed(line), dict)]
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return strict_json.parse(line, LONGEST_LINE)
+    except ValueError:
+        return None

@@ -6,6 +6,7 @@ end the process: what matters is posted to the main thread as an event. Nothing 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import logging
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from inprocess import clock, coordinator, guardian, light_torch, policy
 from inprocess.attribution import InterruptionRecord
 from inprocess.board import LEASE, Board
-from inprocess.exception import OptionError, StoreLost, TimeoutError
+from inprocess.exception import BadMessage, OptionError, StoreLost, TimeoutError
 from inprocess.monitor_config import MonitorConfig
 from inprocess.protocol.book import Book
 from inprocess.protocol.messages import Decision
@@ -36,6 +37,8 @@ log = logging.getLogger("inprocess.monitor")
 SHORTLY = 0.05
 #: pause before a lost connection is made again, while joining (seconds)
 RECONNECT = 0.05
+#: longest try to make a lost connection again, once the job has begun (seconds)
+AGAIN = 1.0
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class Link:
         self._base: Any = None
         self._rendezvous = _Rendezvous(config.rendezvous_host, config.serve_host)
         #: the member's view of the job
-        self.book = Book(config.member, config.roster, iteration=config.iteration)
+        self.book = Book(config.member, config.roster, iteration=config.iteration, founders=frozenset(config.founders))
         #: the last iteration that was seen interrupted, and when (ns)
         self.interrupted: tuple[int, int] = (-2, 0)
         #: when this member was found off the roster (ns)
@@ -163,6 +166,8 @@ class Link:
     def _guarded(self, action: Callable[..., object], *args: object) -> None:
         try:
             action(*args)
+        except BadMessage as error:
+            self._spoiled(error)
         except (StoreLost, TimeoutError) as error:
             self._post(Lost(str(error)))
         except OptionError as error:
@@ -210,12 +215,25 @@ class Link:
             connection = store.connect(self._spec, self._config.barrier_timeout, self._give_up)
             try:
                 return action(connection)
+            except BadMessage:
+                raise
             except StoreLost:
                 if self.book.iteration > coordinator.JOINING or self._give_up.wait(RECONNECT):
                     raise
 
     def _driving(self, verb: Callable[[], Verb[T]]) -> Callable[[Any], T]:
         return lambda connection: _drive(verb(), connection)
+
+    def _spoiled(self, error: BadMessage) -> None:
+        """Nobody can go on: say so to the others, who may never read that value, and have this rank leave in time."""
+        log.error("%s", error)
+        iteration = self.book.iteration
+        if self.removed_at is None:
+            self.removed_at = clock.monotonic_ns()
+        self.ended.set()
+        self._post(Woken())
+        with contextlib.suppress(StoreLost, TimeoutError):
+            self._with_store(self._driving(lambda: coordinator.give_up(iteration, str(error))))
 
     # --- following the job --------------------------------------------------------------------------------------
 
@@ -231,7 +249,7 @@ class Link:
                 if _drive(coordinator.await_outcome(iteration), connection).completed:
                     break
                 self._on_interrupted(iteration, connection)
-            self._go_on(_drive(_following(iteration), connection))
+            self._go_on(_drive(_following(self.book), connection))
         self.ended.set()
 
     def _is_rendezvous_host(self) -> bool:
@@ -267,7 +285,26 @@ class Link:
             log.warning("initial rank %d sends no heartbeats any more", member)
             self._speak_for(member, guardian.lost_record(member, seconds))
 
-        _drive(guardian.keep_watch(ring, lambda: self.book, self._beaten, lost), connection)
+        while True:
+            try:
+                _drive(guardian.keep_watch(ring, lambda: self.book, self._beaten, lost), connection)
+            except BadMessage:
+                raise
+            except StoreLost as error:
+                connection = self._again(error)
+
+    def _again(self, error: StoreLost) -> Any:
+        """A new connection where only this one was lost: a server closes it, too, where a counter holds no number."""
+        from inprocess import store  # noqa: PLC0415
+
+        try:
+            connection = store.connect(self._spec, AGAIN, self._give_up)
+            _drive(coordinator.read_beat(self._config.member), connection)
+        except BadMessage:
+            raise
+        except (StoreLost, TimeoutError):
+            raise error from None
+        return connection
 
     def _beaten(self, when: float) -> None:
         """A lease that has run out is never renewed: the others may have gone on. A process that was stopped and wakes
@@ -288,8 +325,11 @@ class Link:
         self.speaking.add(member)
 
         def action(connection: Any) -> None:
-            _drive(guardian.stand_in(copy.copy(self.book), member, record, self._by), connection)
-            _drive(coordinator.gone(member, self._config.members), connection)
+            try:
+                _drive(guardian.stand_in(copy.copy(self.book), member, record, self._by), connection)
+            except BadMessage as error:
+                self._spoiled(error)
+            self._gone(member, connection)
 
         self._spawn(self._speak_out, member, action)
 
@@ -302,12 +342,18 @@ class Link:
 
     def _say_gone(self) -> None:
         def action(connection: Any) -> None:
-            _drive(coordinator.gone(self._config.member, self._config.members), connection)
+            self._gone(self._config.member, connection)
             # usually all leave together; a next call then finds no server of this one
             _drive(coordinator.await_over(SHORTLY), connection)
 
         self._with_store(action)
         self._post(Spoken(self._config.member))
+
+    def _gone(self, member: int, connection: Any) -> None:
+        try:
+            _drive(coordinator.gone(member, self._config.members), connection)
+        except BadMessage as error:
+            log.error("%s", error)  # the host waits for nobody longer than barrier_timeout
 
     def _linger(self) -> None:
         if self.ended.wait(SHORTLY) and self._with_store(self._driving(lambda: coordinator.await_over(SHORTLY))):
@@ -350,9 +396,9 @@ class _Rendezvous:
         return store.serve(self._bind, 0)
 
 
-def _following(iteration: int) -> Verb[Decision]:
-    joining = iteration == coordinator.JOINING
-    return coordinator.await_next(iteration) if joining else coordinator.await_next_awake(iteration)
+def _following(book: Book) -> Verb[Decision]:
+    joining = book.iteration == coordinator.JOINING
+    return (coordinator.await_next if joining else coordinator.await_next_awake)(book.iteration, book=book)
 
 
 def _drive(verb: Verb[T], connection: Any) -> T:

@@ -23,9 +23,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from inprocess import clock, coordinator, monitor_link, policy
-from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.attribution import Interruption, InterruptionRecord, one_line
 from inprocess.board import WATCHED, Board
-from inprocess.monitor_config import MonitorConfig
+from inprocess.monitor_config import Lines, MonitorConfig
 from inprocess.policy import Snapshot
 
 __all__ = ["Monitor", "main"]
@@ -57,7 +57,7 @@ class Monitor:
         self._started = start_time(config.training_pid)
         self._view = policy.View(config.member, self._link.limits, config.iteration)
         self._looked = clock.monotonic_ns()
-        self._received = b""
+        self._lines = Lines()
         #: the rank is in the call and alive: the rules apply
         self._protecting = True
         self._joined = False
@@ -199,11 +199,9 @@ class Monitor:
         if not data:  # not death: only the pidfd tells that
             self._poll.unregister(self._control)
             return
-        *lines, self._received = (self._received + data).split(b"\n")
-        for line in lines:
-            message = json.loads(line)
+        for message in self._lines.take(data):
             if "bye" in message and self._protecting:
-                self._on_bye(str(message["bye"]), str(message.get("why", "")))
+                self._on_bye(one_line(str(message["bye"]), 20), one_line(str(message.get("why", "")), 400))
 
     def _on_bye(self, how: str, why: str) -> None:
         log.info("the rank has left the call (%s)", how)

@@ -22,7 +22,7 @@ from typing import Any
 from inprocess import clock
 from inprocess.board import Board
 from inprocess.exception import OptionError, RestartError, StoreLost, TimeoutError
-from inprocess.monitor_config import MonitorConfig
+from inprocess.monitor_config import Lines, MonitorConfig
 from inprocess.protocol.book import Book
 
 __all__ = ["MonitorConfig", "MonitorProcess", "reap_lingering"]
@@ -61,7 +61,7 @@ class MonitorProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._control: socket.socket | None = None
-        self._received = b""
+        self._lines = Lines()
         # protects the fields below and reading from the socket
         self._lock = threading.RLock()
         self._said: dict[str, Any] = {}
@@ -111,7 +111,7 @@ class MonitorProcess:
         reap_lingering()
         with self._lock:
             self.config = dataclasses.replace(self.config, training_pid=os.getpid(), sys_path=_search_path())
-            self._said, self._received = {}, b""
+            self._said, self._lines = {}, Lines()
             ours, theirs = socket.socketpair()
             inherited = [theirs.detach(), self._board.fd]
             mine = inherited[:1]
@@ -198,9 +198,8 @@ class MonitorProcess:
             data = control.recv(1 << 16, socket.MSG_DONTWAIT)
         except OSError:
             return False
-        *lines, self._received = (self._received + data).split(b"\n")
-        for line in lines:
-            self._said.update(json.loads(line))
+        for message in self._lines.take(data):
+            self._said.update(message)
         return bool(data)
 
     # --- the end ---------------------------------------------------------------------------------------------------

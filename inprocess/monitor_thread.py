@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 from inprocess import clock, coordinator
-from inprocess.exception import InternalError, RankShouldRestart, RestartError, StoreLost
+from inprocess.exception import BadMessage, InternalError, RankShouldRestart, RestartError, StoreLost
 from inprocess.interpreter import interpreter
 from inprocess.interrupt import Gate
 from inprocess.protocol.book import Book
-from inprocess.protocol.messages import BadMessage, Decision, Outcome, Start
+from inprocess.protocol.messages import Decision, Outcome, Start
 from inprocess.store import StoreSpec, connect, connections, drive, shut
 
 __all__ = ["Mailbox", "MonitorThread", "RankShouldRestart"]
@@ -139,10 +139,6 @@ class MonitorThread(threading.Thread):
             self._follow(*self._join())
         except RestartError as error:
             self._fail(error)
-        except BadMessage as error:
-            self._fail(
-                StoreLost(f"{error}. Another program writes into the store, or another version of this library.")
-            )
         except Exception as error:
             log.exception("the monitor thread failed")
             self._fail(InternalError(f"the monitor thread failed: {error!r}"))
@@ -165,7 +161,9 @@ class MonitorThread(threading.Thread):
             store = self._connect()
             try:
                 drive(coordinator.join(self._own, self._me), store)
-                return store, drive(coordinator.await_next(coordinator.JOINING), store)
+                return store, drive(coordinator.await_next(coordinator.JOINING, book=self._own), store)
+            except BadMessage:
+                raise
             except StoreLost:
                 if self._ending.wait(RECONNECT) or clock.monotonic() > deadline:
                     raise
@@ -179,7 +177,7 @@ class MonitorThread(threading.Thread):
                 return
             if not self._follow_iteration(iteration, store) or self._ending.is_set():
                 return
-            decision = drive(coordinator.await_next(iteration), store)
+            decision = drive(coordinator.await_next(iteration, book=self._own), store)
             iteration += 1
 
     def _begin(self, iteration: int, decision: Decision) -> None:

@@ -12,6 +12,7 @@ import importlib
 import ipaddress
 import json
 import os
+import re
 import socket
 import stat
 import threading
@@ -24,7 +25,7 @@ from torch._C._distributed_c10d import FileStore as _FileStore
 from torch._C._distributed_c10d import PrefixStore as _PrefixStore
 from torch._C._distributed_c10d import TCPStore as _TCPStore
 
-from inprocess import clock
+from inprocess import clock, strict_json
 from inprocess.exception import OptionError, StoreLost, TimeoutError
 from inprocess.protocol.ops import Add, Claim, Delete, Exist, Now, Op, Pause, Read, ReadAll, Set, Verb, Wait
 
@@ -39,6 +40,7 @@ RETRY = (0.005, 0.1)
 ATTEMPT = 0.5
 _ABSENT = "\0absent"
 _LOST = "Its host is gone, or cannot be reached from here"
+_MODULE_AND_NAME = re.compile(r"[\w.]+:\w+")
 
 
 class StoreMixin:
@@ -114,7 +116,20 @@ class StoreSpec:
 
     @classmethod
     def from_json(cls, text: str) -> StoreSpec:
-        return cls(**json.loads(text))
+        """What `to_json` wrote. It names what is imported and called, so it never comes out of a store: the training
+        process hands it to the monitor it started, in memory that both inherit.
+
+        Raises:
+            ValueError: it is no JSON object, or ``factory`` is not ``module:name``.
+            TypeError: a field is unknown.
+        """
+        data = strict_json.parse(text)
+        if not isinstance(data, dict):
+            raise ValueError("how to reach the store is a JSON object")
+        spec = cls(**data)
+        if spec.factory and not _MODULE_AND_NAME.fullmatch(spec.factory):
+            raise ValueError(f"factory={spec.factory!r} is not module:name")
+        return spec
 
     def __str__(self) -> str:
         return f"{self.factory}({self.kwargs})" if self.factory else f"{self.host}:{self.port}"
@@ -339,7 +354,9 @@ def _executor(store: Any, stopped: threading.Event) -> Callable[[Op], Any]:
         try:
             return _ACTIONS[type(op)](store, op)
         except RuntimeError as error:  # torch's DistError and its kin; ours are none
-            raise StoreLost(f"the store failed in {op}: {_first_line(error)}. {_LOST}") from None
+            # a TCPStore's server closes the connection on which something else than a number is to be added to
+            hint = ", or the key does not hold a number" if isinstance(op, Add) else ""
+            raise StoreLost(f"the store failed in {op}: {_first_line(error)}. {_LOST}{hint}") from None
 
     return execute
 

@@ -26,6 +26,11 @@ class Book:
     terminated: frozenset[int] = frozenset()
     #: the last decision, for reports
     last: Decision = field(default_factory=Decision)
+    #: members that the call began with; empty: the roster (that of a new monitor may be newer than its iteration)
+    founders: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.founders = self.founders or frozenset(self.roster)
 
     @classmethod
     def founder(cls, member: int, founders: Iterable[int], world_size: int) -> Book:
@@ -40,6 +45,13 @@ class Book:
         self.terminated = frozenset(decision.terminated)
         self.iteration += 1
         self.last = decision
+
+    def strangers(self, decision: Decision) -> str:
+        """Members and ranks that the decision names and the job never had, in words; empty where there are none."""
+        members = sorted(set(decision.removed) - self.founders)[:16]
+        ranks = [rank for rank in decision.terminated if 0 < self.world_size <= rank][:16]
+        found = [f"members {members}"] if members else []
+        return " and ".join(found + ([f"ranks {ranks}"] if ranks else []))
 
     def started(self, rank: int, world_size: int) -> None:
         """The start round said go: the new numbering is the frame from here on."""

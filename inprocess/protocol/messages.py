@@ -1,25 +1,58 @@
 """What members write into the store: frozen dataclasses, JSON on the wire. Parsing is strict; nothing here does IO.
 
-Values come over the network, so each field is checked and a broken one is a ``BadMessage`` that names the key.
+Values come over the network, and whoever reaches the store can write into it. So each field is checked, alone and
+against the others, an unknown one is refused, and what is not a value of ours is a ``BadMessage`` that names the key.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import json
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NoReturn
 
-from inprocess.attribution import InterruptionRecord
+from inprocess import strict_json
+from inprocess.attribution import InterruptionRecord, one_line
+from inprocess.exception import BadMessage
+
+__all__ = [
+    "MAX_RANKS",
+    "MAX_RECORDS",
+    "Arrival",
+    "BadMessage",
+    "Decision",
+    "Kind",
+    "Outcome",
+    "Start",
+    "dump",
+    "load_address",
+    "load_arrival",
+    "load_count",
+    "load_decision",
+    "load_outcome",
+    "load_reason",
+    "load_record",
+    "load_start",
+]
 
 #: a decision names at most this many interruption records; the rest are counted
 MAX_RECORDS = 32
 MAX_RANKS = 1 << 24
 
 
-class BadMessage(ValueError):
-    """A value in the store is not what this version writes: another program uses the store, or another version."""
+#: longest reason for which everybody leaves, and longest name of a writer (characters)
+REASON_LIMIT, BY_LIMIT = 2000, 400
+#: longest address of a store server (characters), and what a host in it is made of
+ADDRESS_LIMIT = 300
+ADDRESS_CHARACTERS = frozenset(string.ascii_letters + string.digits + ".-_:%@")
+#: no counter of ours comes near it
+MAX_COUNT = 1 << 53
+#: how much of a broken value an error shows (characters)
+SHOWN = 80
 
 
 class Kind(enum.Enum):
@@ -52,6 +85,9 @@ class Arrival:
     active_rank: int | None = None
     #: who wrote this entry; tells two processes apart that speak for the same member
     by: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by", one_line(self.by, BY_LIMIT))
 
 
 @dataclass(frozen=True)
@@ -89,6 +125,9 @@ class Decision:
     #: not empty: everybody leaves, for this reason
     abort: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "abort", one_line(self.abort, REASON_LIMIT))
+
 
 def dump(message: Arrival | Start | Outcome | Decision | InterruptionRecord) -> str:
     """The message as compact JSON."""
@@ -114,61 +153,124 @@ def _encode_value(value: Any) -> Any:
 
 def load_arrival(raw: bytes | str, key: str) -> Arrival:
     """Parse one arrival; ``key`` is for the error message. Raises BadMessage."""
-    data = _object(raw, key)
+    data = _object(raw, key, Arrival)
     try:
         kind = Kind(data.get("kind"))
     except ValueError:
-        raise BadMessage(f"store key {key!r}: unknown arrival kind {data.get('kind')!r}") from None
+        _refuse(key, f"unknown arrival kind {one_line(repr(data.get('kind')), SHOWN)}", raw)
     names = ("rank", "world_size", "active_world_size", "active_rank")
-    return Arrival(kind, **{name: _number(data, name, key) for name in names}, by=_text(data, "by", key))
+    arrival = Arrival(kind, **{name: _number(data, name, key) for name in names}, by=_text(data, "by", key))
+    if not _has_a_place(arrival):
+        _refuse(key, "ranks and sizes do not fit each other", raw)
+    return arrival
+
+
+def _has_a_place(arrival: Arrival) -> bool:
+    """Whether the entry says all that its kind says, with ranks below the sizes they count in."""
+    if arrival.rank is None or arrival.world_size is None:
+        return arrival.kind not in (Kind.RANK, Kind.ALIVE) and arrival.rank is arrival.world_size
+    if arrival.kind is Kind.RANK and not 0 < (arrival.active_world_size or 0) <= arrival.world_size:
+        return False
+    return arrival.rank < arrival.world_size and (arrival.active_rank or 0) < (arrival.active_world_size or 1)
 
 
 def load_start(raw: bytes | str, key: str) -> Start:
-    data = _object(raw, key)
-    return Start(_flag(data, "go", key), _number(data, "active_world_size", key) or 0)
+    data = _object(raw, key, Start)
+    start = Start(_flag(data, "go", key), _number(data, "active_world_size", key) or 0)
+    if start.go is not (start.active_world_size > 0):
+        _refuse(key, "'go' and 'active_world_size' do not fit each other", raw)
+    return start
 
 
 def load_outcome(raw: bytes | str, key: str) -> Outcome:
-    data = _object(raw, key)
+    data = _object(raw, key, Outcome)
     cause = data.get("cause")
-    return Outcome(
+    outcome = Outcome(
         _flag(data, "completed", key), None if cause is None else _record(cause, key), _numbers(data, "removed", key)
     )
+    if outcome.completed is not (outcome.cause is None) or (outcome.removed and not outcome.completed):
+        _refuse(key, "'completed', 'cause' and 'removed' do not fit each other", raw)
+    return outcome
 
 
 def load_decision(raw: bytes | str, key: str) -> Decision:
-    data = _object(raw, key)
+    data = _object(raw, key, Decision)
     records = data.get("records", [])
     if not isinstance(records, list) or len(records) > MAX_RECORDS:
-        raise BadMessage(f"store key {key!r}: field 'records' is not a list of at most {MAX_RECORDS} records")
-    return Decision(
+        _refuse(key, f"field 'records' is not a list of at most {MAX_RECORDS} records", records)
+    decision = Decision(
         removed=_numbers(data, "removed", key),
         terminated=_numbers(data, "terminated", key),
         records=tuple(_record(item, key) for item in records),
         record_count=_number(data, "record_count", key) or 0,
         abort=_text(data, "abort", key),
     )
+    if decision.record_count < len(decision.records):
+        _refuse(key, "'record_count' is less than the number of 'records'", decision.record_count)
+    return decision
 
 
 def load_record(raw: bytes | str, key: str) -> InterruptionRecord:
-    return _record(_object(raw, key), key)
+    return _record(_object(raw, key, InterruptionRecord), key)
 
 
-def _object(raw: bytes | str, key: str) -> Mapping[str, Any]:
+def load_count(raw: bytes | int | None, key: str) -> int:
+    """A counter, as the store holds it (None: absent) or answers it."""
+    if raw is None:
+        return 0
+    digits = str(raw) if isinstance(raw, int) else bytes(raw[:SHOWN]).decode("ascii", errors="replace")
+    if not digits.isascii() or not digits.isdigit() or len(digits) > len(str(MAX_COUNT)) or int(digits) > MAX_COUNT:
+        _refuse(key, f"not a count in 0..{MAX_COUNT}", raw)
+    return int(digits)
+
+
+def load_address(raw: bytes, key: str) -> str:
+    """``host:port`` of an iteration's store server (``@``: the base store's host), or ``-``: there will be none."""
+    text = bytes(raw[: ADDRESS_LIMIT + 1]).decode("ascii", errors="replace")
+    host, _, port = text.rpartition(":")
+    is_port = port.isdigit() and len(port) <= 5 and 0 < int(port) < 1 << 16
+    if text == "-" or (len(text) <= ADDRESS_LIMIT and host and set(host) <= ADDRESS_CHARACTERS and is_port):
+        return text
+    _refuse(key, "neither host:port nor '-'", raw)
+
+
+def load_reason(raw: bytes | None) -> str:
+    """Why everybody must leave: any text; not empty where the key exists."""
+    text = b"" if raw is None else bytes(raw[: 4 * REASON_LIMIT])
+    return one_line(text.decode(errors="replace"), REASON_LIMIT) or ("" if raw is None else "(no reason given)")
+
+
+# --- the parts of a message --------------------------------------------------------------------------------------
+
+
+def _refuse(key: str, why: str, value: object) -> NoReturn:
+    shown = value[:SHOWN] if isinstance(value, str | bytes) else value
+    raise BadMessage(
+        f"store key {key!r}: {why}: {one_line(repr(shown), SHOWN)}. This library did not write it: another program, or "
+        "another version of the library, uses the same store."
+    )
+
+
+def _object(raw: bytes | str, key: str, kind: type[Any]) -> Mapping[str, Any]:
     try:
-        data = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise BadMessage(f"store key {key!r} does not hold JSON: {raw[:80]!r}") from None
+        data = strict_json.parse(raw)
+    except ValueError as error:
+        _refuse(key, f"does not hold JSON of ours ({one_line(str(error), SHOWN)})", raw)
     if not isinstance(data, dict):
-        raise BadMessage(f"store key {key!r} does not hold a JSON object: {raw[:80]!r}")
+        _refuse(key, "does not hold a JSON object", raw)
+    for name in data.keys() - {field.name for field in dataclasses.fields(kind)}:
+        _refuse(key, f"{kind.__name__} has no such field", name)
     return data
 
 
 def _record(data: Any, key: str) -> InterruptionRecord:
     try:
-        return InterruptionRecord.from_dict(data)
+        record = InterruptionRecord.from_dict(data)
     except (ValueError, TypeError) as error:
-        raise BadMessage(f"store key {key!r}: {error}") from None
+        _refuse(key, one_line(str(error), SHOWN), data)
+    if record.rank >= MAX_RANKS or (record.initial_rank or 0) >= MAX_RANKS:
+        _refuse(key, f"a rank that is not below {MAX_RANKS}", data)
+    return record
 
 
 def _is_number(value: Any) -> bool:
@@ -179,25 +281,29 @@ def _number(data: Mapping[str, Any], name: str, key: str) -> int | None:
     value = data.get(name)
     if value is None or _is_number(value):
         return value
-    raise BadMessage(f"store key {key!r}: field {name!r} is not a number in 0..{MAX_RANKS - 1}: {value!r}")
+    _refuse(key, f"field {name!r} is not a number in 0..{MAX_RANKS - 1}", value)
 
 
 def _numbers(data: Mapping[str, Any], name: str, key: str) -> tuple[int, ...]:
     value = data.get(name, [])
-    if isinstance(value, list) and all(_is_number(item) for item in value):
+    if isinstance(value, list) and all(_is_number(item) for item in value) and _ascend(value):
         return tuple(value)
-    raise BadMessage(f"store key {key!r}: field {name!r} is not a list of numbers: {str(value)[:80]}")
+    _refuse(key, f"field {name!r} is not a list of numbers that ascend", value)
+
+
+def _ascend(numbers: list[int]) -> bool:
+    return all(low < high for low, high in pairwise(numbers))
 
 
 def _flag(data: Mapping[str, Any], name: str, key: str) -> bool:
     value = data.get(name)
     if isinstance(value, bool):
         return value
-    raise BadMessage(f"store key {key!r}: field {name!r} is neither true nor false: {str(value)[:80]}")
+    _refuse(key, f"field {name!r} is neither true nor false", value)
 
 
 def _text(data: Mapping[str, Any], name: str, key: str) -> str:
     value = data.get(name, "")
     if isinstance(value, str):
         return value
-    raise BadMessage(f"store key {key!r}: field {name!r} is not text: {str(value)[:80]}")
+    _refuse(key, f"field {name!r} is not text", value)

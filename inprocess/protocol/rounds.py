@@ -47,6 +47,6 @@ def decide_end(
     sizes = {arrival.world_size for arrival in alive.values()}
     if len(sizes) > 1:
         abort = abort or f"members disagree on the last world size: {sorted(map(str, sizes))}"
-    frame = range(next(iter(sizes)) or 0) if sizes else range(0)
+    frame = range(next(iter(sizes)) or 0) if len(sizes) == 1 else range(0)
     terminated = tuple(sorted(set(frame) - {arrival.rank for arrival in alive.values()}))
     return Decision(removed, terminated, tuple(records[:MAX_RECORDS]), record_count, abort)

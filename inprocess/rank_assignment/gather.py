@@ -10,6 +10,7 @@ import json
 from collections.abc import Collection
 from typing import Any
 
+from .. import strict_json
 from ..exception import InternalError
 
 __all__ = ["gather", "publish"]
@@ -36,7 +37,7 @@ def gather(
         return {rank: value}
     store.set(f"{name}/{rank}", value)
     if store.add(f"{name}/arrived", 1) == len(ranks):
-        publish(store, f"{name}/all", {str(each): store.get(f"{name}/{each}").decode() for each in ranks})
+        publish(store, f"{name}/all", {str(each): _said(store, f"{name}/{each}") for each in ranks})
     return _checked(name, read(store, f"{name}/all"), ranks)
 
 
@@ -53,9 +54,17 @@ def read(store: Any, key: str) -> Any:
     """
     data = store.get(key)
     try:
-        return json.loads(data)
+        return strict_json.parse(data)
     except ValueError as error:
         raise InternalError(f"store key {key!r} holds no JSON: {error}") from error
+
+
+def _said(store: Any, key: str) -> str:
+    data = bytes(store.get(key))
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InternalError(f"store key {key!r} holds no text: {error}") from error
 
 
 def _checked(name: str, data: object, ranks: list[int]) -> dict[int, str]:

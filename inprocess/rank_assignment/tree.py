@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .. import strict_json
 from ..exception import InternalError, OptionError, RankDiscarded
 from ..rank_filter import positive
 from ..state import Mode
@@ -160,6 +161,9 @@ class Tree(RankAssignment):
         state = ctx.state
         own = _Said((self._keys, state.active_rank), state.active_world_size, bool(self._books))
         said = {rank: _Said.from_json(text) for rank, text in gather_next(ctx, own.to_json()).items()}
+        for rank, each in said.items():
+            if not each.fits(state.world_size):
+                raise InternalError(f"Tree gathered from rank {rank} that it is {each}, of {state.world_size} ranks")
         if any(len(each.place[0]) != len(self.layers) for each in said.values()):
             raise OptionError("layers: the ranks have different numbers of layers; pass the same layers everywhere")
         roots = sorted({each.place[0][0] for each in said.values()})
@@ -176,7 +180,7 @@ class Tree(RankAssignment):
         if teller == ctx.state.rank:
             publish(ctx.store, key, _dead(self._books, began, ctx.terminated_ranks))
         data = read(ctx.store, key)
-        if not isinstance(data, dict) or not all(text.isdecimal() for text in data):
+        if not isinstance(data, dict) or not data.keys() <= {str(rank) for rank in ctx.terminated_ranks}:
             raise InternalError(f"store key {key!r} holds no places by rank")
         return {int(text): _place(each, len(self.layers)) for text, each in data.items()}
 
@@ -198,13 +202,17 @@ class _Said:
     active_world_size: int
     has_books: bool
 
+    def fits(self, world_size: int) -> bool:
+        """Whether its numbers are those of a job of so many ranks."""
+        return (self.place[1] or 0) <= self.active_world_size <= world_size
+
     def to_json(self) -> str:
         return json.dumps([*self.place, self.active_world_size, self.has_books], separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> _Said:
         try:
-            keys, active_rank, active_world_size, has_books = json.loads(text)
+            keys, active_rank, active_world_size, has_books = strict_json.parse(text)
         except (TypeError, ValueError) as error:
             raise InternalError(f"Tree gathered {text[:100]!r}, which it cannot read: {error}") from error
         if not _is_count(active_world_size) or not isinstance(has_books, bool):

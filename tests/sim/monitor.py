@@ -89,7 +89,7 @@ class Monitor(Process):
 
     def _publish(self) -> Verb[None]:
         if self.world.scenario.shared_host and self.book.roster and self.book.roster[0] == self.member:
-            address = f"{self.name}:{self.book.iteration}"
+            address = f"host{self.member}:{29500 + self.book.iteration}"
             yield from coordinator.publish_rendezvous(self.book.iteration, address)
 
     # --- heartbeats -------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ class World:
         try:
             for iteration in range(1_000):
                 yield from coordinator.await_next(iteration - 1)
-                yield from coordinator.publish_rendezvous(iteration, f"host:{iteration}")
+                yield from coordinator.publish_rendezvous(iteration, f"host:{29500 + iteration}")
         except StoreLost:
             return
 

@@ -10,7 +10,7 @@ from inprocess import coordinator, guardian
 from inprocess.guardian import Ring
 from inprocess.protocol.book import Book
 from inprocess.protocol.messages import Arrival, Decision, Kind, Outcome, dump
-from inprocess.protocol.ops import Add, Now, Pause, Wait
+from inprocess.protocol.ops import Now, Pause, Read, Wait
 from tests.sim.engine import SimStore
 
 ROSTER = (0, 1, 2, 3, 4)
@@ -80,8 +80,8 @@ def watch(counters: list[int], iteration: int, until: float) -> tuple[list[int],
                 answer = now
             case Pause(seconds=seconds):
                 now, answer = now + seconds, None
-            case Add(key="beat/1"):
-                answer = counters.pop(0) if len(counters) > 1 else counters[0]
+            case Read(key="beat/1"):
+                answer = str(counters.pop(0) if len(counters) > 1 else counters[0]).encode()
             case _:
                 answer = 1
     return lost, beaten

@@ -2,81 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.attribution import one_line
 from inprocess.protocol import messages
-from inprocess.protocol.messages import Arrival, BadMessage, Decision, Kind, Outcome, Start
+from inprocess.protocol.messages import Arrival, BadMessage, Decision, Kind
+from inprocess.strict_json import MAX_LENGTH
 
-numbers = st.integers(0, messages.MAX_RANKS - 1)
-optional = st.none() | numbers
-records = st.builds(
-    InterruptionRecord,
-    rank=numbers,
-    interruption=st.sampled_from(Interruption),
-    initial_rank=optional,
-    message=st.text(max_size=40),
-    where=st.text(max_size=40),
-)
-arrivals = st.builds(
-    Arrival,
-    kind=st.sampled_from(Kind),
-    rank=optional,
-    world_size=optional,
-    active_world_size=optional,
-    active_rank=optional,
-    by=st.text(max_size=20),
-)
-decisions = st.builds(
-    Decision,
-    removed=st.lists(numbers, max_size=5).map(tuple),
-    terminated=st.lists(numbers, max_size=5).map(tuple),
-    records=st.lists(records, max_size=3).map(tuple),
-    record_count=numbers,
-    abort=st.text(max_size=20),
-)
-LOADERS = (
-    messages.load_arrival,
-    messages.load_start,
-    messages.load_outcome,
-    messages.load_decision,
-    messages.load_record,
-)
+from . import hostile
+from .hostile import KINDS, fuzz
 
 
-@given(arrivals)
-def test_arrival(arrival: Arrival) -> None:
-    assert messages.load_arrival(messages.dump(arrival), "key") == arrival
-
-
-@given(st.builds(Start, st.booleans(), numbers))
-def test_start(start: Start) -> None:
-    assert messages.load_start(messages.dump(start).encode(), "key") == start
-
-
-@given(st.builds(Outcome, st.booleans(), st.none() | records, st.lists(numbers, max_size=4).map(tuple)))
-def test_outcome(outcome: Outcome) -> None:
-    assert messages.load_outcome(messages.dump(outcome), "key") == outcome
-
-
-@given(decisions)
-def test_decision(decision: Decision) -> None:
-    assert messages.load_decision(messages.dump(decision), "key") == decision
-
-
-@given(records)
-def test_record(record: InterruptionRecord) -> None:
-    assert messages.load_record(messages.dump(record), "key") == record
+@pytest.mark.parametrize("kind", KINDS)
+@fuzz
+@given(st.data())
+def test_what_is_dumped_loads_again(kind: str, data: st.DataObject) -> None:
+    load, good = KINDS[kind]
+    message = data.draw(good)
+    assert load(messages.dump(message), "key") == message
+    assert load(messages.dump(message).encode(), "key") == message
 
 
 def test_small_on_the_wire() -> None:
     """What is absent is not sent."""
-    assert messages.dump(Arrival(Kind.ALIVE)) == '{"kind":"alive"}'
+    assert messages.dump(Arrival(Kind.DEAD)) == '{"kind":"dead"}'
 
 
 @pytest.mark.parametrize(
@@ -91,6 +45,34 @@ def test_small_on_the_wire() -> None:
         (messages.load_arrival, '{"kind":"rank","rank":true}', "'rank' is not a number"),
         (messages.load_arrival, '{"kind":"rank","rank":1e9}', "'rank' is not a number"),
         (messages.load_arrival, '{"kind":"rank","by":7}', "'by' is not text"),
+        (messages.load_arrival, '{"kind":"rank","rank":2,"world_size":2}', "do not fit"),
+        (messages.load_arrival, '{"kind":"alive"}', "do not fit"),
+        (messages.load_arrival, '{"kind":"alive","rank":2,"world_size":2}', "do not fit"),
+        (messages.load_arrival, '{"kind":"dead","rank":2}', "do not fit"),
+        (messages.load_arrival, '{"active_world_size":3,"kind":"rank","rank":0,"world_size":2}', "do not fit"),
+        (
+            messages.load_arrival,
+            '{"active_rank":1,"active_world_size":1,"kind":"rank","rank":0,"world_size":2}',
+            "do not fit",
+        ),
+        (messages.load_arrival, '{"kind":"dead","kind":"alive"}', "a name appears twice"),
+        (messages.load_arrival, '{"kind":"dead","more":1}', "Arrival has no such field: 'more'"),
+        (messages.load_arrival, '{"kind":"dead","rank":NaN}', "NaN is no number"),
+        (messages.load_arrival, '{"kind":"dead"}'.encode("utf-16"), "not hold JSON"),
+        (messages.load_arrival, '{"kind":' + "[" * 200 + "]" * 200 + "}", "nested deeper"),
+        (messages.load_arrival, b" " * MAX_LENGTH + b"{}", f"{MAX_LENGTH + 2} bytes are more than {MAX_LENGTH}"),
+        (messages.load_start, '{"go":true}', "do not fit"),
+        (messages.load_start, '{"go":false,"active_world_size":1}', "do not fit"),
+        (messages.load_outcome, '{"completed":false}', "do not fit"),
+        (messages.load_outcome, '{"cause":{"interruption":"terminated","rank":0},"completed":true}', "do not fit"),
+        (messages.load_outcome, '{"cause":{"interruption":"terminated","rank":99999999},"completed":false}', "below"),
+        (messages.load_decision, '{"removed":[1,1]}', "'removed' is not a list of numbers that ascend"),
+        (messages.load_decision, '{"terminated":[-1]}', "'terminated' is not a list"),
+        (
+            messages.load_decision,
+            '{"record_count":0,"records":[{"interruption":"terminated","rank":0}]}',
+            "is less than the number",
+        ),
         (messages.load_start, '{"go":1}', "'go' is neither true nor false"),
         (messages.load_outcome, '{"completed":null}', "'completed' is neither true nor false"),
         (messages.load_outcome, '{"completed":false,"cause":{}}', "no field 'rank'"),
@@ -106,19 +88,81 @@ def test_broken_values_are_refused(load: object, raw: bytes | str, says: str) ->
     assert "'7/start/3'" in str(error.value)
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=4),
-    max_leaves=8,
-)
-fields = st.dictionaries(
-    st.sampled_from(("kind", "rank", "by", "go", "completed", "cause", "removed", "records", "abort", "interruption")),
-    json_values,
-)
+@pytest.mark.parametrize("kind", KINDS)
+@fuzz
+@given(st.data())
+def test_nothing_else_escapes(kind: str, data: st.DataObject) -> None:
+    """Whatever stands in the store, parsing answers a message or raises BadMessage that names the key, on one line."""
+    load, good = KINDS[kind]
+    dumped = good.map(lambda message: messages.dump(message).encode())
+    raw = data.draw(hostile.anything | hostile.damaged(dumped) | hostile.altered(dumped))
+    try:
+        message = load(raw, "7/x")
+    except BadMessage as error:
+        assert str(error).startswith("store key '7/x'") and len(str(error)) < 500 and str(error).isprintable()
+    else:
+        assert load(messages.dump(message), "key") == message
 
 
-@given(st.binary(max_size=30) | fields.map(lambda value: json.dumps(value).encode()), st.sampled_from(LOADERS))
-def test_nothing_else_escapes(raw: bytes, load: object) -> None:
-    """Whatever stands in the store, parsing answers a message or raises BadMessage."""
-    with contextlib.suppress(BadMessage):
-        load(raw, "key")  # type: ignore[operator]
+@fuzz
+@given(hostile.anything | hostile.damaged(st.integers(0, 10**20).map(lambda number: str(number).encode())))
+def test_counters(raw: bytes) -> None:
+    try:
+        number = messages.load_count(raw, "7/done#")
+    except BadMessage as error:
+        assert "'7/done#'" in str(error) and len(str(error)) < 500
+    else:
+        assert raw == str(number).encode() or raw.lstrip(b"0") == str(number).encode().lstrip(b"0")
+        assert 0 <= number <= messages.MAX_COUNT
+
+
+@pytest.mark.parametrize(("raw", "number"), [(None, 0), (b"0", 0), (b"17", 17), (3, 3)])
+def test_counters_of_ours(raw: Any, number: int) -> None:
+    assert messages.load_count(raw, "key") == number
+
+
+@pytest.mark.parametrize(
+    "address", ["-", "@:29500", "10.0.0.1:1", "fe80::1%eth0:65535", "node-3.cluster_a.local:40000"]
+)
+def test_addresses(address: str) -> None:
+    assert messages.load_address(address.encode(), "key") == address
+
+
+good_addresses = st.builds(lambda host, port: f"{host}:{port}".encode(), st.text("a1.-", min_size=1), st.integers())
+
+
+@fuzz
+@given(hostile.anything | hostile.damaged(good_addresses))
+def test_other_addresses(raw: bytes) -> None:
+    try:
+        address = messages.load_address(raw, "7/rendezvous")
+    except BadMessage as error:
+        assert "'7/rendezvous'" in str(error) and len(str(error)) < 500
+    else:
+        host, _, port = address.rpartition(":")
+        assert address == "-" or (host.isprintable() and len(host) < 300 and 0 < int(port) < 65536)
+
+
+@fuzz
+@given(hostile.anything | st.text().map(str.encode))
+def test_reasons_are_shown_as_they_are_but_harmless(raw: bytes) -> None:
+    reason = messages.load_reason(raw)
+    assert reason and reason.isprintable() and len(reason) <= messages.REASON_LIMIT
+    assert messages.load_decision(messages.dump(Decision(abort=reason)), "key").abort == reason
+
+
+def test_no_reason() -> None:
+    assert messages.load_reason(None) == ""
+
+
+@fuzz
+@given(st.text(), st.integers(3, 50))
+def test_one_line_is_harmless_to_a_terminal_and_a_log(text: str, limit: int) -> None:
+    line = one_line(text, limit)
+    assert line.isprintable() and len(line) <= limit
+    assert one_line(line, limit) == line
+
+
+def test_one_line_keeps_what_people_write() -> None:
+    assert one_line("größer\nals\t☃") == "größer als ☃"
+    assert one_line("a\x1b[31mred\u202e\ud800") == r"a\x1b[31mred\u202e\ud800"
