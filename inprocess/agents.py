@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from inprocess import clock, coordinator, strict_json
 from inprocess.board import LEASE, Board
 from inprocess.environment import Borrowed, Launch
-from inprocess.exception import OptionError, StoreLost, TimeoutError
+from inprocess.exception import OptionError, RestartError, StoreLost, TimeoutError
 from inprocess.interrupt import Interrupter
 from inprocess.job import Job
 from inprocess.monitor_process import MonitorConfig, MonitorProcess
@@ -36,7 +36,7 @@ T = TypeVar("T")
 LOOK = 0.05
 #: TCPStore's, here and in torch
 _TCP_ARGUMENTS = frozenset(
-    {"host_name", "port", "timeout", "is_master", "world_size", "wait_for_workers", "use_libuv", "multi_tenant"}
+    {"host_name", "port", "timeout", "is_master", "bind", "world_size", "wait_for_workers", "use_libuv", "multi_tenant"}
 )
 
 
@@ -156,6 +156,7 @@ class Agents:
             store=self._spec.to_json(),
             serve_port=self._spec.port if self._hosts_store() else None,
             serve_host=self._spec.host,
+            bind=_bind(options, self._serves()),
             rendezvous=("always" if self._hosts_store() else "never") if self._serves() else "smallest",
             rendezvous_host="@" if self._serves() else _own_address(self._spec),
             monitor_process_interval=options.monitor_process_interval,
@@ -177,7 +178,12 @@ class Agents:
         log.warning("the monitor process of initial rank %d is gone; starting a new one", self._book.member)
         # a roster newer than the iteration does no harm: decisions only take members away, so applying one twice is
         # the same
-        self._monitor.replace(Book(self._book.member, self._book.roster, self._book.iteration))
+        try:
+            self._monitor.replace(Book(self._book.member, self._book.roster, self._book.iteration))
+        except RestartError as error:
+            if self._book.iteration == coordinator.JOINING:
+                self.mailbox.fail(error)  # a wrong option, say: told at once, not when the others miss this rank
+            raise
 
 
 def _store_spec(options: Options, job: Job) -> StoreSpec:
@@ -196,10 +202,25 @@ def _store_spec(options: Options, job: Job) -> StoreSpec:
     return StoreSpec(factory=f"{module}:{name}", kwargs=kwargs, host=job.launch.host, prefix=job.prefix)
 
 
+def _bind(options: Options, serves: bool) -> str:
+    """The address to which the stores are bound; empty: the library chooses."""
+    bind = "" if options.store_factory not in (None, TCPStore) else options.store_kwargs.get("bind") or ""
+    if not isinstance(bind, str):
+        raise OptionError(f"store_kwargs: bind={bind!r} must be the address of an interface as a string, or its name")
+    if bind and not serves:
+        raise OptionError(
+            f"store_kwargs: bind={bind!r} cannot be kept: torchrun's agent serves the store, on all interfaces. Leave "
+            "bind out, or give the library a port of its own with store_kwargs={'port': ..., 'bind': ...}"
+        )
+    return bind
+
+
 def _tcp_spec(options: Options, job: Job) -> StoreSpec:
     kwargs = options.store_kwargs
     if unknown := sorted(set(kwargs) - _TCP_ARGUMENTS):
-        raise OptionError(f"store_kwargs: TCPStore has no argument {unknown[0]!r}; use host_name, port or timeout")
+        raise OptionError(
+            f"store_kwargs: TCPStore has no argument {unknown[0]!r}; use host_name, port, bind or timeout"
+        )
     host, port = str(kwargs.get("host_name") or job.launch.host), int(kwargs.get("port") or job.launch.port)
     stale_key = "" if _is_agents(host, port, job.launch) else job.stale_key
     silence = SILENCE_SHARE * options.heartbeat_timeout

@@ -39,6 +39,8 @@ class MonitorConfig:
     serve_port: int | None = None
     #: the host by which the others know this one: decides on which addresses the base store listens
     serve_host: str = "127.0.0.1"
+    #: listen on this local address only, for the base store and the iterations' own; empty: as ``serve_host`` says
+    bind: str = ""
     #: who serves the iterations' own stores: "always" this one, or "never", or the "smallest" live member's monitor
     rendezvous: str = "smallest"
     #: the host part of the address under which this host's rendezvous stores are published; "@" stands for the host

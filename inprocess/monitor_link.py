@@ -107,7 +107,7 @@ class Link:
         self._imported = threading.Event()
         self._give_up = threading.Event()
         self._base: Any = None
-        self._rendezvous = _Rendezvous(config.rendezvous_host, config.serve_host)
+        self._rendezvous = _Rendezvous(config.rendezvous_host, config.serve_host, config.bind)
         #: the member's view of the job
         self.book = Book(config.member, config.roster, iteration=config.iteration, founders=frozenset(config.founders))
         #: the last iteration that was seen interrupted, and when (ns)
@@ -200,7 +200,7 @@ class Link:
             poll = select.poll()
             poll.register(self._predecessor, select.POLLIN)
             poll.poll(self._config.barrier_timeout * 1e3)
-        self._base = store.serve(self._config.serve_host, port)
+        self._base = store.serve(self._config.serve_host, port, self._config.bind)
         if not self._spec.factory and not self._spec.port:
             self._spec = dataclasses.replace(self._spec, port=self._base.port)
         self._post(Serving(self._base.port))
@@ -368,8 +368,10 @@ class Link:
 class _Rendezvous:
     """The iterations' own store servers: those in use, and one made ahead. Only the follower's thread calls it."""
 
-    def __init__(self, host: str, bind: str) -> None:
-        self._host, self._bind = host, bind if host == "@" else host
+    def __init__(self, host: str, base: str, bind: str) -> None:
+        self._host = host
+        # an address that is published as such is the only one that anybody uses
+        self._where = (base, bind) if host == "@" else (host, host)
         self._spare: Any = None
         self._servers: dict[int, Any] = {}
 
@@ -393,7 +395,7 @@ class _Rendezvous:
     def _new(self) -> Any:
         from inprocess import store  # noqa: PLC0415
 
-        return store.serve(self._bind, 0)
+        return store.serve(self._where[0], 0, self._where[1])
 
 
 def _following(book: Book) -> Verb[Decision]:

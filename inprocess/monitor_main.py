@@ -314,8 +314,13 @@ def open_log(path: str | None, member: int) -> None:
     if path is not None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(path, flags, 0o600)
-        os.dup2(fd, 2)
-        os.close(fd)
+        try:
+            # a pipe or a socket that somebody else has put there would block, or tell him
+            if not stat.S_ISREG(mode := os.fstat(fd).st_mode) and not stat.S_ISCHR(mode):
+                raise OSError(f"{path} is not a regular file")
+            os.dup2(fd, 2)
+        finally:
+            os.close(fd)
     text = f"%(asctime)s.%(msecs)03d monitor of initial rank {member} [%(process)d] %(levelname)s: %(message)s"
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(text, "%Y-%m-%d %H:%M:%S"))
@@ -328,7 +333,7 @@ def write_pidfile(path: str, training_pid: int) -> None:
     """Write this process's id. A file that a dead monitor, or one of the same training process, left is replaced.
 
     Raises:
-        OSError: it cannot be written, or names a live process of another job.
+        OSError: it cannot be written, names a live process of another job, or holds something else than a process id.
     """
     with contextlib.suppress(FileNotFoundError):
         other = _pid_in(path)
@@ -355,7 +360,9 @@ def _pid_in(path: str) -> int | None:
         text = os.read(fd, 32).strip()
     finally:
         os.close(fd)
-    return int(text) if text.isdigit() else None
+    if text and not text.isdigit():  # nobody wants an option with a typing error to delete a file
+        raise OSError(f"{path} is not a pid file, it holds something else")
+    return int(text) if text else None
 
 
 def _is_foreign(pid: int, training_pid: int) -> bool:

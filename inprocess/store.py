@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import importlib
 import ipaddress
 import json
@@ -262,7 +263,7 @@ def _await_server(spec: StoreSpec, deadline: float, timeout: float, stopped: thr
     host, port, pause, reason = spec.host, spec.port, RETRY[0], "the server of the call before is still there"
     while clock.monotonic() < deadline:
         try:
-            for family, kind, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            for family, kind, where in _lookup(host, port):
                 with socket.socket(family, kind) as probe:
                     probe.settimeout(max(0.01, min(2.0, deadline - clock.monotonic())))
                     if probe.connect_ex(where) == 0:
@@ -279,31 +280,37 @@ def _await_server(spec: StoreSpec, deadline: float, timeout: float, stopped: thr
     )
 
 
-def serve(host: str, port: int) -> Any:
+def serve(host: str, port: int, bind: str = "") -> Any:
     """A TCPStore server on ``port`` (0: any free one; read ``.port``). Raises OptionError where the port is taken.
 
-    Where ``host`` is a loopback address it is reachable from this machine only.
+    Args:
+        host: by which the others know this machine. Where it is a loopback address, or ``localhost``, the server is
+            reachable from this machine only.
+        port: see above.
+        bind: listen on this local address only; empty: on all, or loopback, as ``host`` says.
     """
-    listener = _listen(host, port)
+    family, address = _bound_to(bind, host) if bind else _bind_address(host)
+    listener = _listen(family, address, port, bind)
     number = listener.getsockname()[1]
-    local = "127.0.0.1" if listener.family == socket.AF_INET else "::1"
+    local = address if not _is_any(address) else "127.0.0.1" if family == socket.AF_INET else "::1"
     # TCPStore owns the descriptor from here on
     return _TCPStore(
         local, number, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True
     )
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family, address = _bind_address(host)
+def _listen(family: socket.AddressFamily, address: str, port: int, bind: str) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind((address, port))
+        listener.bind(socket.getaddrinfo(address, port, family, socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0][4])
         listener.listen(4096)
     except OSError as error:
         listener.close()
+        if bind and error.errno == errno.EADDRNOTAVAIL:
+            raise OptionError(f"store_kwargs: bind={bind!r} is no address of this machine, which serves it") from None
         raise OptionError(
             f"MASTER_PORT={port}: cannot listen on {address}:{port}: {error.strerror}. Another job or program uses "
             "this port (choose another MASTER_PORT on every rank), or two processes of this job have the same RANK."
@@ -312,12 +319,57 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _bind_address(host: str) -> tuple[socket.AddressFamily, str]:
-    infos = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    addresses = [str(info[4][0]) for info in infos]
-    if all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses):
+    addresses = _addresses(host)
+    # a machine's own name is often 127.0.1.1 on itself, and another address for the others
+    if all(map(_is_loopback, addresses)) and (_is_numeric(host) or "localhost" in host):
         v4 = [address for address in addresses if ":" not in address]
         return (socket.AF_INET, v4[0]) if v4 else (socket.AF_INET6, addresses[0])
     return (socket.AF_INET6, "::") if socket.has_dualstack_ipv6() else (socket.AF_INET, "0.0.0.0")
+
+
+def _bound_to(bind: str, host: str) -> tuple[socket.AddressFamily, str]:
+    """The one address that ``bind`` names. The ranks of this machine must be able to reach it as ``host``."""
+    try:
+        address = _addresses(bind)[0]
+    except OSError as error:
+        raise OptionError(f"store_kwargs: bind={bind!r} is no address and no name of one: {error.strerror}") from None
+    if not _is_any(address):
+        here = _addresses(host)
+        if all(map(_is_loopback, here)) and address not in here:
+            raise OptionError(
+                f"store_kwargs: bind={bind!r} is {address}, but the ranks of this machine look for the store at "
+                f"{here[0]}: that is what MASTER_ADDR={host!r} means here. Set MASTER_ADDR to {address} on every rank."
+            )
+    return (socket.AF_INET6 if ":" in address else socket.AF_INET), address
+
+
+def _addresses(host: str) -> list[str]:
+    return [str(where[0]) for _, _, where in _lookup(host, 0)]
+
+
+def _lookup(host: str, port: int) -> list[tuple[socket.AddressFamily, int, Any]]:
+    """Where a connection to host and port goes: (family, kind, address) each."""
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:  # "a..b", or a label of more than 63 characters
+        raise socket.gaierror(socket.EAI_NONAME, "not a host name") from None
+    return [(family, kind, where) for family, kind, _, _, where in infos]
+
+
+def _is_numeric(host: str) -> bool:
+    try:
+        socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        return False
+    return True
+
+
+def _is_any(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_unspecified
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 # --- carrying out verbs -------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import select
+import stat
 import sys
 from collections.abc import Sequence
 
@@ -30,8 +31,7 @@ def wait_daemon(pidfile: str) -> str:
         OSError: the file cannot be read.
     """
     try:
-        with open(pidfile, encoding="ascii", errors="replace") as file:
-            text = file.read(32).strip()
+        text = _read(pidfile)
     except FileNotFoundError:
         return f"{pidfile} does not exist: the monitor has ended, or was never started"
     if not text.isascii() or not text.isdigit():
@@ -49,6 +49,17 @@ def wait_daemon(pidfile: str) -> str:
         ended.register(descriptor, select.POLLIN)
         ended.poll()
         return f"the monitor process {pid} has ended"
+    finally:
+        os.close(descriptor)
+
+
+def _read(pidfile: str) -> str:
+    # not through a link, and without waiting for the other end of a pipe that somebody has put there
+    descriptor = os.open(pidfile, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError(f"{pidfile} is not a regular file")
+        return os.read(descriptor, 32).decode("ascii", errors="replace").strip()
     finally:
         os.close(descriptor)
 

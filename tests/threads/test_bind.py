@@ -1,0 +1,155 @@
+"""Where the stores listen: on one address where the user says so, on loopback where MASTER_ADDR is, else everywhere."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from inprocess import agents, store
+from inprocess.environment import Launch
+from inprocess.exception import OptionError
+from inprocess.options import Options
+
+V6 = socket.has_ipv6 and socket.has_dualstack_ipv6()
+#: an address of this machine that is not loopback is not needed: all of 127/8 is local, and each its own address
+HERE, ELSEWHERE = "127.0.0.2", "127.0.0.3"
+Serve = Callable[..., Any]
+
+
+def answers(address: str, port: int) -> bool:
+    """Whether somebody listens there."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex((address, port)) == 0
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Serve like the library; the servers go with the test."""
+    servers: list[Any] = []
+
+    def start(host: str, bind: str = "") -> Any:
+        servers.append(store.serve(host, 0, bind))
+        return servers[-1]
+
+    yield start
+    servers.clear()
+
+
+def works(address: str, port: int) -> bool:
+    connection = store.TCPStore(address, port, timedelta(seconds=20))
+    connection.set("key", "value")
+    return bool(connection.get("key") == b"value")
+
+
+def test_one_address_and_no_other(serve: Serve) -> None:
+    server = serve("10.1.2.3", HERE)
+    assert works(HERE, server.port)
+    assert not any(answers(other, server.port) for other in (ELSEWHERE, "127.0.0.1"))
+    assert not V6 or not answers("::1", server.port)
+
+
+@pytest.mark.skipif(not V6, reason="no IPv6 here")
+def test_one_address_of_ipv6(serve: Serve) -> None:
+    server = serve("10.1.2.3", "::1")
+    assert works("::1", server.port)
+    assert not answers("127.0.0.1", server.port)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", HERE, "127.2"])
+def test_loopback_is_not_left(serve: Serve, host: str) -> None:
+    """In 127/8 only the one address that MASTER_ADDR means."""
+    server = serve(host)
+    meant = socket.gethostbyname(host)
+    assert works(meant, server.port)
+    assert not answers(ELSEWHERE, server.port)
+
+
+@pytest.mark.parametrize("bind", ["", "0.0.0.0"])
+def test_all_interfaces(serve: Serve, bind: str) -> None:
+    server = serve("10.1.2.3", bind)
+    assert works(ELSEWHERE, server.port)
+    assert works("127.0.0.1", server.port)
+
+
+def names(monkeypatch: pytest.MonkeyPatch, table: dict[str, str]) -> None:
+    """Host names as another machine's /etc/hosts has them."""
+    getaddrinfo = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *a, **kw: getaddrinfo(_numeric(host, kw, table), *a, **kw))
+
+
+def _numeric(host: str, options: dict[str, Any], table: dict[str, str]) -> str:
+    return host if options.get("flags") == socket.AI_NUMERICHOST else table.get(host, host)
+
+
+def test_a_machine_whose_own_name_is_loopback_serves_the_others_too(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian writes ``127.0.1.1 name`` into /etc/hosts; the others have another address for that name."""
+    names(monkeypatch, {"node-1": "127.0.1.1"})
+    server = serve("node-1")
+    assert answers(ELSEWHERE, server.port)
+
+
+def test_a_name_that_the_own_ranks_look_up_elsewhere_is_an_error(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    names(monkeypatch, {"node-1": "127.0.1.1"})
+    with pytest.raises(
+        OptionError, match=r"bind='10\.0\.0\.5' is 10\.0\.0\.5, but .* at 127\.0\.1\.1.*Set MASTER_ADDR"
+    ):
+        serve("node-1", "10.0.0.5")
+
+
+@pytest.mark.parametrize(
+    ("bind", "words"),
+    [
+        ("192.0.2.1", "bind='192.0.2.1' is no address of this machine"),
+        ("a..b", "bind='a..b' is no address and no name"),
+    ],
+)
+def test_addresses_that_cannot_be_bound(serve: Serve, bind: str, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        serve("10.1.2.3", bind)
+
+
+def test_the_option() -> None:
+    options = Options.build(store_kwargs={"bind": "10.0.0.5"})
+    assert agents._bind(options, serves=True) == "10.0.0.5"
+    assert agents._bind(Options.build(), serves=False) == ""
+    with pytest.raises(OptionError, match="torchrun's agent serves the store"):
+        agents._bind(options, serves=False)
+    with pytest.raises(OptionError, match="bind=5 must be"):
+        agents._bind(Options.build(store_kwargs={"bind": 5}), serves=True)
+    mine = Options.build(store_factory=store.FileStore, store_kwargs={"path": "/x", "bind": "1"})
+    assert agents._bind(mine, serves=False) == "", "another store's own argument"
+
+
+def test_the_address_of_a_monitor_without_the_base_store_is_the_only_one_it_uses(serve: Serve) -> None:
+    """The iterations' stores beside torchrun's agent: published under one address, bound to that."""
+    from inprocess.monitor_link import _Rendezvous
+
+    server = _Rendezvous(HERE, "10.1.2.3", "")._new()
+    assert answers(HERE, server.port) and not answers(ELSEWHERE, server.port)
+    del server
+
+
+def test_launch_is_not_needed_for_binding() -> None:
+    """The option says nothing to ranks that do not serve."""
+    launch = Launch(rank=1, world_size=2, host="10.0.0.1", port=29500, agent_store=False, attempt="0")
+    spec = agents._tcp_spec(Options.build(store_kwargs={"bind": "10.0.0.5"}), _job(launch))
+    assert (spec.host, spec.port) == ("10.0.0.1", 29500)
+
+
+def _job(launch: Launch) -> Any:
+    from inprocess.job import Job
+
+    return Job(launch, (0, 1))
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".local", "no such host"])
+def test_a_master_addr_that_is_no_name_is_an_error_that_shows_it(host: str) -> None:
+    with pytest.raises(TimeoutError, match=f"no store at {host}:29500"):
+        store.connect(store.StoreSpec(host=host, port=29500), 0.05)
