@@ -133,13 +133,28 @@ def _tells_everybody(verb: Callable[Concatenate[int, P], Verb[T]]) -> Callable[C
 
 
 def give_up(iteration: int, reason: str) -> Verb[None]:
-    """Everybody leaves. The end round, which may never be complete now, is decided as well."""
-    if iteration > JOINING:
-        yield Claim(f"{iteration}/abort", reason)
-        record = InterruptionRecord(0, Interruption.BASE_EXCEPTION, message=reason)
-        yield Claim(f"{iteration}/outcome", dump(Outcome(completed=False, cause=record)))
-        yield from _wake(iteration)
-    yield Claim(f"{iteration}/next", dump(Decision(abort=reason)))
+    """Everybody leaves. The end round, which may never be complete now, is decided as well.
+
+    The job may be further on by now than whoever says so.
+    """
+    verdict = dump(Decision(abort=reason)).encode()
+    record = InterruptionRecord(0, Interruption.BASE_EXCEPTION, message=reason)
+    while True:
+        if iteration > JOINING:
+            yield Claim(f"{iteration}/outcome", dump(Outcome(completed=False, cause=record)))
+            yield from _wake(iteration)
+        found = yield Claim(f"{iteration}/next", verdict.decode())
+        if found == verdict or _is_the_end(found):
+            return
+        iteration += 1
+
+
+def _is_the_end(verdict: bytes) -> bool:
+    """Whether nobody goes on from an end round: they are told to leave, or cannot read what they are told."""
+    try:
+        return bool(load_decision(verdict, "next").abort)
+    except BadMessage:
+        return True
 
 
 # --- the rounds ---------------------------------------------------------------------------------------------------
@@ -188,8 +203,10 @@ def _arrive(iteration: int, name: str, member: int, arrival: Arrival, roster: Se
     return arrival
 
 
-def _count(key: str) -> Verb[int]:
-    """Count one up; the new value."""
+def _count(key: str, careful: bool = False) -> Verb[int]:
+    """Count one up; the new value. ``careful``: look first, where a moment more does not matter."""
+    if careful:  # a server closes the connection on which something else than a number is to be added to
+        yield from _read_count(key)
     number = load_count((yield Add(key, 1)), key)
     if not number:
         raise BadMessage(f"store key {key!r}: was set to less than nothing. This library did not write it.")
@@ -197,7 +214,7 @@ def _count(key: str) -> Verb[int]:
 
 
 def _read_count(key: str) -> Verb[int]:
-    """What a counter holds. Read as text: a server closes the connection on which a broken one is to be added to."""
+    """What a counter holds; as text, for the same reason."""
     return load_count((yield Read(key)), key)
 
 
@@ -282,7 +299,7 @@ def _wake(iteration: int) -> Verb[None]:
 
 
 def _note(iteration: int, record: InterruptionRecord) -> Verb[None]:
-    number = yield from _count(f"{iteration}/record#")
+    number = yield from _count(f"{iteration}/record#", careful=True)
     if number <= MAX_RECORDS:
         yield Set(f"{iteration}/record/{number}", dump(record))
 
@@ -291,7 +308,7 @@ def _note(iteration: int, record: InterruptionRecord) -> Verb[None]:
 def finish(iteration: int, active_world_size: int, roster: Sequence[int]) -> Verb[None]:
     """The function returned on this member. The last active one proposes ``completed``."""
     key = f"{iteration}/done#"
-    count = yield from _count(key)
+    count = yield from _count(key, careful=True)
     if count < active_world_size:
         return
     if count > active_world_size:
@@ -383,9 +400,9 @@ def read_beat(member: int) -> Verb[int]:
 
 def gone(member: int, members: int) -> Verb[None]:
     """This member needs the store no more. ``members``: how many will say so in all."""
-    if (yield Add(f"gone/{member}", 1)) > 1:
+    if (yield from _count(f"gone/{member}", careful=True)) > 1:
         return
-    if (yield Add("gone#", 1)) >= members:
+    if (yield from _count("gone#", careful=True)) >= members:
         yield Set("over", "1")
 
 

@@ -263,6 +263,11 @@ class Link:
             self._rendezvous.offer(iteration + 1, connection)  # off the critical path: nobody asks for it yet
 
     def _go_on(self, decision: Decision) -> None:
+        if decision.abort:  # the iteration stays the one that a rank has to leave
+            log.info("iteration %d: everybody leaves: %s", self.book.iteration, decision.abort)
+            self._rendezvous.close(self.book.iteration)
+            self.ended.set()
+            return
         book = copy.copy(self.book)
         book.apply(decision)
         if not book.included and self.removed_at is None:
@@ -270,9 +275,9 @@ class Link:
         self.book = book
         # not before: who still tries to connect would try for as long as its own timeout
         self._rendezvous.close(book.iteration - 1)
-        log.info("iteration %d: %d members%s", book.iteration, len(book.roster), decision.abort and ", abort")
+        log.info("iteration %d: %d members", book.iteration, len(book.roster))
         concerned = book.included or self._config.serve_port is not None
-        if decision.abort or not book.roster or not concerned:
+        if not book.roster or not concerned:
             self.ended.set()
 
     # --- heartbeats ---------------------------------------------------------------------------------------------
