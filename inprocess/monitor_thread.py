@@ -210,7 +210,8 @@ class MonitorThread(threading.Thread):
     def _get_out(self, iteration: int) -> None:
         """The iteration is over: abort what the main thread waits for, and interrupt it until it has left."""
         with self._lock:
-            self._over, gate = True, self._gate
+            # left once, a gate is left for good: the store may be lost afterwards, which leads here again
+            self._over, gate, self._gate = True, self._gate, None
         if gate is not None:
             gate.close_for_abort(_report_atomic)
             with gate.parked():

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import cast
+
+import pytest
 
 from inprocess import interrupt
+from inprocess.exception import StoreLost
 from inprocess.interrupt import Gate, Interrupted, Returned
+from inprocess.monitor_thread import MonitorThread
+from inprocess.protocol.book import Book
+from inprocess.store import StoreSpec
 
 
 class Abort(threading.Thread):
@@ -112,3 +120,38 @@ def test_it_is_raised_in_what_was_parked(gate: Gate) -> None:
             assert isinstance(run(again, fn, lambda abort: None), Interrupted)
     finally:
         sys.setswitchinterval(interval)
+
+
+def test_a_gate_that_was_left_is_not_entered_again() -> None:
+    """A rank that was interrupted loses the store in the end round: the main thread may have left `_park` by an
+    exception, with the lock that it waited for."""
+    left: list[str] = []
+
+    class Left:
+        def close_for_abort(self, on_wait: object) -> None:
+            left.append("closed")
+
+        @contextlib.contextmanager
+        def parked(self) -> Iterator[None]:
+            yield
+
+        def interrupt_until_left(self, **_: object) -> None:
+            left.append("left")
+
+    thread = MonitorThread(
+        StoreSpec(),
+        Book.founder(0, (0,), 1),
+        "me",
+        lambda: cast(Gate, Left()),
+        lambda _: left.append("abort"),
+        lambda: None,
+        1.0,
+        1.0,
+    )
+    assert thread.enter() is not None
+    thread._get_out(0)
+    thread._fail(StoreLost("gone"))
+    assert left == ["closed", "abort", "left"]
+    assert thread.mailbox.take("aborted", 0)
+    with pytest.raises(StoreLost, match="gone"):
+        thread.mailbox.take("next", 1)
