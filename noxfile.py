@@ -1,4 +1,4 @@
-"""Everything CI does, one session each: `nox` runs all but soak and bench, `nox -s tests` one. Plain venv and pip.
+"""Everything CI does, one session each: `nox` runs all but the long ones, `nox -s tests` one. Plain venv and pip.
 
 The pins are those of constraints.txt, so a run here and a run elsewhere use the same versions.
 """
@@ -59,3 +59,13 @@ def bench(session: nox.Session) -> None:
     """Long: restarts and costs beside other libraries, each in an environment of its own; see docs/performance.md."""
     install(session, "-e", ".[bench]")
     session.run("python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Long: many random values for every parser, and hostile values in a real store; an argument says how many."""
+    install(session, "-e", ".[test]")
+    examples = session.posargs[0] if session.posargs else "20000"
+    tests = ["tests/unit/test_messages.py", "tests/unit/test_parsers.py", "tests/ranks/test_hostile.py"]
+    settings = ["--timeout=3600", "--hypothesis-show-statistics", "-p", "no:cacheprovider"]
+    session.run("python", "-m", "pytest", *settings, *tests, env={"INPROCESS_FUZZ_EXAMPLES": examples})

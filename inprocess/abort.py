@@ -287,7 +287,9 @@ def _dump_flight_record(rank: int) -> None:
     dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace", None)
     if dump is None:
         return
-    descriptor = os.open(f"{_flight_file()}{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    # not through a link, and without waiting for the other end of a pipe that somebody has put there
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(f"{_flight_file()}{rank}", flags, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(dump())
 

@@ -168,6 +168,8 @@ class Board:
             hang_protection=values[UNHANG] == 0,
             soft_timeout=values[SOFT],
             answered=values[ANSWERED],
-            rank=values[RANK],
+            rank=max(
+                0, values[RANK]
+            ),  # whatever the user's own code may have written here: a monitor must not die of it
             left=bool(values[LEFT]),
         )

@@ -17,6 +17,8 @@ __all__ = ["main", "wait_daemon"]
 
 #: part of the command line of each monitor process
 _PROGRAM = b"inprocess.monitor_main"
+#: no process has a larger id
+LARGEST = (1 << 31) - 1
 
 
 def wait_daemon(pidfile: str) -> str:
@@ -34,7 +36,7 @@ def wait_daemon(pidfile: str) -> str:
         text = _read(pidfile)
     except FileNotFoundError:
         return f"{pidfile} does not exist: the monitor has ended, or was never started"
-    if not text.isascii() or not text.isdigit():
+    if not text.isascii() or not text.isdigit() or int(text) > LARGEST:
         raise ValueError(f"{pidfile} holds {text!r}, which is no process id: name a monitor_process_pidfile")
     pid = int(text)
     try:

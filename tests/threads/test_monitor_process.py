@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -513,9 +514,37 @@ def test_it_inherits_nothing_but_what_it_needs(rank: Make) -> None:
     kept = rank()
     kept.do("extra = os.open('/etc/hostname', os.O_RDONLY); os.set_inheritable(extra, True)")
     monitor = kept.start()
-    targets = [os.readlink(entry) for entry in Path(f"/proc/{monitor}/fd").iterdir()]
-    assert "/etc/hostname" not in targets
+    found = {os.readlink(entry) for entry in Path(f"/proc/{monitor}/fd").iterdir()}
+    inherited = {"/dev/null", "/memfd:inprocess-board (deleted)", "/memfd:inprocess-config (deleted)"}
+    inherited.add(os.readlink(f"/proc/{monitor}/fd/2"))  # standard error, for what it cannot tell otherwise
+    # the rest has no name: its own sockets and events, the socket to the rank, and the rank's pidfd
+    anonymous = re.compile(r"(socket|pipe|pidfd|anon_inode):.*|/proc/.*")
+    assert {target for target in found if not anonymous.fullmatch(target)} | inherited == inherited
     assert os.readlink(f"/proc/{monitor}/cwd") == "/"
+
+
+def test_other_users_see_no_secret_in_its_command_line(rank: Make, base: Base) -> None:
+    """Options, addresses and the prefix of the keys travel in memory that has no name; only numbers are arguments."""
+    kept = rank(logfile="/dev/null")
+    monitor = kept.start()
+    words = Path(f"/proc/{monitor}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    program = words.index(b"-c") + 1
+    assert all(re.fullmatch(rb"-?\d+", word) for word in words[program + 1 :])
+    assert base.spec.prefix.encode() + b"/" not in words[program] and b"dev/null" not in b" ".join(words)
+    assert Path(f"/proc/{monitor}/environ").stat().st_mode & 0o077 == 0
+
+
+def test_a_line_that_is_none_does_not_end_it(base: Base, rank: Make) -> None:
+    """Children that the user forks hold the socket too."""
+    kept = rank()
+    kept.start()
+    base.begin(0, 1)
+    kept.enter()
+    junk = [b"{", b"[]", b"null", b'{"bye":', b"\xff", b"[" * 5000, b"x" * 200_000, b'{"a":1,"a":2}']
+    kept.do(f"[monitor._control.send(line + bytes([10])) for line in {junk!r}]")
+    kept.do("monitor.bye('failed', why='a\\x1b[31m')")
+    cause = base.outcome().cause
+    assert cause is not None and cause.message == r"left the call: a\x1b[31m"
 
 
 def test_a_light_import_that_fails_too_late_becomes_a_new_program(base: Base, rank: Make) -> None:
@@ -544,8 +573,10 @@ def read_memory(pid: int, name: str) -> str:
 
 
 def test_log_and_pid_file_are_private_and_the_pid_file_is_removed(base: Base, rank: Make, tmp_path: Path) -> None:
+    """Whatever the umask is."""
     log, pidfile = tmp_path / "log", tmp_path / "pid"
     kept = rank(logfile=str(log), pidfile=str(pidfile))
+    kept.do("os.umask(0)")
     monitor = kept.start()
     assert int(pidfile.read_text()) == monitor
     assert (log.stat().st_mode & 0o777, pidfile.stat().st_mode & 0o777) == (0o600, 0o600)
@@ -556,13 +587,69 @@ def test_log_and_pid_file_are_private_and_the_pid_file_is_removed(base: Base, ra
     assert "torch imported (light)" in log.read_text()
 
 
-def test_a_link_in_place_of_the_log_is_an_error_that_names_the_option(rank: Make, tmp_path: Path) -> None:
-    (tmp_path / "log").symlink_to(tmp_path / "other")
-    kept = rank(logfile=str(tmp_path / "log"))
+OPTIONS = {"logfile": "monitor_process_logfile", "pidfile": "monitor_process_pidfile"}
+
+
+def _link(path: Path) -> None:
+    path.symlink_to(path.with_name("other"))
+
+
+def _link_to_a_file(path: Path) -> None:
+    path.with_name("theirs").write_text("theirs")
+    path.symlink_to(path.with_name("theirs"))
+
+
+def _in_no_folder(path: Path) -> None:
+    path.parent.rmdir()
+
+
+#: what may be where the log or the pid file should go
+PLANTED: dict[str, Callable[[Path], object]] = {
+    "a link": _link,
+    "a link to a file": _link_to_a_file,
+    "a pipe": os.mkfifo,
+    "a folder": Path.mkdir,
+    "no folder": _in_no_folder,
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("what", PLANTED)
+def test_what_is_in_the_way_is_an_error_that_names_the_option(
+    rank: Make, tmp_path: Path, option: str, what: str
+) -> None:
+    """And is left as it is. Nobody waits for the other end of a pipe."""
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / "folder" / "file"
+    PLANTED[what](path)
+    before = sorted(entry.name for entry in tmp_path.rglob("*"))
+    kept = rank(**{option: str(path)})
     kept.start(joined=False)
     text = kept.do("monitor.wait_joined(30)")
-    assert text.startswith("OptionError: monitor_process_logfile=")
-    assert not (tmp_path / "other").exists()
+    assert text.startswith(f"OptionError: {OPTIONS[option]}='{path}' cannot be written: ")
+    assert sorted(entry.name for entry in tmp_path.rglob("*")) == before
+    assert what != "a link to a file" or path.read_text() == "theirs"
+
+
+def test_a_pipe_with_a_reader_is_refused_too(rank: Make, tmp_path: Path) -> None:
+    """Without one, opening it fails by itself."""
+    os.mkfifo(tmp_path / "log")
+    reader = os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        kept = rank(logfile=str(tmp_path / "log"))
+        kept.start(joined=False)
+        assert "is not a regular file" in kept.do("monitor.wait_joined(30)")
+        assert os.read(reader, 10) == b""
+    finally:
+        os.close(reader)
+
+
+def test_a_file_that_is_no_pid_file_is_not_deleted(rank: Make, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("years of work")
+    kept = rank(pidfile=str(tmp_path / "data"))
+    kept.start(joined=False)
+    assert "is not a pid file, it holds something else" in kept.do("monitor.wait_joined(30)")
+    assert (tmp_path / "data").read_text() == "years of work"
 
 
 def test_a_stale_pid_file_is_replaced(rank: Make, tmp_path: Path) -> None:

@@ -1,0 +1,207 @@
+"""All other parsers of what comes from elsewhere: they answer, or raise the error that they document."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inprocess import environment, monitor_main, strict_json
+from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.board import Board
+from inprocess.exception import InternalError, OptionError
+from inprocess.monitor_config import LONGEST_LINE, Lines, MonitorConfig
+from inprocess.policy import Limits, View, decide, wake_at
+from inprocess.rank_assignment import Layer, RankAssignmentCtx, Tree
+from inprocess.rank_assignment.gather import gather
+from inprocess.state import State
+from inprocess.store import StoreSpec
+from inprocess.wait_daemon import wait_daemon
+
+from . import hostile
+from .hostile import fuzz
+
+configs = st.builds(
+    MonitorConfig,
+    member=hostile.numbers,
+    roster=hostile.ascending,
+    founders=hostile.ascending,
+    members=hostile.numbers,
+    store=st.text(max_size=20),
+    logfile=st.none() | st.text(max_size=20),
+    soft_timeout=st.floats(0, 1e9),
+    sys_path=st.lists(st.text(max_size=9)).map(tuple),
+)
+specs = st.builds(
+    StoreSpec,
+    factory=st.sampled_from(("", "inprocess.store:FileStore")),
+    kwargs=st.dictionaries(st.text(max_size=5), st.none() | st.booleans() | st.integers() | st.text(max_size=5)),
+    host=st.text(max_size=9),
+    port=st.integers(0, 65535),
+    prefix=st.text(max_size=9),
+)
+
+
+@fuzz
+@given(hostile.anything)
+def test_json(raw: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        repr(strict_json.parse(raw))
+
+
+@pytest.mark.parametrize("raw", ["[NaN]", "[Infinity]", '{"a":1,"a":1}', "[" * 9 + "]" * 9, "9" * 5000, "[1", b"\xff"])
+def test_json_that_is_refused(raw: str | bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        strict_json.parse(raw)
+
+
+@fuzz
+@given(configs)
+def test_config_comes_back(config: MonitorConfig) -> None:
+    assert MonitorConfig.from_json(config.to_json()) == config
+
+
+@fuzz
+@given(hostile.anything | hostile.damaged(configs.map(lambda config: config.to_json().encode())))
+def test_config(raw: bytes) -> None:
+    with contextlib.suppress(ValueError, TypeError):
+        MonitorConfig.from_json(raw)
+
+
+@fuzz
+@given(specs)
+def test_store_spec_comes_back(spec: StoreSpec) -> None:
+    assert StoreSpec.from_json(spec.to_json()) == spec
+
+
+@fuzz
+@given(hostile.anything | hostile.damaged(specs.map(lambda spec: spec.to_json().encode())))
+def test_store_spec(raw: bytes) -> None:
+    """It is parsed, never imported, here; and what is not module:name is refused."""
+    with contextlib.suppress(ValueError, TypeError):
+        StoreSpec.from_json(raw.decode(errors="replace"))
+
+
+@pytest.mark.parametrize("factory", ["os", "os:system -c", "os:path.join", ":", "a:b:c", 7])
+def test_a_factory_that_is_no_name_is_refused(factory: object) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        StoreSpec.from_json(json.dumps({"factory": factory}))
+
+
+@fuzz
+@given(st.lists(hostile.anything | st.sampled_from((b"\n", b'{"bye":"left"}\n', b"x" * 2 * LONGEST_LINE))))
+def test_lines(pieces: list[bytes]) -> None:
+    """Whatever was in the stream before, a line that comes after a line break is understood."""
+    lines = Lines()
+    for piece in pieces:
+        assert all(isinstance(message, dict) for message in lines.take(piece))
+    assert lines.take(b'\n{"bye":"left"}\n')[-1:] == [{"bye": "left"}]
+
+
+@fuzz
+@given(hostile.anything.map(lambda raw: raw.decode(errors="replace")) | hostile.json_values, st.text())
+def test_record_from_a_dictionary(value: object, text: str) -> None:
+    good = InterruptionRecord(0, Interruption.EXCEPTION, message=text)
+    assert InterruptionRecord.from_dict(good.to_dict()) == good
+    for data in (value, {"rank": value, "interruption": "exception"}, {"rank": 0, "interruption": value}):
+        with contextlib.suppress(ValueError):
+            assert str(InterruptionRecord.from_dict(data)).isprintable()
+
+
+class Fixed:
+    """A store in which each key holds the same."""
+
+    def __init__(self, value: bytes) -> None:
+        self.value = value
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str) -> bytes:
+        return self.value
+
+    def add(self, key: str, amount: int) -> int:
+        return 1
+
+
+gathered = st.just({"0": "a", "1": "b"}).map(lambda value: json.dumps(value).encode())
+
+
+@fuzz
+@given(hostile.anything | hostile.damaged(gathered) | hostile.altered(gathered))
+def test_gather(raw: bytes) -> None:
+    with contextlib.suppress(InternalError):
+        found = gather(Fixed(raw), "name", 0, 2, (), "a")
+        assert found.keys() == {0, 1} and all(isinstance(value, str) for value in found.values())
+
+
+said = st.tuples(st.lists(st.text(max_size=3), max_size=2), st.none() | st.integers(), st.integers(), st.booleans())
+told = st.dictionaries(st.integers(0, 3).map(str), st.tuples(st.lists(st.text(max_size=3)), st.integers()))
+
+
+@fuzz
+@given(said.map(json.dumps) | st.text(), told.map(lambda each: json.dumps(each).encode()) | hostile.anything)
+def test_tree(other: str, dead: bytes) -> None:
+    """What another rank says of itself, and of the dead."""
+
+    class Told(Fixed):
+        def get(self, key: str) -> bytes:
+            both = {"0": json.dumps([["root"], 0, 3, False]), "1": other}
+            return dead if key.endswith("dead") else json.dumps(both).encode()
+
+    state = State(rank=0, world_size=3, initial_rank=0, initial_world_size=3, active_rank=0, active_world_size=3)
+    with contextlib.suppress(InternalError, OptionError):
+        result = Tree([Layer()])(RankAssignmentCtx(state, Told(b""), {2})).state
+        assert 0 <= result.rank < result.world_size <= 3
+
+
+@fuzz
+@given(
+    st.lists(st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-2, 20), min_size=10, max_size=10),
+    st.integers(0, 1 << 62),
+)
+def test_board(slots: list[int], now: int) -> None:
+    """Any memory is a snapshot, and the rules have an answer to it."""
+    board = Board.create()
+    try:
+        for index, value in enumerate(slots):  # all up to RANK; after it LEFT, with which no rule applies
+            board.slots[index] = value
+        seen = board.snapshot()
+        view = View(0, Limits.of(60.0, 90.0, 30.0), lease_from=seen.progress)
+        wake_at(seen, view)
+        assert len(decide(now, seen, view)) <= 2
+    finally:
+        board.close()
+
+
+names = st.sampled_from(("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"))
+
+
+@fuzz
+@given(st.dictionaries(names, st.text(max_size=8) | st.integers().map(str) | st.sampled_from(("²", "٣", "+1", "1_0"))))
+def test_environment(variables: dict[str, str]) -> None:
+    env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234", **variables}
+    with contextlib.suppress(OptionError):
+        launch = environment.read(env)
+        assert 0 <= launch.rank < launch.world_size and 0 < launch.port < 65536 and launch.host
+
+
+@fuzz
+@given(raw=hostile.anything | st.integers(-5, 5).map(lambda number: str((1 << 22) + number).encode()))
+def test_pid_file(raw: bytes, tmp_path_factory: Any) -> None:
+    """For the command, and for the monitor that finds it in its way."""
+    path = str(tmp_path_factory.getbasetemp() / "fuzzed.pid")
+    with open(path, "wb") as file:
+        file.write(raw)
+    try:
+        with contextlib.suppress(ValueError):
+            assert "has ended already" in wait_daemon(path)
+        with contextlib.suppress(OSError):
+            monitor_main.write_pidfile(path, os.getpid())
+            assert monitor_main._pid_in(path) == os.getpid()
+    finally:
+        os.unlink(path)

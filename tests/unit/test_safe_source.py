@@ -1,0 +1,110 @@
+"""What the library's source does not contain: whatever executes or unpickles data, and files that others may read."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from .test_layers import FILES, PACKAGE, parsed
+
+#: modules whose data is code
+MODULES = {"pickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "copyreg", "yaml", "xmlrpc", "tempfile"}
+#: functions, by the last parts of their name
+CALLS = {
+    **dict.fromkeys(("exec", "eval", "__import__", "import_module", "run_module"), "runs what a text says"),
+    **dict.fromkeys(("torch.load", "numpy.load", "np.load", "unsafe_load"), "unpickles"),
+    **dict.fromkeys(("all_gather_object", "gather_object", "scatter_object_list"), "unpickles what others send"),
+    **dict.fromkeys(("broadcast_object_list", "recv_object_list"), "unpickles what others send"),
+    **dict.fromkeys(("os.system", "os.popen", "getoutput", "getstatusoutput"), "goes through a shell"),
+    **dict.fromkeys(("mktemp", "tempnam"), "gives a name that others can guess and take"),
+    **dict.fromkeys(("umask", "chmod", "fchmod", "chown", "mkfifo", "mknod"), "changes who may read a file"),
+}
+#: (file, call): why it may stay
+REASONS = {
+    ("hooks.py", "eval"): "annotations of the user's own function, as Python itself evaluates them",
+    ("store.py", "import_module"): "StoreSpec.factory: from the training process, never out of a store",
+    ("__init__.py", "import_module"): "names from a table in the file",
+    ("light_torch.py", "import_module"): "constant names",
+    ("inject_fault.py", "import_module"): "constant names",
+    ("compose.py", "__reduce__"): "a user may pickle the hooks; the library does not",
+}
+METHODS = {"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__"}
+
+
+def problems(tree: ast.AST, file: str) -> Iterator[str]:
+    """Everything in one file that should not be there."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from _imported(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from _imported([str(node.module)])
+        elif isinstance(node, ast.Call):
+            yield from (f"line {node.lineno}: {text}" for text in _called(node, file))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _defined(node, file)
+
+
+def _imported(names: Iterator[str] | list[str]) -> Iterator[str]:
+    yield from (f"imports {name}" for name in names if name.partition(".")[0] in MODULES)
+
+
+def _called(call: ast.Call, file: str) -> Iterator[str]:
+    name, given = ast.unparse(call.func), {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+    for bad, why in CALLS.items():
+        if (name == bad or name.endswith(f".{bad}")) and (file, bad) not in REASONS:
+            yield f"{name}() {why}"
+    if given.get("shell", "False") != "False":
+        yield f"{name}() goes through a shell"
+    if given.get("weights_only") == "False" or given.get("allow_pickle") == "True":
+        yield f"{name}() unpickles"
+    mode = ast.unparse(call.args[1]) if len(call.args) > 1 else given.get("mode", "'r'")
+    if name in ("open", "io.open") and set(mode) & set("wax+") and given.get("closefd") != "False":
+        yield "open() makes a file that the umask alone protects: use os.open(path, ..., 0o600)"
+
+
+def _defined(function: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Iterator[str]:
+    if function.name in METHODS and (file, function.name) not in REASONS:
+        yield f"{function.name} tells a pickle what to call"
+    opened = [node for node in ast.walk(function) if isinstance(node, ast.Call) and ast.unparse(node.func) == "os.open"]
+    text = ast.unparse(function)
+    for call in opened:
+        if "O_CREAT" in text and (len(call.args) < 3 or ast.unparse(call.args[2]) != str(0o600)):
+            yield f"{function.name}: os.open() makes a file whose mode is not 0600"
+        if "O_EXCL" not in text and not all(flag in text for flag in ("O_NOFOLLOW", "O_NONBLOCK")):
+            yield f"{function.name}: os.open() follows a link, or waits for the other end of a pipe"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_data_is_executed_and_files_are_private(path: object) -> None:
+    assert list(problems(parsed(path), path.name)) == []  # type: ignore[attr-defined, arg-type]
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("import pickle", "imports pickle"),
+        ("from tempfile import mktemp", "imports tempfile"),
+        ("x = torch.load(path)", "unpickles"),
+        ("load(path, weights_only=False)", "unpickles"),
+        ("dist.all_gather_object(found, mine)", "unpickles what others send"),
+        ("eval(text)", "runs what a text says"),
+        ("importlib.import_module(name)", "runs what a text says"),
+        ("subprocess.run(command, shell=True)", "through a shell"),
+        ("os.chmod(path, 0o666)", "who may read"),
+        ("open(path, 'w')", "umask alone"),
+        ("open(path, mode='ab')", "umask alone"),
+        ("class A:\n    def __reduce__(self): pass", "__reduce__ tells a pickle"),
+        ("def f(): os.open(p, os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK)", "not 0600"),
+        ("def f(): os.open(p, os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)", "not 0600"),
+        ("def f(): os.open(p, os.O_RDONLY | os.O_NOFOLLOW)", "waits for the other end"),
+    ],
+)
+def test_each_rule_finds_what_it_is_for(source: str, says: str) -> None:
+    assert says in "\n".join(problems(ast.parse(source), "some.py"))
+
+
+def test_no_reason_without_a_case() -> None:
+    for file, name in REASONS:
+        assert any(f"{name}(" in ast.unparse(parsed(path)) for path in FILES if path.name == file), (file, name)
