@@ -8,9 +8,18 @@ import pytest
 
 from inprocess import coordinator
 from inprocess.attribution import Interruption, InterruptionRecord
-from inprocess.exception import Fenced, OptionError
+from inprocess.exception import BadMessage, Fenced, OptionError
 from inprocess.protocol.book import Book
-from inprocess.protocol.messages import MAX_RECORDS, Arrival, Kind, load_decision, load_outcome, load_start
+from inprocess.protocol.messages import (
+    MAX_RECORDS,
+    Arrival,
+    Decision,
+    Kind,
+    dump,
+    load_decision,
+    load_outcome,
+    load_start,
+)
 from inprocess.protocol.ops import Wait
 from tests.sim.engine import SimStore
 
@@ -307,3 +316,99 @@ def test_constant_number_of_operations() -> None:
                 answer = store.execute(verb.send(answer))
                 count += 1
         assert count == 2
+
+
+# --- values that none of us wrote
+
+
+def told(store: SimStore, iteration: int = 0) -> str:
+    """The reason for which everybody leaves; whoever waits for anything else is awake, too."""
+    assert iteration < 0 or (not outcome(store).completed and not start(store).go)
+    reason: str = following(store, iteration).abort
+    return reason
+
+
+@pytest.mark.parametrize("key", ["0/end/0", "0/end/1", "0/record#", "0/record/1"])
+def test_whoever_finds_a_broken_value_tells_everybody(store: SimStore, key: str) -> None:
+    """The others wait for the next roster and do not read it."""
+    pair = books(2)
+    do(store, coordinator.interrupt(0, RECORD))
+    do(store, coordinator.interrupt(0, InterruptionRecord(0, Interruption.TERMINATED)))
+    store.data[key] = b"\x80\x04"
+    with pytest.raises(BadMessage, match=f"'{key}'"):
+        for book in pair:
+            do(store, coordinator.end_round(book, alive(book)))
+    assert f"'{key}'" in told(store)
+
+
+def test_a_broken_entry_of_somebody_dead(store: SimStore) -> None:
+    store.data["0/start/1"] = b"{}"
+    with pytest.raises(BadMessage, match="'0/start/1'"):
+        do(store, coordinator.speak_for_dead(0, (0, 1), 1, RECORD, "its monitor"))
+    assert "'0/start/1'" in told(store)
+
+
+def test_a_broken_entry_while_joining(store: SimStore) -> None:
+    store.data["-1/end/1"] = b"[]"
+    first, second = books(2, iteration=-1)
+    do(store, coordinator.join(first, "a"))
+    with pytest.raises(BadMessage, match="'-1/end/1'"):
+        do(store, coordinator.join(second, "b"))
+    assert "'-1/end/1'" in told(store, -1)
+
+
+@pytest.mark.parametrize("count", [b"-1", b"-7"])
+def test_a_counter_below_zero(store: SimStore, count: bytes) -> None:
+    """The round would never be complete."""
+    store.data["0/start#"] = count
+    with pytest.raises(BadMessage, match="'0/start#'"):
+        do(store, coordinator.start_round(books(2)[0], rank(0, 2)))
+    assert "'0/start#'" in told(store)
+
+
+def test_giving_up_reaches_a_job_that_is_further_on(store: SimStore) -> None:
+    do(store, coordinator.interrupt(0, RECORD))
+    store.data["0/next"] = dump(Decision()).encode()
+    do(store, coordinator.give_up(0, "spoiled"))
+    assert following(store).abort == ""
+    assert following(store, 1).abort == "spoiled"
+    do(store, coordinator.give_up(0, "spoiled again"))
+    assert "2/next" not in store.data
+
+
+def test_giving_up_where_the_verdict_is_broken_ends(store: SimStore) -> None:
+    store.data["0/next"] = b"garbage"
+    do(store, coordinator.give_up(0, "spoiled"))
+    assert "1/next" not in store.data
+
+
+@pytest.mark.parametrize(("done", "words"), [(5, "counts 6 functions"), (-1, "not a count")])
+def test_more_functions_returned_than_were_called(store: SimStore, done: int, words: str) -> None:
+    store.data["0/done#"] = str(done).encode()
+    with pytest.raises(BadMessage, match=words):
+        do(store, coordinator.finish(0, 2, (0, 1)))
+    assert "'0/done#'" in told(store)
+
+
+@pytest.mark.parametrize(
+    ("decision", "words"),
+    [(Decision(removed=(1, 7)), r"members \[7\]"), (Decision(terminated=(1, 2)), r"ranks \[2\]")],
+)
+def test_a_verdict_about_strangers(store: SimStore, decision: Decision, words: str) -> None:
+    store.data["0/next"] = dump(decision).encode()
+    book = books(2)[0]
+    with pytest.raises(BadMessage, match=f"'0/next'.*{words}"):
+        do(store, coordinator.await_next(0, book=book))
+
+
+def test_a_verdict_about_members_that_have_gone_before_is_none_about_strangers(store: SimStore) -> None:
+    """A new monitor may begin with a roster that is newer than its iteration."""
+    store.data["0/next"] = dump(Decision(removed=(1,))).encode()
+    book = Book(0, (0,), iteration=0, founders=frozenset((0, 1)))
+    assert do(store, coordinator.await_next(0, book=book)).removed == (1,)
+
+
+def test_a_long_reason_is_cut_before_it_is_written(store: SimStore) -> None:
+    """A server closes the connection on which more than 8 MiB come."""
+    do(store, coordinator.interrupt(0, RECORD, abort="x" * (9 << 20) + "\ud800"))
+    assert len(store.data["0/abort"]) < 5000
