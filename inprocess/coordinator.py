@@ -198,7 +198,7 @@ def _arrive(iteration: int, name: str, member: int, arrival: Arrival, roster: Se
     found = yield Claim(key, text)
     if found != text.encode():
         return load_arrival(found, key)
-    if (yield from _count(f"{iteration}/{name}#")) >= len(roster):
+    if (yield from _count(f"{iteration}/{name}#", careful=iteration == JOINING)) >= len(roster):
         yield from _decide(iteration, name, roster)
     return arrival
 

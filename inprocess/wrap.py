@@ -33,7 +33,8 @@ class Wrapper:
         store_factory: the store through which the ranks agree; default: a torch TCPStore that the monitor process of
             rank 0 serves at MASTER_ADDR:MASTER_PORT (or the one torchrun's agent serves there). An importable class or
             function.
-        store_kwargs: its keyword arguments; for the default ``host_name`` and ``port``.
+        store_kwargs: its keyword arguments; for the default ``host_name``, ``port`` and ``bind``, the one address of
+            the host on which the stores listen (default: loopback where MASTER_ADDR is, otherwise all interfaces).
         initialize: hook ``(state) -> state`` before each run of the function. An Exception restarts; a BaseException
             such as RestartAbort (see ``RetryController``) makes everybody leave.
         abort: hook that unblocks what the main thread waits for; runs in the monitor thread. Default

@@ -67,6 +67,7 @@ def all_name(ranks: Ranks, key: str) -> None:
 BEFORE = {
     "-1/next": b'{"removed":[2]}',
     "-1/end/0": b'{"kind":"alive","rank":7,"world_size":2}',
+    "-1/end#": GARBAGE,
     "0/rendezvous": b"127.0.0.1:99999",
     "0/start/1": b'{"kind":"rank","rank":0,"world_size":2,"active_world_size":3}',
     "0/start#": b"-5",

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inprocess import environment, monitor_main, strict_json
-from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.attribution import Interruption, InterruptionRecord, summary
 from inprocess.board import Board
 from inprocess.exception import InternalError, OptionError
 from inprocess.monitor_config import LONGEST_LINE, Lines, MonitorConfig
@@ -110,7 +110,8 @@ def test_record_from_a_dictionary(value: object, text: str) -> None:
     assert InterruptionRecord.from_dict(good.to_dict()) == good
     for data in (value, {"rank": value, "interruption": "exception"}, {"rank": 0, "interruption": value}):
         with contextlib.suppress(ValueError):
-            assert str(InterruptionRecord.from_dict(data)).isprintable()
+            record = InterruptionRecord.from_dict(data)
+            assert str(record).isprintable() and summary([record, good]).isprintable()
 
 
 class Fixed:
