@@ -309,6 +309,7 @@ def test_constant_number_of_operations() -> None:
     """An arrival costs the same for 2 members as for 2,000, except for the one that decides."""
     for members in (3, 2_000):
         store, book = SimStore(), Book.founder(0, range(members), members)
+        book.iteration = 0
         verb, count = coordinator.end_round(book, alive(book)), 0
         answer: Any = None
         with pytest.raises(StopIteration):
