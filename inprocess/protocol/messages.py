@@ -169,9 +169,10 @@ def _has_a_place(arrival: Arrival) -> bool:
     """Whether the entry says all that its kind says, with ranks below the sizes they count in."""
     if arrival.rank is None or arrival.world_size is None:
         return arrival.kind not in (Kind.RANK, Kind.ALIVE) and arrival.rank is arrival.world_size
-    if arrival.kind is Kind.RANK and not 0 < (arrival.active_world_size or 0) <= arrival.world_size:
+    active = arrival.active_world_size  # of nobody: the round's own verdict says what is wrong with that
+    if arrival.kind is Kind.RANK and (active is None or active > arrival.world_size):
         return False
-    return arrival.rank < arrival.world_size and (arrival.active_rank or 0) < (arrival.active_world_size or 1)
+    return arrival.rank < arrival.world_size and (arrival.active_rank or 0) < (active or 1)
 
 
 def load_start(raw: bytes | str, key: str) -> Start:
