@@ -11,5 +11,5 @@ from tests.sim import mutants
 
 @pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_mutant_is_caught(mutant: Callable[[pytest.MonkeyPatch], None]) -> None:
-    survived, why = mutants.survives(mutant, range(500))
+    survived, why = mutants.survives(mutant, range(2500))  # most need a handful, two some hundred
     assert why, f"{survived} seeds found nothing wrong: {mutant.__doc__}"
