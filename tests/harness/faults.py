@@ -126,7 +126,7 @@ class HoldGIL(Fault):
     seconds: float = FOREVER
 
     def fire(self, context: Context) -> None:
-        ctypes.PyDLL(None).sleep(int(self.seconds))
+        ctypes.PyDLL(None).usleep(int(self.seconds * 1e6))
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,16 @@ class Hang(Fault):
 
     def fire(self, context: Context) -> None:
         wait_forever(self.kind)
+
+
+@dataclass(frozen=True)
+class Slow(Fault):
+    """Take long, then go on: a hook, a save."""
+
+    seconds: float = 0.5
+
+    def fire(self, context: Context) -> None:
+        time.sleep(self.seconds)
 
 
 @dataclass(frozen=True)
