@@ -1,4 +1,4 @@
-"""Everything CI does, one session each: `nox` runs all but soak and bench, `nox -s tests` one. Plain venv and pip.
+"""Everything CI does, one session each: `nox` runs all but soak, bench and chaos, `nox -s tests` one. Venv and pip.
 
 The pins are those of constraints.txt, so a run here and a run elsewhere use the same versions.
 """
@@ -48,10 +48,9 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """Long: thousands of simulated seeds and hundreds of real restarts; arguments replace the default amounts."""
+    """Long: thousands of simulated seeds; arguments replace the default amount."""
     install(session, "-e", ".[test]")
-    amounts = session.posargs or ["--seeds", "5000", "--restarts", "200"]
-    session.run("python", "-m", "tests.soak", *amounts)
+    session.run("python", "-m", "tests.sim", *(session.posargs or ["--soak", "5000"]))
 
 
 @nox.session
@@ -59,3 +58,10 @@ def bench(session: nox.Session) -> None:
     """Long: restarts and costs beside other libraries, each in an environment of its own; see docs/performance.md."""
     install(session, "-e", ".[bench]")
     session.run("python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session
+def chaos(session: nox.Session) -> None:
+    """Long: real ranks under random faults for ten minutes; `-- --seed N --jobs 1` plays one job again."""
+    install(session, "-e", ".[test]")
+    session.run("python", "-m", "tests.chaos", *session.posargs)

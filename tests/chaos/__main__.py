@@ -45,7 +45,7 @@ class Tally:
         return "\n".join(lines)
 
 
-def one(seed: int, tally: Tally) -> None:
+def one(seed: int, tally: Tally, tell: bool) -> None:
     job, start, story = random_job(seed), time.monotonic(), io.StringIO()
     tally.jobs += 1
     try:
@@ -56,6 +56,8 @@ def one(seed: int, tally: Tally) -> None:
         print(story.getvalue(), schedule(job), error, sep="\n")
         print(f"seed {seed} failed; again: --seed {seed} --jobs 1", flush=True)
         return
+    if tell:
+        print(story.getvalue(), schedule(job), sep="\n")
     tally.add(facts)
     seconds, struck = time.monotonic() - start, len(facts.all_struck)
     print(
@@ -76,6 +78,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="no job begins after that (default 10)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first job (default 0)")
     parser.add_argument("--jobs", type=int, default=10**6, help="at most so many jobs")
+    parser.add_argument("--story", action="store_true", help="print the story of jobs that went well, too")
     given = parser.parse_args(arguments)
     become_subreaper()
     start_server()
@@ -83,7 +86,7 @@ def main(arguments: list[str]) -> int:
     for seed in range(given.seed, given.seed + given.jobs):
         if time.monotonic() > end:
             break
-        one(seed, tally)
+        one(seed, tally, given.story)
     print(tally.table(), flush=True)
     return 1 if tally.failed else 0
 

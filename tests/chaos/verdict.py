@@ -139,9 +139,16 @@ def allowed(facts: Facts, rank: int) -> set[Fate]:
         found.add("RankDiscarded")
     if _without_monitor(facts, rank):
         found |= {"Fenced", *KILLED}
+    if facts.job.active(_remaining(facts)) == 0:
+        found.add("RestartError")
     if facts.store_lost:
         found |= {"StoreLost", *KILLED}
     return found
+
+
+def _remaining(facts: Facts) -> int:
+    """Ranks that did not die and did not leave by themselves."""
+    return sum(fate(result) in (SURVIVES, "RestartError") for result in facts.ranks)
 
 
 def _without_monitor(facts: Facts, rank: int) -> bool:
