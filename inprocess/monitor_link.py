@@ -288,8 +288,9 @@ class Link:
         self.speaking.add(member)
 
         def action(connection: Any) -> None:
-            _drive(guardian.stand_in(copy.copy(self.book), member, record, self._by), connection)
+            # first: this monitor may be killed, and nobody speaks for a member that is off the roster already
             _drive(coordinator.gone(member, self._config.members), connection)
+            _drive(guardian.stand_in(copy.copy(self.book), member, record, self._by), connection)
 
         self._spawn(self._speak_out, member, action)
 
@@ -315,7 +316,8 @@ class Link:
             return
         self._post(Over(False))  # not yet: the training process need not wait for it
         self.ended.wait()
-        self._with_store(self._driving(lambda: coordinator.await_over(self._config.barrier_timeout)))
+        patience, everybody = self._config.barrier_timeout, self._config.roster
+        self._with_store(self._driving(lambda: coordinator.await_over(patience, everybody)))
         self._post(Over(True))
 
 
