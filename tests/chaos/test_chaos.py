@@ -8,7 +8,7 @@ from tests.chaos.play import play
 from tests.chaos.schedule import ASSIGNMENTS, LONG, SHORT, random_job
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [94, 316])
 def test_a_seed(seed):
     facts = play(random_job(seed, SHORT))
     assert facts.restarts > 0

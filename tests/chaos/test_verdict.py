@@ -129,6 +129,16 @@ def test_the_known_limit_of_gloo_needs_a_death_and_a_rank_inside_torch():
     assert "rank 2: -9" in judge(deadly, died(1, -9, 0), late)
 
 
+def test_who_stood_still_may_run_beside_the_others_for_a_moment():
+    def stop(target):
+        return job(Strike(1.0, 0, "outside", Signal(signal.SIGSTOP, target, 6.0)))
+
+    log = [*resume(0), *save(1), *resume(1, 1), *save(2, 0, 0), *save(2, 1, 1), *save(3, 1, 1)]
+    fenced = result(0, exception="Fenced", value=None)
+    assert judge(stop("host"), fenced, log=log, sent={0: 1.0}) == ""
+    assert "after a newer iteration" in judge(stop("training"), log=log, sent={0: 1.0})
+
+
 @pytest.mark.parametrize(
     ("assignment", "rosters", "words"),
     [

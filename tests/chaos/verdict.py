@@ -71,7 +71,7 @@ def _left_behind(facts: Facts) -> list[str]:
     """Nothing may be left, but the monitor of a rank that left early: it tells the others, or serves their store."""
     early = [result.rank for result in facts.ranks if fate(result) != SURVIVES]
     own = tuple(f"rank {rank} left behind: process " for rank in early)
-    lines = [line for line in facts.ranks.problems if not line.startswith(own)]
+    lines = [line for line in facts.ranks.problems if not line.startswith((*own, *_beside(facts)))]
     if facts.ranks.lingered > LINGER:
         lines.append(f"monitors stayed for {facts.ranks.lingered:.1f} s after the last rank")
     return lines
@@ -184,10 +184,25 @@ def released_late(facts: Facts, result: RankResult) -> bool:
     return fate(result) in KILLED and recent and stood is not None
 
 
+def _stood_still(facts: Facts, rank: int) -> bool:
+    """Whether its monitor was stopped for so long that the others may have gone on without it."""
+    return any("Fenced" in fates(facts.job.strikes[number]) for number in facts.struck(rank))
+
+
+def _beside(facts: Facts) -> tuple[str, ...]:
+    """A known limit (docs/design/open.md): such a rank may run on for a moment while the others run already."""
+    return tuple(f"I2: initial rank {r.rank} was in" for r in facts.ranks if _stood_still(facts, r.rank))
+
+
 def limits(facts: Facts) -> list[str]:
     """Known limits that a job met, for the table."""
     late = sum(fate(result) not in allowed(facts, result.rank) for result in facts.ranks)  # else it is an offence
-    return ["killed at hard_timeout: a reset hit a write of Gloo"] * late + ["store lost"] * facts.store_lost
+    beside = [line for line in facts.ranks.problems if line.startswith("I2")] or late_lines(facts.log)
+    return [
+        *["killed at hard_timeout: a reset hit a write of Gloo"] * late,
+        *["store lost"] * facts.store_lost,
+        *["stood still and ran beside the others for a moment"] * len(beside),
+    ]
 
 
 # --- the training -----------------------------------------------------------------------------------------------
@@ -216,7 +231,11 @@ def _log(facts: Facts) -> list[str]:
     for line in facts.log:
         writers[line.iteration].add(line.member)
     lines += [f"iteration {i} had several writers: {who}" for i, who in writers.items() if len(who) > 1]
-    lines += [f"written after a newer iteration had begun: {line}" for line in late_lines(facts.log)]
+    lines += [
+        f"written after a newer iteration had begun: {line}"
+        for line in late_lines(facts.log)
+        if not _stood_still(facts, line.member)
+    ]
     return [*lines, *_cut_saves(facts)]
 
 
