@@ -21,6 +21,8 @@ KILLED = frozenset({-signal.SIGTERM, -signal.SIGKILL})
 LINGER = 10.0
 #: a rank that stood still for this share of a timeout may have been given up
 SHARE = 0.5
+#: seconds; shorter stops of a monitor do not add up with others
+NOTICEABLE = 0.5
 
 
 @dataclass(frozen=True)
@@ -110,9 +112,9 @@ def _signal_fates(fault: Signal) -> set[Fate]:
     if fault.signum == signal.SIGINT:
         return {"KeyboardInterrupt"}
     if fault.signum == signal.SIGSTOP:
-        if fault.target == "training":
-            return {SURVIVES, *(KILLED if fault.seconds > SHARE * HARD else ())}
-        return {SURVIVES, *((*KILLED, "Fenced") if fault.seconds > SHARE * HEARTBEAT else ())}
+        if fault.target == "host":
+            return {SURVIVES, *((*KILLED, "Fenced") if fault.seconds > SHARE * HEARTBEAT else ())}
+        return {SURVIVES, *(KILLED if fault.target == "training" and fault.seconds > SHARE * HARD else ())}
     if fault.target == "monitor":
         return {SURVIVES}
     return {-fault.signum}
@@ -152,14 +154,16 @@ def _remaining(facts: Facts) -> int:
 
 
 def _without_monitor(facts: Facts, rank: int) -> bool:
-    """Whether its monitors were killed one after the other, so that no heartbeat came for long."""
+    """Whether its monitors were killed or stopped one after the other, so that no heartbeat came for long."""
     struck = facts.struck(rank).items()
-    kills = sorted(t for number, t in struck if _kills_monitor(facts.job.strikes[number].fault))
-    return any(second - first < HEARTBEAT for first, second in itertools.pairwise(kills))
+    times = sorted(t for number, t in struck if _silences_monitor(facts.job.strikes[number].fault))
+    return any(second - first < HEARTBEAT for first, second in itertools.pairwise(times))
 
 
-def _kills_monitor(fault: object) -> bool:
-    return isinstance(fault, Signal) and fault.signum == signal.SIGKILL and fault.target == "monitor"
+def _silences_monitor(fault: object) -> bool:
+    if not isinstance(fault, Signal) or fault.target == "training":
+        return False
+    return fault.signum == signal.SIGKILL or fault.seconds > NOTICEABLE
 
 
 def _fates(facts: Facts) -> list[str]:
@@ -185,7 +189,7 @@ def released_late(facts: Facts, result: RankResult) -> bool:
 
 
 def _stood_still(facts: Facts, rank: int) -> bool:
-    """Whether its monitor was stopped for so long that the others may have gone on without it."""
+    """Whether its host was stopped for so long that the others may have gone on without it."""
     return any("Fenced" in fates(facts.job.strikes[number]) for number in facts.struck(rank))
 
 
