@@ -48,10 +48,9 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """Long: thousands of simulated seeds and hundreds of real restarts; arguments replace the default amounts."""
+    """Long: thousands of simulated seeds; arguments replace the default amount."""
     install(session, "-e", ".[test]")
-    amounts = session.posargs or ["--seeds", "5000", "--restarts", "200"]
-    session.run("python", "-m", "tests.soak", *amounts)
+    session.run("python", "-m", "tests.sim", *(session.posargs or ["--soak", "5000"]))
 
 
 @nox.session
@@ -69,3 +68,10 @@ def fuzz(session: nox.Session) -> None:
     tests = ["tests/unit/test_messages.py", "tests/unit/test_parsers.py", "tests/ranks/test_hostile.py"]
     settings = ["--timeout=3600", "--hypothesis-show-statistics", "-p", "no:cacheprovider"]
     session.run("python", "-m", "pytest", *settings, *tests, env={"INPROCESS_FUZZ_EXAMPLES": examples})
+
+
+@nox.session
+def chaos(session: nox.Session) -> None:
+    """Long: real ranks under random faults for ten minutes; `-- --seed N --jobs 1` plays one job again."""
+    install(session, "-e", ".[test]")
+    session.run("python", "-m", "tests.chaos", *session.posargs)

@@ -20,6 +20,7 @@ Keys, below the prefix of the call; ``i`` is the iteration, -1 is the join::
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -406,9 +407,18 @@ def gone(member: int, members: int) -> Verb[None]:
         yield Set("over", "1")
 
 
-def await_over(timeout: float) -> Verb[bool]:
-    """Wait until no member needs the store any more. Only the store's host asks."""
-    return (yield Wait("over", timeout)) is not None
+def await_over(timeout: float, everybody: Sequence[int] = ()) -> Verb[bool]:
+    """Wait until no member needs the store any more. Only the store's host asks.
+
+    ``everybody``: all members, to look again and again whether one said so and died before it was counted.
+    """
+    keys = tuple(f"gone/{member}" for member in everybody)
+    for _ in range(max(1, math.ceil(timeout / RECOUNT))):
+        if (yield Wait("over", min(timeout, RECOUNT))) is not None:
+            return True
+        if keys and (yield Exist(keys)):
+            return True
+    return False
 
 
 def forget(iteration: int, book: Book) -> Verb[None]:

@@ -330,11 +330,12 @@ class Link:
         self.speaking.add(member)
 
         def action(connection: Any) -> None:
+            # first: this monitor may be killed, and nobody speaks for a member that is off the roster already
+            self._gone(member, connection)
             try:
                 _drive(guardian.stand_in(copy.copy(self.book), member, record, self._by), connection)
             except BadMessage as error:
                 self._spoiled(error)
-            self._gone(member, connection)
 
         self._spawn(self._speak_out, member, action)
 
@@ -366,7 +367,8 @@ class Link:
             return
         self._post(Over(False))  # not yet: the training process need not wait for it
         self.ended.wait()
-        self._with_store(self._driving(lambda: coordinator.await_over(self._config.barrier_timeout)))
+        patience, everybody = self._config.barrier_timeout, self._config.roster
+        self._with_store(self._driving(lambda: coordinator.await_over(patience, everybody)))
         self._post(Over(True))
 
 

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -271,16 +272,21 @@ class MonitorProcess:
             if self.config.serve_port is not None:
                 raise StoreLost("the monitor process that served the store was killed, and the store with it")
             self._count_death()
-            never_joined = "joined" not in self._said  # perhaps the light import of torch is what killed it
+            # perhaps the light import of torch is what ended it, unless somebody else did
+            crashed = "joined" not in self._said and self._ended_by() != signal.SIGKILL
             self.config = dataclasses.replace(
                 self.config,
                 roster=book.roster,
                 iteration=book.iteration,
-                full_torch=self.config.full_torch or never_joined,
+                full_torch=self.config.full_torch or crashed,
             )
             self._drop()
             self.start()
             return True
+
+    def _ended_by(self) -> int:
+        """The signal that ended a monitor that is dead; 0 where it exited."""
+        return 0 if self._process is None else max(0, -self._process.wait())
 
     def _count_death(self) -> None:
         now = clock.monotonic()

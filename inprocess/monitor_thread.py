@@ -222,7 +222,8 @@ class MonitorThread(threading.Thread):
     def _release_assignment(self) -> None:
         """A rank assignment may wait for ranks that will never answer, on the iteration's own store."""
         pause = FIRST_PAUSE
-        while not self.assigned.wait(pause):
+        # a rank that leaves, by Ctrl-C for instance, may never have come to its assignment
+        while not self._ending.is_set() and not self.assigned.wait(pause):
             self._release()
             pause = min(2 * pause, SLICE)
 

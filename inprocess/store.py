@@ -39,6 +39,8 @@ LONGEST_WAIT = 20 * 24 * 3600.0
 RETRY = (0.005, 0.1)
 #: half of the first attempt to connect (seconds); each is twice as long as the one before
 ATTEMPT = 0.5
+#: how often it is looked meanwhile whether the call has ended (seconds)
+LOOK = 0.25
 _ABSENT = "\0absent"
 _LOST = "Its host is gone, or cannot be reached from here"
 _MODULE_AND_NAME = re.compile(r"[\w.]+:\w+")
@@ -156,7 +158,7 @@ def _connect_tcp(spec: StoreSpec, timeout: float, stopped: threading.Event) -> A
     deadline = clock.monotonic() + timeout
     while True:
         address = _await_server(spec, deadline, timeout, stopped)
-        base = connect_to(address, spec.port, timeout)
+        base = connect_to(address, spec.port, timeout, stopped)
         if spec.silence:
             _limit_silence(address, spec.port, spec.silence)
         if not spec.stale_key or not _holds(base, spec.stale_key):
@@ -172,17 +174,22 @@ def _holds(store: Any, key: str) -> bool:
         return True
 
 
-def connect_to(address: str, port: int, timeout: float) -> Any:
+def connect_to(address: str, port: int, timeout: float, stopped: threading.Event | None = None) -> Any:
     """A client of the TCPStore server at a numeric address (torch's own resolver takes 250 to 1,000 ms for some names).
 
-    Raises StoreLost where whoever listens there does not answer like a TCPStore: torch itself waits for ever then.
+    Raises StoreLost where whoever listens there does not answer like a TCPStore (torch itself waits for ever then), and
+    where ``stopped`` was set meanwhile.
     """
     made: list[Any] = []
+    deadline, stopped = clock.monotonic() + timeout, stopped or threading.Event()
     done, given_up = threading.Event(), threading.Event()
     arguments = (made, done, given_up, address, port, timeout)
     threading.Thread(target=_construct, args=arguments, name="inprocess-connect", daemon=True).start()
     try:
-        done.wait(timeout)  # a join that is interrupted takes the thread for one that has ended
+        # a join that is interrupted takes the thread for one that has ended
+        while not done.wait(max(0.0, min(LOOK, deadline - clock.monotonic()))):
+            if stopped.is_set() or clock.monotonic() >= deadline:
+                break
     finally:
         if not done.is_set():
             given_up.set()
@@ -191,6 +198,8 @@ def connect_to(address: str, port: int, timeout: float) -> Any:
         done.wait(5.0)
     if made and not isinstance(made[0], Exception):
         return made[0]
+    if stopped.is_set():
+        raise StoreLost(f"gave up connecting to the store at {address}:{port}: the call has ended")
     reason = _first_line(made[0]) if made else f"no answer within {timeout:g} s"
     raise StoreLost(
         f"{address}:{port} accepts connections but does not answer like a TCPStore ({reason}). Another program may be "

@@ -65,6 +65,8 @@ class Context:
     reported: set[str] = field(default_factory=set)
     #: results of the wrapped calls that ended with a value, for tests that look at more than the last one
     values: list[Any] = field(default_factory=list)
+    #: called at each point with its step; a test may strike there by rules of its own
+    at_point: Callable[[int | str], None] = lambda step: None
 
     @property
     def rank(self) -> int:
@@ -96,6 +98,7 @@ class Context:
         at = At(self.rank, self.iteration if iteration is None else iteration, step, self.calls)
         fault = self.spec.faults.get(at)
         if fault is None or at in self.fired:
+            self.at_point(step)
             return
         self.fired.add(at)
         if fault.when is not None:
@@ -173,15 +176,16 @@ class Context:
         return point if given is None else Compose(given, point)
 
     def _with_assignment(self, given: Any) -> Any:
-        from inprocess import Compose
         from inprocess.rank_assignment import ShiftRanks
 
-        def point(context: Any) -> Any:
+        inner = ShiftRanks() if given is None else given
+
+        def assign(context: Any) -> Any:  # not a Compose: a Tree cannot be part of one
             self.emit("phase", name="rank_assignment", iteration=context.state.iteration)
             self.point("rank_assignment", context.state.iteration)
-            return context
+            return inner(context)
 
-        return Compose(ShiftRanks() if given is None else given, point)
+        return assign
 
 
 def rank_main(spec: Spec, events: Connection, control: Connection) -> None:

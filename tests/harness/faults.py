@@ -6,10 +6,12 @@ Plain picklable data; `fire` runs inside the rank. A fault fires once per proces
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import queue
 import signal
 import socket
+import struct
 import threading
 import time
 from dataclasses import dataclass, field
@@ -121,12 +123,15 @@ class Stop(Fault):
 
 @dataclass(frozen=True)
 class HoldGIL(Fault):
-    """Sleep in C without giving the interpreter lock back."""
+    """Wait in C without giving the interpreter lock back. A mutex: a signal that is on its way would end a sleep."""
 
     seconds: float = FOREVER
 
     def fire(self, context: Context) -> None:
-        ctypes.PyDLL(None).sleep(int(self.seconds))
+        libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+        libc.pthread_mutex_lock(mutex)
+        fraction, whole = math.modf(time.time() + self.seconds)
+        libc.pthread_mutex_timedlock(mutex, struct.pack("ll", int(whole), int(fraction * 1e9)))
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,16 @@ class Hang(Fault):
 
     def fire(self, context: Context) -> None:
         wait_forever(self.kind)
+
+
+@dataclass(frozen=True)
+class Slow(Fault):
+    """Take long, then go on: a hook, a save."""
+
+    seconds: float = 0.5
+
+    def fire(self, context: Context) -> None:
+        time.sleep(self.seconds)
 
 
 @dataclass(frozen=True)

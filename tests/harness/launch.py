@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import math
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
@@ -37,8 +38,11 @@ PRELOAD = [
     "inprocess.wrap",
     "tests.harness.child",
     "tests.ranks.targets",
+    "tests.chaos.training",
 ]
 ROOT = Path(__file__).parents[2]
+#: what `Run.wait` calls meanwhile
+Act = Callable[[], float]
 PR_SET_CHILD_SUBREAPER = 36
 #: a resolver option of glibc: look into /etc/hosts only
 NO_NAME_SERVER = "attempts:0"
@@ -140,6 +144,11 @@ class RankResult:
 
 class Ranks(list[RankResult]):
     """The results, by initial rank."""
+
+    #: what was left behind, exit codes that are wrong, invariants that do not hold; one line each
+    problems: Sequence[str] = ()
+    #: how long processes below the ranks were there after the last rank had ended (seconds)
+    lingered: float = 0.0
 
     @property
     def values(self) -> list[Any]:
@@ -291,27 +300,33 @@ class Run:
         assert process.pid is not None
         return _Rank(spec.rank, process, events, control, os.pidfd_open(process.pid), Path(spec.log))
 
-    def wait(self, deadline: float = 30.0, *, check: bool = True) -> Ranks:
+    def wait(self, deadline: float = 30.0, *, check: bool = True, act: Act = lambda: math.inf) -> Ranks:
         """Wait until every rank has ended and nothing of the run is left; check leftovers and invariants.
+
+        Args:
+            deadline: seconds.
+            check: whether problems are errors; the results have them in any case.
+            act: called again and again meanwhile; answers when it wants to be called at the latest (monotonic).
 
         Raises:
             Deadline: not done after `deadline` seconds; the text has every rank's events, stacks and log.
             AssertionError: something was left behind, an exit code is wrong, or an invariant does not hold.
         """
         end = time.monotonic() + deadline
-        self._pump(lambda: all(rank.ended for rank in self.ranks), end)
+        self._pump(lambda: all(rank.ended for rank in self.ranks), end, act)
+        ended = time.monotonic()
         remaining = reap(self._known, end)
+        lingered = time.monotonic() - ended
         files = sorted(str(path.relative_to(self._folder)) for path in (self._folder / "tmp").rglob("*"))
         for rank in self.ranks:
             rank.process.join()
         results = Ranks(rank.result() for rank in self.ranks)
         print(self.story(results))  # pytest shows it where the test fails
         self.close()
-        if check:
-            problems = [f"still running: {line}" for line in remaining]
-            problems += [f"file left in the temporary directory: {name}" for name in files]
-            problems += _problems(results)
-            assert not problems, "\n".join(problems)
+        problems = [f"still running: {line}" for line in remaining]
+        problems += [f"file left in the temporary directory: {name}" for name in files]
+        results.problems, results.lingered = problems + _problems(results), lingered
+        assert not check or not results.problems, "\n".join(results.problems)
         return results
 
     def wait_event(self, name: str, *, count: int = 1, deadline: float = 20.0, **fields: Any) -> None:
@@ -332,13 +347,13 @@ class Run:
     def kill(self, rank: int, signum: int = signal.SIGKILL) -> None:
         self.ranks[rank].signal(signum)
 
-    def _pump(self, until: Callable[[], bool], end: float) -> None:
+    def _pump(self, until: Callable[[], bool], end: float, act: Act = lambda: math.inf) -> None:
         while not until():
             waitables: list[Any] = [rank.pipe for rank in self.ranks if not rank.at_end]
             waitables += [rank.process.sentinel for rank in self.ranks if not rank.ended]
-            left = end - time.monotonic()
-            ready = connection.wait(waitables, left) if left > 0 and waitables else []
-            if not ready:
+            left = min(end, act()) - time.monotonic()
+            ready = connection.wait(waitables, max(left, 0.0)) if waitables else []
+            if not waitables or time.monotonic() > end:
                 raise Deadline(self._abort())
             for rank in self.ranks:
                 if rank.pipe in ready:

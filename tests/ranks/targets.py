@@ -310,6 +310,24 @@ def _odd_value(context: Context, call: Any) -> Any:
     return [None, {"text": "rank 1"}, (0.5, None)][context.rank]
 
 
+# --- Ctrl-C while the library waits
+
+
+def run_interrupted_wait(context: Context) -> Any:
+    """The victim's main thread gets a KeyboardInterrupt where it waits for the letter `args["letter"]`."""
+    from inprocess.monitor_thread import Mailbox
+
+    take, letter = Mailbox.take, tuple(context.args["letter"])
+
+    def interrupted(self: Any, name: str, iteration: int, timeout: float | None = None) -> Any:
+        if context.rank == context.args["victim"] and (name, iteration) == letter:
+            raise KeyboardInterrupt
+        return take(self, name, iteration, timeout)
+
+    Mailbox.take = interrupted
+    return context.wrap(train)()
+
+
 # --- spares and rank assignments
 
 

@@ -26,6 +26,18 @@ def test_all_leave(launch, kind):
     checks.failed(ranks, dict.fromkeys(range(3), kind.__name__))
 
 
+@pytest.mark.parametrize(
+    "letter",
+    [("outcome", 0), ("aborted", 0), ("next", 1), ("rendezvous", 1), ("start", 1), ("outcome", 1)],
+    ids=lambda letter: f"{letter[0]} {letter[1]}",
+)
+def test_ctrl_c_while_the_library_waits(launch, letter):
+    args = {"letter": letter, "victim": 2}
+    ranks = launch(targets.run_interrupted_wait, 3, faults={At(1, step=1): Raise()}, args=args).wait()
+    checks.failed(ranks, {2: "KeyboardInterrupt"})
+    checks.went_on(ranks, without=[2], iteration=ranks[0].entries()[-1][0])
+
+
 def test_the_last_one_finishes_alone(launch):
     faults = {At(0, iteration=0, step=1): Raise(SystemExit), At(2, iteration=1, step=1): Raise(KeyboardInterrupt)}
     ranks = launch(targets.run_train, 3, faults=faults).wait()

@@ -118,8 +118,8 @@ class Monitor(Process):
     def _speak(self, member: int, record: InterruptionRecord) -> Verb[None]:
         self.speaking.add(member)
         try:
-            yield from guardian.stand_in(copy.copy(self.book), member, record, self.by)
             yield from coordinator.gone(member, self.world.scenario.members)
+            yield from guardian.stand_in(copy.copy(self.book), member, record, self.by)
         finally:
             self.speaking.discard(member)
         self.notify()

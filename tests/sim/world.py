@@ -47,6 +47,8 @@ class World:
         self.overdue: set[int] = set()
         #: members whose monitor was killed or cut off: only these may be found silent
         self._unwatched: set[int] = set()
+        #: members that were found silent
+        self._declared: set[int] = set()
         self.training = [Training(self, member) for member in range(scenario.members)]
         for member in scenario.slow:
             self.training[member].pace = SLOW_PACE
@@ -180,6 +182,7 @@ class World:
         monitor = self.monitors[member]
         if monitor.alive and member not in self._unwatched:
             raise Broken(f"{by} declares member {member} dead, whose monitor sends heartbeats")
+        self._declared.add(member)
 
     def enter(self, training: Training) -> None:
         """I2, I4: checked as the function starts."""
@@ -228,6 +231,7 @@ class World:
         missing = any(training.result == "a founder is missing" for training in self.training)
         if self.overdue and not missing and not excused:
             raise Broken(f"I3: monitors of {sorted(self.overdue)} waited for barrier_timeout")
+        self._check_gone()
         late = self.engine.now - self._last_end
         if (
             ("completed", 0) in self._agreed
@@ -239,6 +243,14 @@ class World:
         faults = sum(not (isinstance(fault, Act) and fault.what in EXTRAS) for fault in self.fired)
         if iterations > 1 + faults:
             raise Broken(f"{iterations} iterations with {faults} faults")
+
+    def _check_gone(self) -> None:
+        """The store's host must not wait for a lost member that nobody speaks for any more."""
+        for training in self.training:
+            kept = training.book.roster if training.result == "returned" else self._declared
+            silent = [member for member in self._declared.difference(kept) if f"gone/{member}" not in self.store.data]
+            if silent:
+                raise Broken(f"I3: nobody said that members {silent} need the store no more")
 
     def _explained(self, training: Training) -> bool:
         for fault in self.fired:

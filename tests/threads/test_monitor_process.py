@@ -561,6 +561,18 @@ def test_a_light_import_that_fails_too_late_becomes_a_new_program(base: Base, ra
     assert base.outcome().cause is not None
 
 
+@pytest.mark.parametrize(("signum", "full"), [(signal.SIGKILL, False), (signal.SIGSEGV, True)])
+def test_only_a_crash_asks_for_all_of_torch(rank: Make, signum: signal.Signals, full: bool) -> None:
+    """Importing all of it takes several times as long, without heartbeats: too long after a mere kill."""
+    kept = rank()
+    first = kept.start(joined=False)
+    os.kill(first, signum)
+    kept.monitor_ended(first)
+    second = kept.do("answer = (monitor.replace(Book(0, (0, 1), 0)), monitor.pid)")[1]
+    kept.monitors[second] = os.pidfd_open(second)
+    assert json.loads(read_memory(second, "inprocess-config"))["full_torch"] is full
+
+
 def read_memory(pid: int, name: str) -> str:
     """What a memfd of another process holds."""
     for entry in Path(f"/proc/{pid}/fd").iterdir():

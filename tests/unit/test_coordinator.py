@@ -290,6 +290,14 @@ def test_over_when_all_are_gone(store: SimStore) -> None:
     assert do(store, coordinator.await_over(0.0))
 
 
+def test_over_where_one_died_before_it_was_counted(store: SimStore) -> None:
+    do(store, coordinator.gone(0, 2), steps=1)
+    do(store, coordinator.gone(1, 2))
+    assert not do(store, coordinator.await_over(0.0))
+    assert do(store, coordinator.await_over(0.0, (0, 1)))
+    assert not do(store, coordinator.await_over(5.0, (0, 1, 2)))
+
+
 def test_forget_keeps_fences_and_verdicts(store: SimStore) -> None:
     """A long job leaves, for each restart, two verdicts and the entries of the dead."""
     iterations = 20
