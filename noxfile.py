@@ -1,4 +1,4 @@
-"""Everything CI does, one session each: `nox` runs all but soak and bench, `nox -s tests` one. Plain venv and pip.
+"""Everything CI does, one session each: `nox` runs the short ones, `nox -s tests` one of them. Plain venv and pip.
 
 The pins are those of constraints.txt, so a run here and a run elsewhere use the same versions.
 """
@@ -59,3 +59,17 @@ def bench(session: nox.Session) -> None:
     """Long: restarts and costs beside other libraries, each in an environment of its own; see docs/performance.md."""
     install(session, "-e", ".[bench]")
     session.run("python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Long: the library broken on purpose, one rule at a time; the tests must notice each. Arguments choose some."""
+    install(session, "-e", ".[test]")
+    session.run("python", "-m", "tests.mutants", *session.posargs)
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Lines and branches of protocol, coordinator, guardian, interrupt and policy that the quick tests reach."""
+    install(session, "-e", ".[test]")
+    session.run("python", "-m", "tests.cover", *session.posargs)
