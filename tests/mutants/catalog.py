@@ -139,6 +139,14 @@ PROTOCOL = (
     ),
 )
 
+#: pieces of the coordinator
+WAKE = """    yield Claim(f"{iteration}/rendezvous", "-")
+    yield Claim(f"{iteration}/start", dump(Start(go=False)))
+"""
+FENCED_FIRST = """    yield from _arrive(iteration, "end", member, dead, roster)
+    if interrupted:
+        yield from _wake(iteration)
+"""
 verbs = _in("coordinator.py", "tests/unit/test_coordinator.py")
 seeds = _in("coordinator.py", SIM, seeds=True)
 COORDINATOR = (
@@ -148,8 +156,8 @@ COORDINATOR = (
     verbs(
         "entries_are_overwritten",
         "an entry is set, so a late riser overwrites that it was declared dead",
-        "found = yield Claim(key, text)\n",
-        "yield Set(key, text)\n    found = text.encode()\n",
+        "    found = yield Claim(key, text)\n    if found != text.encode():\n        return",
+        "    yield Set(key, text)\n    found = text.encode()\n    if found != text.encode():\n        return",
     ),
     seeds(
         "count_before_entry",
@@ -186,11 +194,7 @@ COORDINATOR = (
         "the start round's verdict is a plain set",
         'yield Claim(f"{iteration}/start", dump(start))',
         'yield Set(f"{iteration}/start", dump(start))',
-        Edit(
-            "inprocess/coordinator.py",
-            'yield Claim(f"{iteration}/start", dump(Start(go=False)))',
-            'yield Set(f"{iteration}/start", dump(Start(go=False)))',
-        ),
+        Edit("inprocess/coordinator.py", WAKE, WAKE.replace("Claim(f", "Set(f")),
     ),
     verbs(
         "last_decision_wins",
@@ -209,8 +213,8 @@ COORDINATOR = (
     seeds(
         "last_outcome_wins",
         "the outcome is a plain set instead of a compare-and-set",
-        "found = yield Claim(key, proposal.decode())\n",
-        "found = proposal\n    yield Set(key, proposal.decode())\n",
+        "    found = yield Claim(key, text)\n    if load_outcome",
+        "    yield Set(key, text)\n    found = text.encode()\n    if load_outcome",
     ),
     verbs(
         "fault_after_completed_counts",
@@ -218,17 +222,33 @@ COORDINATOR = (
         "    if load_outcome(found, key).completed:\n        return False\n",
     ),
     verbs(
-        "later_reasons_are_lost", "only the first reason is reported", "    if found != proposal:\n", "    if False:\n"
+        "later_reasons_are_lost",
+        "only the first reason is reported",
+        "        yield from _note(iteration, record)\n    return True\n",
+        "        pass\n    return True\n",
     ),
     verbs(
         "rendezvous_sleeps_on",
         "an interruption does not wake who waits for the iteration's store",
-        '    yield Claim(f"{iteration}/rendezvous", "-")  # whoever has not started yet wakes up\n',
+        '    yield Claim(f"{iteration}/rendezvous", "-")\n',
     ),
     seeds(
         "start_round_sleeps_on",
         "an interruption does not wake who waits in the start round",
-        '    yield Claim(f"{iteration}/start", dump(Start(go=False)))\n',
+        WAKE,
+        '    yield Claim(f"{iteration}/rendezvous", "-")\n',
+    ),
+    verbs(
+        "woken_by_one_only",
+        "who was not woken because the interrupting member died sleeps on",
+        "    if found is None:\n        yield from _wake(iteration)\n",
+        "    if found is None:\n",
+    ),
+    verbs(
+        "followers_sleep_on",
+        "the end round leaves a follower behind that still waits for the start round",
+        '        yield Claim(f"{iteration}/start", dump(Start(go=False)))\n    yield Claim(f"{iteration}/next"',
+        '        pass\n    yield Claim(f"{iteration}/next"',
     ),
     seeds(
         "one_short",
@@ -252,18 +272,25 @@ COORDINATOR = (
     seeds(
         "dead_do_not_interrupt",
         "whoever speaks for a dead member enters the rounds for it, but does not interrupt",
-        "            yield from interrupt(iteration, record)\n        yield from _arrive",
-        "            pass\n        yield from _arrive",
+        "        interrupted = yield from _propose(iteration, record)\n",
+        "        pass\n",
+    ),
+    verbs(
+        "woken_before_it_is_fenced",
+        "a member that wakes up late arrives as alive before it is declared dead",
+        FENCED_FIRST,
+        "    if interrupted:\n        yield from _wake(iteration)\n" + FENCED_FIRST.splitlines(True)[0],
     ),
     verbs(
         "dead_stay_out_of_start",
         "the dead are not entered into the start round, which waits for them",
-        '        yield from _arrive(iteration, "start", member, dead, roster)\n',
+        '    yield from _arrive(iteration, "start", member, dead, roster)\n',
     ),
     verbs(
         "dead_stay_out_of_end",
         "the dead are not entered into the end round, which waits for them",
-        '    yield from _arrive(iteration, "end", member, dead, roster)\n',
+        FENCED_FIRST,
+        "".join(FENCED_FIRST.splitlines(True)[1:]),
     ),
     seeds(
         "reserve_interrupts",
@@ -286,7 +313,7 @@ COORDINATOR = (
     seeds(
         "no_recount",
         "nobody decides a round whose last arriver died before it could",
-        "        yield from recount(iteration, recounting or ())\n",
+        "        yield from recount(iteration, recounting)\n",
     ),
     # around the rounds
     verbs("gone_twice", "a member that says twice that it is gone counts twice", "1)) > 1:", "1)) > 2:"),
@@ -774,8 +801,8 @@ MONITOR = (
     monitor(
         "host_goes_first",
         "the store goes while others need it",
-        "case monitor_link.Spoken() if not self._link.is_host:",
-        "case monitor_link.Spoken() if True:",
+        "elif self._link.is_host:",
+        "elif False:",
     ),
     monitor(
         "lost_store_is_kept_secret",
@@ -797,8 +824,8 @@ MONITOR = (
     _in("monitor_link.py", "tests/threads/test_monitor_process.py")(
         "lease_without_heartbeats",
         "the monitor does not note its heartbeats, so there is no lease",
-        "self.lease_from = self._board.slots[LEASE] = int(when * 1e9)",
-        "self._board.slots[LEASE] = int(when * 1e9)",
+        "        self._board.slots[LEASE] = int(when * 1e9)\n",
+        "        pass\n",
     ),
 )
 
@@ -892,25 +919,17 @@ SIMULATED = (
         (
             Edit(
                 "tests/sim/training.py",
-                "        rank, size, active_rank, active = self.place\n",
-                "        rank, size, active_rank, active = self.place\n        self.book.started(rank, size)\n",
+                "        self.started_in = self.book.iteration\n",
+                "        self.started_in = self.book.iteration\n        self.book.started(place.rank, place.world_size)\n",
             ),
         ),
         (SIM,),
         seeds=True,
     ),
-    Mutant(
+    _in("policy.py", SIM, seeds=True)(
         "monitors_without_lease",
         "a monitor that cannot reach the store leaves its training process alone",
-        (
-            Edit(
-                "tests/sim/monitor.py",
-                "        if self.alive and self.engine.now",
-                "        if not self.alive and self.engine.now",
-            ),
-        ),
-        (SIM,),
-        seeds=True,
+        "    yield from _lease(seen, view)\n",
     ),
 )
 
