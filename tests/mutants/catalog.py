@@ -919,8 +919,8 @@ SIMULATED = (
         (
             Edit(
                 "tests/sim/training.py",
-                "        self.started_in = self.book.iteration\n",
-                "        self.started_in = self.book.iteration\n        self.book.started(place.rank, place.world_size)\n",
+                "        place = self.proposed\n",
+                "        place = self.proposed\n        self.book.started(place.rank, place.world_size)\n",
             ),
         ),
         (SIM,),
