@@ -344,11 +344,20 @@ GUARDIAN = (
     watch_seeds(
         "speak_once",
         "the dead are spoken for in one iteration only, not until they are off the roster",
-        "        if member not in book.roster or decision.abort:\n            return",
+        "        if decision.abort:\n            return",
         "        return",
     ),
     watch(
-        "stand_in_after_abort", "who speaks for the dead goes on after the job has ended", " or decision.abort:", ":"
+        "speak_for_who_is_gone",
+        "the others are interrupted for a member that is off the roster already",
+        "    while member in book.roster:\n",
+        "    while True:\n",
+    ),
+    watch(
+        "stand_in_after_abort",
+        "who speaks for the dead goes on after the job has ended",
+        "        if decision.abort:\n            return",
+        "        pass",
     ),
     watch(
         "one_neighbour_at_a_time",
@@ -641,10 +650,39 @@ INTERRUPTION = (
     ),
 )
 
+fenced_call = _in("call_wrapper.py", "tests/unit/test_fence.py")
+fence = _in("fence.py", "tests/unit/test_fence.py")
+lease = _in("monitor_link.py", "tests/unit/test_fence.py")
 calls = _in("call_wrapper.py", "tests/unit/test_call_wrapper.py")
 board = _in("board.py", "tests/unit/test_board.py", "tests/unit/test_call_wrapper.py")
 CALL = (
-    calls("atomic_is_not_shown", "the monitor does not know of atomic()", "self._call._slots[ATOMIC] += 1", "pass"),
+    calls("atomic_is_not_shown", "the monitor does not know of atomic()", "        slots[ATOMIC] += 1\n"),
+    fenced_call(
+        "atomic_after_the_lease",
+        "atomic() begins on a rank that the others may have given up",
+        "            fence.stop()\n",
+        "            pass\n",
+    ),
+    fence("lease_of_who_left", "a rank that has left the call is ended for its lease", "not board.slots[LEFT] and "),
+    fence(
+        "lease_in_any_phase",
+        "a rank is ended for its lease in any phase",
+        " and board.snapshot().phase in policy.RUNNING:",
+        ":",
+    ),
+    fence(
+        "nobody_looks_at_the_lease",
+        "a rank that wakes up with its monitor runs on",
+        "        stop()\n    return left",
+        "        pass\n    return left",
+    ),
+    lease(
+        "lease_is_renewed",
+        "a lease that has run out is renewed by the next heartbeat",
+        "        if lease is not None and clock.monotonic_ns() >= lease:\n",
+        "        if False:\n",
+    ),
+    lease("lease_of_one_alone", "who is alone is ended for want of others", "0 if alone else "),
     calls(
         "atomic_stays_on_the_board",
         "the monitor believes that atomic() never ended",
@@ -699,7 +737,7 @@ STORES = (
     stores(
         "lost_store_is_a_crash",
         "a store that is gone is an error of torch",
-        'raise StoreLost(f"the store failed in {op}: {_first_line(error)}") from None',
+        'raise StoreLost(f"the store failed in {op}: {_first_line(error)}. {_LOST}") from None',
         "raise",
     ),
     stores(
@@ -824,8 +862,7 @@ MONITOR = (
     _in("monitor_link.py", "tests/threads/test_monitor_process.py")(
         "lease_without_heartbeats",
         "the monitor does not note its heartbeats, so there is no lease",
-        "        self._board.slots[LEASE] = int(when * 1e9)\n",
-        "        pass\n",
+        "        self._board.slots[LEASE] = 0 if alone else int(when * 1e9) + self.limits.lease\n",
     ),
 )
 

@@ -162,6 +162,8 @@ def test_who_is_declared_dead_cannot_be_woken_before_it_is_written(store: SimSto
         answer = store.execute(op)
         done.append(op.key)
     assert done.index("0/outcome") < done.index("0/end/1")
+
+
 def test_completed_after_interrupt_changes_nothing(store: SimStore) -> None:
     do(store, coordinator.interrupt(0, RECORD))
     do(store, coordinator.finish(0, 1, (0,)))
