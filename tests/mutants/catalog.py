@@ -960,8 +960,7 @@ SIMULATED = (
                 "        place = self.proposed\n        self.book.started(place.rank, place.world_size)\n",
             ),
         ),
-        (SIM,),
-        seeds=True,
+        ("tests/sim/test_found.py",),
     ),
     _in("policy.py", SIM, seeds=True)(
         "monitors_without_lease",
