@@ -744,7 +744,7 @@ STORES = (
         "lost_store_is_waited_for",
         "who waits on a store that is gone waits on",
         "            if not _is_timeout(error):\n",
-        "            if op.timeout is None and not _is_timeout(error):\n",
+        "            if op.timeout is not None and not _is_timeout(error):\n",
     ),
     stores(
         "stop_is_ignored",
