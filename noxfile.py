@@ -1,4 +1,4 @@
-"""Everything CI does, one session each: `nox` runs all but the long ones, `nox -s tests` one. Plain venv and pip.
+"""Everything CI does, one session each: `nox` runs the short ones, `nox -s tests` one of them. Plain venv and pip.
 
 The pins are those of constraints.txt, so a run here and a run elsewhere use the same versions.
 """
@@ -75,3 +75,17 @@ def chaos(session: nox.Session) -> None:
     """Long: real ranks under random faults for ten minutes; `-- --seed N --jobs 1` plays one job again."""
     install(session, "-e", ".[test]")
     session.run("python", "-m", "tests.chaos", *session.posargs)
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Long: the library broken on purpose, one rule at a time; the tests must notice each. Arguments choose some."""
+    install(session, "-e", ".[test]")
+    session.run("python", "-m", "tests.mutants", *session.posargs)
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Lines and branches of protocol, coordinator, guardian, interrupt and policy that the quick tests reach."""
+    install(session, "-e", ".[test]")
+    session.run("python", "-m", "tests.cover", *session.posargs)

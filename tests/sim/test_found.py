@@ -26,6 +26,10 @@ FOUND = {
     "a stopped monitor, and a function that swallows the interruption": Scenario(
         1182, 4, (Act(3, "swallow"), Freeze(3, "monitor", 0.1, 9.0), Freeze(2, "host", 0.01954248507952766, 9.0))
     ),
+    # found by a mutant that takes a numbering for the frame before its iteration has started: the members disagree
+    "an assignment that only some have made when a rank dies": Scenario(
+        3844, 4, (Kill(3, "training", time=0.5),), assignment="tree", longest=1.0, slow=(1,)
+    ),
     # no heartbeat had ever got through, so no lease had begun
     "a monitor that is not heard from the beginning": Scenario(
         2152, 2, (Act(0, "hang"), Freeze(0, "monitor", 0.0, 3.0), Cut(0, 0.4416810404970338, 30.0, way="in"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests import sim
-from tests.sim import mutants
+from tests.mutants import applied
+from tests.mutants.catalog import MUTANTS
 from tests.sim.scenario import Act, Cut, Kill, Scenario
 
 
@@ -34,8 +35,8 @@ def test_same_seed_same_trace() -> None:
 
 
 def test_failure_tells_its_story() -> None:
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(sim.Failure) as failure:
-        mutants.one_short(patch)
+    (one_short,) = (mutant for mutant in MUTANTS if mutant.name == "one_short")
+    with applied(one_short), pytest.raises(sim.Failure) as failure:
         sim.soak(sim.seeds(range(10)))
     text = str(failure.value)
     assert "seed 0: Scenario(" in text

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import importlib
 import logging
 import math
 import os
@@ -17,9 +19,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from inprocess import interrupt
 from inprocess.exception import InternalError, OptionError, RankShouldRestart, RestartAbort, RestartError
 from inprocess.interrupt import Gate, Interrupted, Interrupter, Outcome, Raised, Returned
 
@@ -152,6 +158,13 @@ def spin_in_context_managers(go: Go) -> None:
                 stack.callback(spin_a_little)
         finally:
             stack.callback(spin_a_little)
+
+
+def spin_a_while() -> None:
+    """For a function that swallows everything, the test's timeout included."""
+    end = time.monotonic() + CEILING
+    while time.monotonic() < end:
+        pass
 
 
 def spin_a_little() -> None:
@@ -339,7 +352,7 @@ def test_swallowed_interruption_is_raised_again_and_its_place_logged(
 
     def swallow() -> None:
         try:
-            spin()
+            spin_a_while()
         except BaseException:
             times.append(time.monotonic())
 
@@ -347,14 +360,14 @@ def test_swallowed_interruption_is_raised_again_and_its_place_logged(
         go()
         while len(times) < 3:
             swallow()
-        spin()
+        spin_a_while()
 
     with caplog.at_level(logging.WARNING, "inprocess.interrupt"):
         assert run_interrupted(gate, fn, retry_after=0.02) == Interrupted()
     assert len(times) == 3
     assert len(caplog.records) >= 3
     assert "test_interrupt.py" in caplog.text
-    assert "in spin was swallowed" in caplog.text
+    assert "in spin_a_while was swallowed" in caplog.text
 
 
 def test_dropped_by_a_destructor_is_raised_again_at_once(
@@ -399,6 +412,23 @@ def test_other_unraisable_exceptions_reach_the_hook_that_was_there(gate: Gate, m
 
     assert run_interrupted(gate, fn) == Interrupted()
     assert seen == [ValueError]
+
+
+def test_a_hook_that_the_program_installs_meanwhile_stays(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # put back after the test
+
+    def theirs(info: object) -> None:
+        pass
+
+    def fn(go: Go) -> None:
+        go()
+        try:
+            spin()
+        finally:
+            sys.unraisablehook = theirs
+
+    assert run_interrupted(gate, fn) == Interrupted()
+    assert sys.unraisablehook is theirs
 
 
 # --- the signal ---------------------------------------------------------------------------------------------------
@@ -535,6 +565,125 @@ def test_signal_on_its_way_during_restore_is_drained() -> None:
     interrupter.restore()
     assert interrupter.signum not in signal.sigpending()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {interrupter.signum})
+
+
+def test_a_signal_that_is_no_interruption_does_nothing(interrupter: Interrupter) -> None:
+    signal.raise_signal(interrupter.signum)
+
+
+def test_a_handler_that_should_be_put_back_after_the_end_is_not(interrupter: Interrupter) -> None:
+    """Python may run a pending call late."""
+    interrupter.restore()
+    interrupter._reinstall()
+    assert signal.getsignal(interrupter.signum) is signal.SIG_DFL
+
+
+def test_no_free_signal() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signal, "getsignal", lambda signum: print)
+        with pytest.raises(OptionError, match="interrupt_signal=None finds no free signal"):
+            Interrupter()
+
+
+def test_one_pending_call_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python runs them late when they pile up; one that Python has no place for is tried again."""
+    answers = [-1, 0]
+    monkeypatch.setattr(ctypes.pythonapi, "Py_AddPendingCall", lambda *_: answers.pop(0), raising=False)
+    done: list[int] = []
+    for number in range(3):
+        interrupt._in_main_thread(partial(done.append, number))
+    assert not answers
+    interrupt._run_pending(None)
+    assert done == [1]
+
+
+# --- where it is not raised ---------------------------------------------------------------------------------------
+
+
+def ask(gate: Gate) -> None:
+    """As the monitor thread does, without sending; the function calls it, then raises the signal by itself."""
+    gate.close_for_abort()
+    gate._asked_at = interrupt.clock.monotonic()
+    gate._armed = gate.interrupting = True
+
+
+def test_only_its_own_gate_interrupts_a_function(interrupter: Interrupter) -> None:
+    def fn() -> str:
+        ask(interrupter.new_gate())
+        signal.raise_signal(interrupter.signum)
+        return "whole"
+
+    assert interrupter.new_gate().run(fn) == Returned("whole")
+
+
+def test_the_lines_of_atomic_are_not_interrupted(gate: Gate, interrupter: Interrupter) -> None:
+    """The signal comes when the lock has just been taken, and when it is about to be given back."""
+    calls: list[str] = []
+    ours = partial(signal.raise_signal, interrupter.signum)
+    lock = gate.atomic._lock
+
+    def fn() -> str:
+        gate.atomic._lock = SimpleNamespace(acquire=ours, release=ours)  # type: ignore[assignment]
+        ask_for = gate.atomic
+        gate._armed = gate.interrupting = True
+        try:
+            ask_for.__enter__()
+            calls.append("entered")
+            ask_for.__exit__()
+            calls.append("left")
+        finally:
+            gate.atomic._lock = lock
+        return "whole"
+
+    assert gate.run(fn) == Returned("whole")
+    assert calls == ["entered", "left"]
+
+
+def test_logging_is_left_alone_for_a_while(
+    gate: Gate, interrupter: Interrupter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(interrupt, "clock", SimpleNamespace(monotonic=lambda: now))
+    inside = compile("raise_signal(signum)", logging.__file__, "exec")
+    names = {"raise_signal": signal.raise_signal, "signum": interrupter.signum}
+    logged: list[float] = []
+
+    def fn() -> None:
+        nonlocal now
+        ask(gate)
+        for now in (100.0, 100.0 + 0.9 * interrupt.PATIENCE, 100.0 + 1.1 * interrupt.PATIENCE):
+            exec(inside, dict(names))
+            logged.append(now)
+
+    assert gate.run(fn) == Interrupted()
+    assert len(logged) == 2
+
+
+def test_an_import_is_left_alone_for_longer(
+    gate: Gate, interrupter: Interrupter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A module imported by half would stay broken."""
+    now = 100.0
+    monkeypatch.setattr(interrupt, "clock", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("whole_module", "torn_module"):
+        (tmp_path / f"{name}.py").write_text(
+            f"import signal\nsignal.raise_signal({interrupter.signum})\nwhole = True\n"
+        )
+    found: list[bool] = []
+
+    def fn() -> None:
+        nonlocal now
+        ask(gate)
+        now += 0.9 * interrupt.IMPORT_PATIENCE
+        found.append(importlib.import_module("whole_module").whole)
+        now += 0.2 * interrupt.IMPORT_PATIENCE
+        importlib.import_module("torn_module")
+
+    assert gate.run(fn) == Interrupted()
+    assert found == [True]
+    assert sys.modules.pop("whole_module").whole
+    assert "torn_module" not in sys.modules
 
 
 # --- the window under stress --------------------------------------------------------------------------------------

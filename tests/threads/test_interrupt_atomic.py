@@ -193,6 +193,11 @@ def test_what_is_still_held_at_the_end_is_dropped(gate: Gate) -> None:
     suspended.close()
 
 
+def test_leaving_what_was_never_entered_is_an_error(gate: Gate) -> None:
+    with pytest.raises(RuntimeError):
+        gate.atomic.__exit__()
+
+
 def test_result_keeps_no_frames_alive(interrupter: Interrupter) -> None:
     """A tensor of an interrupted function is freed without the garbage collector."""
 

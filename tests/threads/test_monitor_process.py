@@ -40,6 +40,7 @@ from inprocess.protocol.book import Book
 from inprocess.protocol.phases import Phase
 board = Board.create()
 board.place(0, False)
+board.unprotect()  # until it enters an iteration: on a busy machine that takes its time
 monitor = MonitorProcess(MonitorConfig.from_json(sys.argv[1]), board)
 for line in sys.stdin:
     answer = None

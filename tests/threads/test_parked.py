@@ -95,6 +95,24 @@ def test_an_abort_that_needs_a_lock_of_the_function_gets_it(gate: Gate) -> None:
     assert isinstance(run(gate, fn, work), Interrupted)
 
 
+def test_parking_has_an_end(gate: Gate) -> None:
+    """The abort waits for what the function does only after it was parked."""
+    given = threading.Event()
+
+    def fn(abort: Abort) -> None:
+        abort.go.set()
+        while not abort.parked.is_set():
+            pass
+        given.set()
+        while True:
+            pass
+
+    def work(abort: Abort) -> None:
+        assert given.wait(10)
+
+    assert isinstance(run(gate, fn, work), Interrupted)
+
+
 def test_the_function_may_return_while_it_is_asked_to_wait(gate: Gate) -> None:
     """A signal that comes late finds the library's own code, which is never parked."""
     assert isinstance(run(gate, lambda abort: abort.go.set(), lambda abort: None), Returned | Interrupted)

@@ -173,6 +173,12 @@ def test_who_is_declared_dead_cannot_be_woken_before_it_is_written(store: SimSto
     assert done.index("0/outcome") < done.index("0/end/1")
 
 
+def test_completed_after_interrupt_changes_nothing(store: SimStore) -> None:
+    do(store, coordinator.interrupt(0, RECORD))
+    do(store, coordinator.finish(0, 1, (0,)))
+    assert outcome(store).cause == RECORD
+
+
 def test_interrupt_after_completed_changes_nothing(store: SimStore) -> None:
     do(store, coordinator.finish(0, 1, (0,)))
     assert not do(store, coordinator.interrupt(0, RECORD))
@@ -225,6 +231,22 @@ def test_last_arriver_dies_anywhere(store: SimStore, steps: int) -> None:
     do(store, coordinator.speak_for_dead(0, (0, 1), 1, RECORD, "its monitor"))
     do(store, coordinator.recount(0, (0, 1)))
     assert following(store).removed == ((1,) if steps == 0 else ())
+
+
+def test_first_decision_stands(store: SimStore) -> None:
+    """Two recount at once, and another reason is noted between what the one read and what the other read."""
+    first, second = books(2)
+    do(store, coordinator.interrupt(0, RECORD))
+    do(store, coordinator.end_round(first, alive(first)))
+    do(store, coordinator.end_round(second, alive(second)), steps=2)
+    slow = coordinator.recount(0, (0, 1))
+    op = next(slow)
+    while getattr(op, "key", "") != "0/next":
+        op = slow.send(store.execute(op))
+    do(store, coordinator.interrupt(0, InterruptionRecord(0, Interruption.TERMINATED)))
+    do(store, coordinator.recount(0, (0, 1)))
+    store.execute(op)
+    assert len(following(store).records) == 2
 
 
 def test_recount_leaves_an_open_round_alone(store: SimStore) -> None:

@@ -102,6 +102,16 @@ def test_watch_misses_a_member_that_never_sent_a_heartbeat_later() -> None:
     assert watch([0], 0, 30.0)[0] == [1]
 
 
+def test_the_lease_counts_from_the_moment_a_heartbeat_is_sent() -> None:
+    """It may travel for long, and the others' patience begins when it arrives, not when the answer does."""
+    book, beaten = Book.founder(0, (0, 1), 2), list[float]()
+    verb = guardian.keep_watch(ring(0), lambda: book, beaten.append, lambda member, seconds: None)
+    assert verb.send(None) == Now()
+    assert verb.send(3.0) == Add("beat/0", 1)
+    verb.send(1)
+    assert beaten == [3.0]
+
+
 def stand_in(store: SimStore, book: Book, waits: list[Any]) -> list[str]:
     """Run stand_in over the store; an unanswered wait runs the next of ``waits``. Answers the keys it waited for."""
     record = guardian.lost_record(1, 5.0)

@@ -35,6 +35,12 @@ def test_no_start_goes_to_the_end_round() -> None:
     assert next_phase(Phase.ASSIGN, Event.NO_START) is next_phase(Phase.START, Event.NO_START) is Phase.END
 
 
+@pytest.mark.parametrize("phase", [Phase.INITIALIZE, Phase.CHECK, Phase.RUN, Phase.FINISH])
+@pytest.mark.parametrize("event", [Event.QUIT, Event.CUT_OFF])
+def test_who_leaves_releases_what_the_function_holds(phase: Phase, event: Event) -> None:
+    assert next_phase(phase, event) is Phase.ABORT
+
+
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.OUT])
 def test_out_is_reached_from_everywhere(phase: Phase) -> None:
     reached, todo = {phase}, [phase]
@@ -48,15 +54,15 @@ def test_out_is_reached_from_everywhere(phase: Phase) -> None:
 
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.OUT])
 def test_a_rank_can_leave_from_everywhere(phase: Phase) -> None:
-    """Only forward: a rank that quits never comes to the function again."""
-    current, event = phase, Event.QUIT
-    for _ in range(6):
-        current = next_phase(current, event)
-        event = Event.QUIT if current in (Phase.END, Phase.LEAVE) else Event.OK
-        assert current not in (Phase.ASSIGN, Phase.RUN)
-        if current is Phase.OUT:
-            return
-    pytest.fail(f"{phase} does not lead out")
+    """Only forward: it never comes to the function again. And by the end round, where the others wait for it."""
+    path, event = [phase], Event.QUIT
+    while path[-1] is not Phase.OUT:
+        path.append(next_phase(path[-1], event))
+        event = Event.QUIT if path[-1] in (Phase.END, Phase.LEAVE) else Event.OK
+        assert path[-1] not in (Phase.ASSIGN, Phase.RUN)
+        assert len(path) < 8, f"{path} does not lead out"
+    nobody_waits = phase in (Phase.JOIN, Phase.COMPLETE, Phase.LEAVE)
+    assert (Phase.END in path) is not nobody_waits
 
 
 def test_out_is_the_end() -> None:

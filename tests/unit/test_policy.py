@@ -99,6 +99,10 @@ def test_rules(case: str, seconds: float, snapshot: Snapshot, knows: View, expec
     assert at(seconds, snapshot, knows) == expected, case
 
 
+def test_a_lease_ends_before_the_others_lose_patience() -> None:
+    assert 0 < Limits.of(60, 90, heartbeat_timeout=30).lease < 30 * S
+
+
 def test_soft_and_hard_may_be_due_together() -> None:
     assert at(90) == [HARD, SOFT]
 

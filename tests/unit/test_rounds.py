@@ -65,9 +65,10 @@ def test_nobody_took_a_rank(round_: str) -> None:
         took("0 1", active=3),
         took("r r", active=0),
         {**took("0 1"), 1: Arrival(Kind.RANK, 1, 3, 3, 1)},
+        {**took("0 1"), 1: Arrival(Kind.RANK, 1, 3, 2, 1)},
         {**took("0 1"), 1: Arrival(Kind.RANK, 0, 2, 2, 1)},
     ],
-    ids=["twice", "gap", "from one", "one short", "no active", "sizes differ", "places collide"],
+    ids=["twice", "gap", "from one", "one short", "no active", "sizes differ", "world sizes differ", "places collide"],
 )
 def test_hopeless_assignment(arrivals: dict[int, Arrival]) -> None:
     """Everybody is there and it does not fit: the same would come out again, so everybody leaves."""

@@ -1,0 +1,985 @@
+"""The list: what is broken, and the tests that should notice, the cheapest first. By file, in the order of its code."""
+
+from __future__ import annotations
+
+from tests.mutants import Edit, Mutant
+
+SIM = "tests/sim/test_seeds.py"
+
+
+def _in(file: str, *tests: str, seeds: bool = False) -> _File:
+    return _File(f"inprocess/{file}", tests, seeds)
+
+
+class _File:
+    """Mutants of one file that the same tests should notice."""
+
+    def __init__(self, file: str, tests: tuple[str, ...], seeds: bool) -> None:
+        self._file, self._tests, self._seeds = file, tests, seeds
+
+    def __call__(self, name: str, rule: str, old: str, new: str = "", *more: Edit) -> Mutant:
+        return Mutant(name, rule, (Edit(self._file, old, new), *more), self._tests, self._seeds)
+
+
+rounds = _in("protocol/rounds.py", "tests/unit/test_rounds.py")
+book = _in("protocol/book.py", "tests/unit/test_book.py")
+book_seeds = _in("protocol/book.py", SIM, seeds=True)
+messages = _in("protocol/messages.py", "tests/unit/test_messages.py")
+phases = _in("protocol/phases.py", "tests/unit/test_phases.py")
+PROTOCOL = (
+    # rounds: from a complete round to its verdict
+    rounds(
+        "start_with_a_gap",
+        "the function starts although the active ranks are not 0..n-1",
+        "and ranks == list(range(active)) ",
+    ),
+    rounds(
+        "start_with_two_sizes", "it starts although members count differently", "len(sizes) == 1 and active", "active"
+    ),
+    rounds(
+        "start_in_one_place",
+        "it starts although two members have one place",
+        " and len(set(places)) == len(places):",
+        ":",
+    ),
+    rounds(
+        "a_death_is_hopeless",
+        "a rank that died ends the job, as if the assignment were wrong",
+        "arrival.kind in (Kind.DEAD, Kind.LEFT)",
+        "arrival.kind is Kind.LEFT",
+    ),
+    rounds("who_left_stays", "a member that left stays on the roster", "is Kind.ALIVE}", "is not Kind.DEAD}"),
+    rounds(
+        "members_for_ranks",
+        "the terminated ranks are taken for the removed members",
+        "tuple(sorted(set(frame) - {arrival.rank for arrival in alive.values()}))",
+        "removed",
+    ),
+    rounds("frames_may_differ", "members go on with different frames", "if len(sizes) > 1:", "if len(sizes) > 2:"),
+    rounds("records_without_end", "a decision carries all records", "tuple(records[:MAX_RECORDS])", "tuple(records)"),
+    # book: what one member knows
+    book(
+        "nobody_is_removed",
+        "who is out stays on the roster",
+        "for member in self.roster if member not in gone",
+        "for member in self.roster",
+    ),
+    book(
+        "frame_keeps_the_gone",
+        "a new frame still names the ranks that were gone in the old one",
+        "rank, world_size, frozenset()",
+        "rank, world_size, self.terminated",
+    ),
+    book(
+        "always_included",
+        "who was removed believes to be in the job",
+        "return self.member in self.roster",
+        "return True",
+    ),
+    book_seeds(
+        "terminated_forgets",
+        "terminated ranks are those of the last decision only, not all since the frame began",
+        "frozenset(decision.terminated)",
+        "frozenset(decision.terminated) - self.terminated",
+    ),
+    # messages: values from the network
+    messages(
+        "negative_numbers", "a rank below zero is accepted", "and 0 <= value < MAX_RANKS", "and value < MAX_RANKS"
+    ),
+    messages("truth_is_a_number", "true is accepted as a rank", "and not isinstance(value, bool) "),
+    messages("records_from_outside", "any number of records is accepted", " or len(records) > MAX_RECORDS"),
+    messages(
+        "flags_by_truth",
+        "anything is accepted as true or false",
+        "    if isinstance(value, bool):\n",
+        "    if value is not None:\n",
+    ),
+    # phases: the table
+    phases(
+        "skip_the_start_round",
+        "the function starts without the start round",
+        "(P.ASSIGN, E.OK): P.START",
+        "(P.ASSIGN, E.OK): P.INITIALIZE",
+    ),
+    phases(
+        "skip_the_outcome",
+        "who returned does not wait for the others",
+        "(P.RUN, E.OK): P.FINISH",
+        "(P.RUN, E.OK): P.COMPLETE",
+    ),
+    phases(
+        "skip_the_abort",
+        "a restart does not wait for the abort",
+        "(P.RUN, E.INTERRUPTED): P.ABORT",
+        "(P.RUN, E.INTERRUPTED): P.FINALIZE",
+    ),
+    phases(
+        "skip_the_health_check",
+        "a restart goes without a health check",
+        "(P.FINALIZE, E.OK): P.RECHECK",
+        "(P.FINALIZE, E.OK): P.END",
+    ),
+    phases(
+        "skip_the_end_round",
+        "a restart begins without the end round",
+        "(P.RECHECK, E.OK): P.END",
+        "(P.RECHECK, E.OK): P.ASSIGN",
+    ),
+    phases(
+        "leave_without_a_word",
+        "who leaves does not arrive in the end round",
+        "(P.RECHECK, E.QUIT): P.END",
+        "(P.RECHECK, E.QUIT): P.LEAVE",
+    ),
+    phases(
+        "cut_off_without_abort",
+        "who is cut off leaves while the function's waits go on",
+        "(P.RUN, E.CUT_OFF): P.ABORT",
+        "(P.RUN, E.CUT_OFF): P.LEAVE",
+    ),
+)
+
+#: pieces of the coordinator
+WAKE = """    yield Claim(f"{iteration}/rendezvous", "-")
+    yield Claim(f"{iteration}/start", dump(Start(go=False)))
+"""
+FENCED_FIRST = """    yield from _arrive(iteration, "end", member, dead, roster)
+    if interrupted:
+        yield from _wake(iteration)
+"""
+verbs = _in("coordinator.py", "tests/unit/test_coordinator.py")
+seeds = _in("coordinator.py", SIM, seeds=True)
+COORDINATOR = (
+    # the rounds
+    verbs("rank_is_shared", "two processes join with one rank", "found.by != by", "not found.by"),
+    verbs("fence_is_open", "who was declared dead goes on", "    if found.kind is Kind.DEAD:\n", "    if False:\n"),
+    verbs(
+        "entries_are_overwritten",
+        "an entry is set, so a late riser overwrites that it was declared dead",
+        "    found = yield Claim(key, text)\n    if found != text.encode():\n        return",
+        "    yield Set(key, text)\n    found = text.encode()\n    if found != text.encode():\n        return",
+    ),
+    seeds(
+        "count_before_entry",
+        "a member is counted before its entry is written",
+        """    found = yield Claim(key, text)
+    if found != text.encode():
+        return load_arrival(found, key)
+    count = yield Add(f"{iteration}/{name}#", 1)
+    if count >= len(roster):
+""",
+        """    count = yield Add(f"{iteration}/{name}#", 1)
+    found = yield Claim(key, text)
+    if found != text.encode():
+        return load_arrival(found, key)
+    if count == len(roster):
+""",
+    ),
+    seeds(
+        "end_without_the_last",
+        "the end round is decided when one member is still missing",
+        "    if count >= len(roster):\n",
+        """    if name == "end" and iteration > JOINING and count == len(roster) - 1:
+        yield Claim(f"{iteration}/next", dump(Decision()))
+    if count >= len(roster):
+""",
+    ),
+    verbs(
+        "decide_by_the_count",
+        "a round is decided by the count alone, although an entry may be counted twice",
+        "    if not (yield Exist(keys)):\n        return\n",
+    ),
+    seeds(
+        "last_start_wins",
+        "the start round's verdict is a plain set",
+        'yield Claim(f"{iteration}/start", dump(start))',
+        'yield Set(f"{iteration}/start", dump(start))',
+        Edit("inprocess/coordinator.py", WAKE, WAKE.replace("Claim(f", "Set(f")),
+    ),
+    verbs(
+        "last_decision_wins",
+        "the end round's verdict is a plain set",
+        'yield Claim(f"{iteration}/next", dump(decision))',
+        'yield Set(f"{iteration}/next", dump(decision))',
+    ),
+    verbs(
+        "hopeless_goes_on",
+        "an assignment that cannot fit is tried for ever",
+        "abort=reason if hopeless else",
+        "abort=",
+    ),
+    # the outcome
+    verbs("abort_without_reason", "the request that all leave gets lost", "    if abort:\n", "    if False:\n"),
+    seeds(
+        "last_outcome_wins",
+        "the outcome is a plain set instead of a compare-and-set",
+        "    found = yield Claim(key, text)\n    if load_outcome",
+        "    yield Set(key, text)\n    found = text.encode()\n    if load_outcome",
+    ),
+    verbs(
+        "fault_after_completed_counts",
+        "a fault after everybody has finished counts",
+        "    if load_outcome(found, key).completed:\n        return False\n",
+    ),
+    verbs(
+        "later_reasons_are_lost",
+        "only the first reason is reported",
+        "        yield from _note(iteration, record)\n    return True\n",
+        "        pass\n    return True\n",
+    ),
+    verbs(
+        "rendezvous_sleeps_on",
+        "an interruption does not wake who waits for the iteration's store",
+        '    yield Claim(f"{iteration}/rendezvous", "-")\n',
+    ),
+    seeds(
+        "start_round_sleeps_on",
+        "an interruption does not wake who waits in the start round",
+        WAKE,
+        '    yield Claim(f"{iteration}/rendezvous", "-")\n',
+    ),
+    verbs(
+        "woken_by_one_only",
+        "who was not woken because the interrupting member died sleeps on",
+        "    if found is None:\n        yield from _wake(iteration)\n",
+        "    if found is None:\n",
+    ),
+    verbs(
+        "followers_sleep_on",
+        "the end round leaves a follower behind that still waits for the start round",
+        '        yield Claim(f"{iteration}/start", dump(Start(go=False)))\n    yield Claim(f"{iteration}/next"',
+        '        pass\n    yield Claim(f"{iteration}/next"',
+    ),
+    seeds(
+        "one_short",
+        "completed is proposed when one active member has not finished",
+        "if count < active_world_size:",
+        "if count < max(1, active_world_size - 1):",
+    ),
+    verbs(
+        "completed_overwrites",
+        "completed is a plain set",
+        'yield Claim(f"{iteration}/outcome", dump(Outcome(completed=True, removed=removed)))',
+        'yield Set(f"{iteration}/outcome", dump(Outcome(completed=True, removed=removed)))',
+    ),
+    verbs(
+        "gone_reserves_are_kept",
+        "a reserve that was gone at the end belongs to the next call",
+        "removed = yield from _gone_reserves(iteration, roster)",
+        "removed = ()",
+    ),
+    # for the dead
+    seeds(
+        "dead_do_not_interrupt",
+        "whoever speaks for a dead member enters the rounds for it, but does not interrupt",
+        "        interrupted = yield from _propose(iteration, record)\n",
+        "        pass\n",
+    ),
+    verbs(
+        "woken_before_it_is_fenced",
+        "a member that wakes up late arrives as alive before it is declared dead",
+        FENCED_FIRST,
+        "    if interrupted:\n        yield from _wake(iteration)\n" + FENCED_FIRST.splitlines(True)[0],
+    ),
+    verbs(
+        "dead_stay_out_of_start",
+        "the dead are not entered into the start round, which waits for them",
+        '    yield from _arrive(iteration, "start", member, dead, roster)\n',
+    ),
+    verbs(
+        "dead_stay_out_of_end",
+        "the dead are not entered into the end round, which waits for them",
+        FENCED_FIRST,
+        "".join(FENCED_FIRST.splitlines(True)[1:]),
+    ),
+    seeds(
+        "reserve_interrupts",
+        "the death of a reserve interrupts the others",
+        "if not (yield from _stands_aside(iteration, member)):",
+        "if (yield from _stands_aside(iteration, member)) is not None:",
+    ),
+    seeds(
+        "dead_counts_as_reserve",
+        "the death of an active member is taken for that of a reserve",
+        "(Kind.RANK, Kind.DISCARDED) and arrival.active_rank is None",
+        "(Kind.RANK, Kind.DISCARDED)",
+    ),
+    verbs(
+        "discarded_interrupts",
+        "the death of a discarded member interrupts the others",
+        "arrival.kind in (Kind.RANK, Kind.DISCARDED)",
+        "arrival.kind is Kind.RANK",
+    ),
+    seeds(
+        "no_recount",
+        "nobody decides a round whose last arriver died before it could",
+        "        yield from recount(iteration, recounting)\n",
+    ),
+    # around the rounds
+    verbs("gone_twice", "a member that says twice that it is gone counts twice", "1)) > 1:", "1)) > 2:"),
+    verbs(
+        "over_too_early",
+        "the store's host goes while a member needs it",
+        'yield Add("gone#", 1)) >= members',
+        'yield Add("gone#", 1)) >= members - 1',
+    ),
+    verbs(
+        "forget_verdicts",
+        "verdicts are deleted, for which a late riser waits",
+        'for name in ("start",',
+        'for name in ("outcome", "next", "start",',
+    ),
+    verbs("forget_nothing", "a long job fills the store", "    if old < 0:\n", "    if old < iteration:\n"),
+)
+
+watch = _in("guardian.py", "tests/unit/test_guardian.py")
+watch_seeds = _in("guardian.py", SIM, seeds=True)
+GUARDIAN = (
+    watch_seeds(
+        "completed_is_ignored",
+        "who speaks for the dead waits for a next iteration also after completed",
+        "await_outcome(iteration, roster)).completed:",
+        "await_outcome(iteration, roster)).completed is None:",
+    ),
+    watch_seeds(
+        "speak_once",
+        "the dead are spoken for in one iteration only, not until they are off the roster",
+        "        if decision.abort:\n            return",
+        "        return",
+    ),
+    watch(
+        "speak_for_who_is_gone",
+        "the others are interrupted for a member that is off the roster already",
+        "    while member in book.roster:\n",
+        "    while True:\n",
+    ),
+    watch(
+        "stand_in_after_abort",
+        "who speaks for the dead goes on after the job has ended",
+        "        if decision.abort:\n            return",
+        "        pass",
+    ),
+    watch(
+        "one_neighbour_at_a_time",
+        "neighbours that went down together are found one after the other",
+        " and not self._silent(member, now):",
+        ":",
+    ),
+    watch_seeds(
+        "impatient_ring",
+        "a neighbour is declared dead before its own lease has run out",
+        "now - known[1] < self.timeout or",
+        "now - known[1] < 2.0 or",
+    ),
+    watch("lost_again_and_again", "a member is declared dead at each look", " or member in self.dead:", ":"),
+    watch(
+        "late_founder_is_missed",
+        "a founder that has not started yet is declared dead",
+        "if not counter and ",
+        "if counter and ",
+    ),
+    watch("no_heartbeat", "a monitor sends no heartbeats", "        yield from coordinator.beat(ring.member)\n"),
+    watch(
+        "lease_from_the_answer",
+        "the lease counts from the end of a heartbeat, which may have travelled for long",
+        "        beaten(now)\n",
+        "        beaten((yield Now()))\n",
+    ),
+)
+
+policy = _in("policy.py", "tests/unit/test_policy.py")
+POLICY = (
+    policy(
+        "lease_outlives_the_timeout",
+        "a rank runs on after the others have given it up",
+        "LEASE_SHARE = 0.9",
+        "LEASE_SHARE = 1.1",
+    ),
+    policy(
+        "kill_who_has_left",
+        "a rank that has left the call is killed",
+        "if seen.left or view.killed:",
+        "if view.killed:",
+    ),
+    policy(
+        "kill_twice", "a rank that is being killed is killed again", "if seen.left or view.killed:", "if seen.left:"
+    ),
+    policy("no_lease", "who cannot be heard runs on", "    yield from _lease(seen, view)\n"),
+    policy("no_hard_timeout", "who hangs for good is not killed", "    yield from _hard(seen, view)\n"),
+    policy("no_soft_timeout", "who hangs is not reported", "    yield from _soft(seen, view)\n"),
+    policy("soft_while_joining", "a rank is reported before the first iteration", "if iteration < 0 or ", "if "),
+    policy("soft_again_and_again", "one hang is reported again and again", "iteration <= view.reported or "),
+    policy(
+        "soft_after_interruption",
+        "a hang is reported although the iteration is interrupted already",
+        " or interrupted or not",
+        " or not",
+    ),
+    policy(
+        "soft_in_spite_of_protection",
+        "a hang is reported where hang protection is off",
+        "interrupted or not seen.hang_protection:",
+        "interrupted:",
+    ),
+    policy(
+        "soft_after_suspension",
+        "a rank is reported that was suspended together with its monitor",
+        "max(seen.progress, view.awake_since) + soft",
+        "seen.progress + soft",
+    ),
+    policy(
+        "ping_without_use", "ping() is asked for before its first use", "if seen.ping and seen.phase", "if seen.phase"
+    ),
+    policy(
+        "ping_outside_the_function",
+        "ping() is asked for outside the function",
+        "seen.phase is Phase.RUN and not",
+        "not",
+    ),
+    policy("ping_from_reserves", "ping() is asked for on a reserve", "Phase.RUN and not seen.reserve:", "Phase.RUN:"),
+    policy(
+        "hard_in_spite_of_protection",
+        "a rank is killed although hang protection is off",
+        "    if seen.hang_protection:\n",
+        "    if True:\n",
+    ),
+    policy("answer_is_ignored", "who answered the interruption is killed", " or _answered(seen, view.iteration):", ":"),
+    policy(
+        "kill_inside_atomic",
+        "a rank is killed while it is inside atomic()",
+        "    if not seen.atomic:\n",
+        "    if True:\n",
+    ),
+    policy(
+        "atomic_gives_no_time",
+        "after atomic() no time is left to answer",
+        "view.interrupted_at, view.atomic_at, view.awake_since",
+        "view.interrupted_at, view.awake_since",
+    ),
+    policy(
+        "lease_while_leaving",
+        "a rank that leaves is killed for want of heartbeats",
+        "if seen.phase in _LEAVING:",
+        "if False:",
+    ),
+    policy(
+        "cut_off_is_killed_at_once",
+        "a rank that lost the store has no time to leave",
+        "yield view.cut_off_at + view.limits.hard, _kill",
+        "yield view.cut_off_at, _kill",
+    ),
+    policy(
+        "grace_for_the_fenced",
+        "who may not run one step further is given a time of grace",
+        "Kill(record, at_once=True)",
+        "Kill(record)",
+    ),
+    policy(
+        "section_keeps_hard",
+        "a section's own soft timeout does not move the hard one",
+        "view.limits.hard + soft - view.limits.soft",
+        "view.limits.hard",
+    ),
+    policy(
+        "old_answers_count",
+        "the answer to an older interruption counts",
+        "seen.answered >= iteration or",
+        "seen.answered >= 0 or",
+    ),
+)
+
+raised = _in("interrupt.py", "tests/threads/test_interrupt.py")
+closed = _in("interrupt.py", "tests/threads/test_interrupt_atomic.py")
+parked = _in("interrupt.py", "tests/threads/test_parked.py")
+INTERRUPTION = (
+    raised(
+        "handler_stays",
+        "the previous signal handler is not restored",
+        "_replace_handler(self.signum, self._previous)",
+        "pass",
+    ),
+    raised(
+        "shared_signal_is_swallowed",
+        "the program's own handler gets no signals",
+        "self._previous(signum, frame)",
+        "pass",
+    ),
+    raised(
+        "their_handler_stays",
+        "a handler that the program puts in place of ours keeps the interruption away",
+        "_in_main_thread(self._reinstall)",
+        "pass",
+    ),
+    raised(
+        "no_second_way",
+        "a signal that the mask keeps away is all there is",
+        "ctypes.pythonapi.PyErr_SetInterruptEx(ctypes.c_int(self.signum))",
+        "pass",
+    ),
+    raised("full_queue", "a signal that the kernel refuses is lost", "os.kill(os.getpid(), self.signum)", "pass"),
+    raised(
+        "starts_after_the_interruption",
+        "the function starts although the iteration was interrupted",
+        "if self.interrupting or self.atomic.closed:\n                return",
+        "if False:\n                return",
+    ),
+    raised(
+        "interrupt_before_closing",
+        "an atomic section may be cut in half",
+        "        if not self.atomic.closed:\n            raise",
+        "        if False:\n            raise",
+    ),
+    raised(
+        "raised_once_only",
+        "who swallows the interruption runs on",
+        "            while not left.is_set():\n                self._armed",
+        "            if not left.is_set():\n                self._armed",
+    ),
+    raised(
+        "ctrl_c_is_lost",
+        "Ctrl-C during a restart counts as interrupted",
+        "isinstance(error, RestartAbort | KeyboardInterrupt):",
+        "isinstance(error, RestartAbort):",
+    ),
+    raised(
+        "exit_is_lost",
+        "sys.exit() during a restart counts as interrupted",
+        "if isinstance(error, SystemExit) and not _answers_interruption(error):",
+        "if False:",
+    ),
+    raised(
+        "exit_in_answer_leaves",
+        "sys.exit() in answer to the interruption ends the rank",
+        " and not _answers_interruption(error):",
+        ":",
+    ),
+    raised(
+        "leaving_is_lost",
+        "an exit that the interruption hits on its way out is lost",
+        "error = _under_way(error)",
+        "pass",
+    ),
+    raised(
+        "window_is_always_open",
+        "the interruption is raised in the library's or the caller's code",
+        "            frame = frame.f_back\n        return False\n\n    def _is_importing",
+        "            frame = frame.f_back\n        return True\n\n    def _is_importing",
+    ),
+    raised(
+        "any_gate",
+        "a function is interrupted by the gate of another iteration",
+        ' and frame.f_locals.get("self") is self:',
+        ":",
+    ),
+    raised(
+        "atomic_is_torn",
+        "the interruption is raised in the lines that take atomic()'s lock",
+        "if frame is None or frame.f_code in _ATOMIC_CODE:",
+        "if frame is None:",
+    ),
+    raised(
+        "logging_is_torn",
+        "the interruption is raised in logging, which holds a lock",
+        "if frame.f_code.co_filename == logging.__file__ and now",
+        "if False and now",
+    ),
+    raised(
+        "import_is_torn",
+        "the interruption leaves a module imported by half",
+        "if now - self._asked_at < IMPORT_PATIENCE and",
+        "if False and",
+    ),
+    raised(
+        "one_signal",
+        "a signal that comes a moment too early is not sent again",
+        "            self._interrupter._send(again=sent)\n",
+        "            sent or self._interrupter._send(again=sent)\n",
+    ),
+    raised(
+        "drop_goes_unnoticed",
+        "an interruption that Python drops in a destructor is waited for",
+        "                self._dropped = True\n",
+        "                previous(unraisable)\n",
+    ),
+    raised(
+        "hook_stays",
+        "sys.unraisablehook is not put back",
+        "            if sys.unraisablehook is hook:\n",
+        "            if False:\n",
+    ),
+    closed(
+        "abort_during_atomic",
+        "the abort does not wait for atomic()",
+        "        self.closed = True\n        begin",
+        "        self.closed = True\n        return\n        begin",
+    ),
+    closed(
+        "atomic_after_abort",
+        "atomic() begins after the abort",
+        "        if self.closed and not self._depth:\n",
+        "        if False:\n",
+    ),
+    closed(
+        "no_nesting",
+        "atomic() inside atomic() is refused once an abort waits",
+        "if self.closed and not self._depth:",
+        "if self.closed:",
+    ),
+    closed(
+        "atomic_is_kept",
+        "what Ctrl-C leaves locked blocks the abort for ever",
+        "            self.atomic.drop()\n",
+    ),
+    parked(
+        "never_parked",
+        "the function computes on during the abort",
+        "            self._interrupter._send(again=False)\n            yield",
+        "            yield",
+    ),
+    parked(
+        "parked_for_ever",
+        "an abort that needs a lock of the function never ends",
+        "acquire(timeout=PARK)",
+        "acquire(timeout=-1)",
+    ),
+    parked(
+        "parked_anywhere",
+        "the library's own code is parked",
+        " or not self._is_inside(frame):\n            return\n        if",
+        ":\n            return\n        if",
+    ),
+)
+
+fenced_call = _in("call_wrapper.py", "tests/unit/test_fence.py")
+fence = _in("fence.py", "tests/unit/test_fence.py")
+lease = _in("monitor_link.py", "tests/unit/test_fence.py")
+calls = _in("call_wrapper.py", "tests/unit/test_call_wrapper.py")
+board = _in("board.py", "tests/unit/test_board.py", "tests/unit/test_call_wrapper.py")
+CALL = (
+    calls("atomic_is_not_shown", "the monitor does not know of atomic()", "        slots[ATOMIC] += 1\n"),
+    fenced_call(
+        "atomic_after_the_lease",
+        "atomic() begins on a rank that the others may have given up",
+        "            fence.stop()\n",
+        "            pass\n",
+    ),
+    fence("lease_of_who_left", "a rank that has left the call is ended for its lease", "not board.slots[LEFT] and "),
+    fence(
+        "lease_in_any_phase",
+        "a rank is ended for its lease in any phase",
+        " and board.snapshot().phase in policy.RUNNING:",
+        ":",
+    ),
+    fence(
+        "nobody_looks_at_the_lease",
+        "a rank that wakes up with its monitor runs on",
+        "        stop()\n    return left",
+        "        pass\n    return left",
+    ),
+    lease(
+        "lease_is_renewed",
+        "a lease that has run out is renewed by the next heartbeat",
+        "        if lease is not None and clock.monotonic_ns() >= lease:\n",
+        "        if False:\n",
+    ),
+    lease("lease_of_one_alone", "who is alone is ended for want of others", "0 if alone else "),
+    calls(
+        "atomic_stays_on_the_board",
+        "the monitor believes that atomic() never ended",
+        "self._call._slots[ATOMIC] -= 1",
+        "pass",
+    ),
+    calls("atomic_without_the_gate", "atomic() keeps nothing away", "        gate.atomic.__enter__()\n"),
+    calls(
+        "protection_stays_off",
+        "after disable_hang_protection() nothing is watched",
+        "            self._board.protect()\n",
+        "            pass\n",
+    ),
+    calls(
+        "outer_section_is_forgotten",
+        "after an inner section the outer one's timeout is lost",
+        "self._set_limit(outer)",
+        "self._set_limit(None)",
+    ),
+    calls(
+        "sections_do_not_learn",
+        "a section's timeout is not learned",
+        "            self._learn(name, clock.monotonic() - begin)\n",
+    ),
+    board(
+        "pings_of_the_last_iteration",
+        "the pings of the last iteration count in this one",
+        "slots[PING] = slots[SOFT]",
+        "slots[SOFT]",
+    ),
+)
+
+stores = _in("store.py", "tests/contracts/test_store.py")
+STORES = (
+    stores(
+        "claim_overwrites",
+        "a compare-and-set is a plain set",
+        'bytes(store.compare_set(op.key, "", op.value)),\n',
+        "(store.set(op.key, op.value), op.value.encode())[1],\n",
+    ),
+    stores(
+        "reading_writes",
+        "reading an absent key creates it",
+        "store.compare_set(key, _ABSENT, _ABSENT)",
+        'store.compare_set(key, "", _ABSENT)',
+    ),
+    stores(
+        "waits_have_no_end",
+        "a wait goes on after its timeout",
+        "            if op.timeout is not None:\n                return None\n",
+    ),
+    stores(
+        "lost_store_is_a_crash",
+        "a store that is gone is an error of torch",
+        'raise StoreLost(f"the store failed in {op}: {_first_line(error)}. {_LOST}") from None',
+        "raise",
+    ),
+    stores(
+        "lost_store_is_waited_for",
+        "who waits on a store that is gone waits on",
+        "            if not _is_timeout(error):\n",
+        "            if op.timeout is not None and not _is_timeout(error):\n",
+    ),
+    stores(
+        "stop_is_ignored",
+        "a verb that should stop goes on",
+        "if stopped is not None and stopped.is_set():",
+        "if False:",
+    ),
+)
+
+ladder = _in("abort.py", "tests/threads/test_abort.py")
+gloo = _in("abort.py", "tests/threads/test_abort_gloo.py")
+LADDER = (
+    ladder(
+        "ladder_stops",
+        "a step of the abort that fails stops the next",
+        "            results.append(result)\n",
+        "            results.append(result)\n            if result.error:\n                break\n",
+    ),
+    ladder(
+        "steps_without_deadline",
+        "a step of the abort that hangs stops the next",
+        "thread.join(timeout)\n    seconds",
+        "thread.join()\n    seconds",
+    ),
+    ladder(
+        "nccl_one_by_one",
+        "NCCL's groups are aborted one after the other, which deadlocks",
+        "        coalesce._group_start()\n",
+        "        pass\n",
+    ),
+    ladder(
+        "group_names_go_on",
+        "groups are numbered on, so ranks that made fewer never meet the others again",
+        "    c10d._world.group_count = 0\n",
+    ),
+    ladder(
+        "flight_record_follows_a_link",
+        "the flight record follows a link",
+        "os.O_TRUNC | os.O_NOFOLLOW",
+        "os.O_TRUNC",
+    ),
+    gloo("gloo_waits", "a pending Gloo collective is not released", "connection.shutdown(socket.SHUT_RD)", "pass"),
+)
+
+follower = _in("monitor_thread.py", "tests/threads/test_monitor_thread.py")
+FOLLOWER = (
+    follower(
+        "late_entry",
+        "the function is entered in an iteration that is over",
+        "            if self._over:\n                return None\n",
+    ),
+    follower(
+        "abort_before_atomic_ends",
+        "the abort begins inside atomic()",
+        "            gate.close_for_abort(_report_atomic)\n",
+        "            self._abort(iteration)\n            gate.close_for_abort(_report_atomic)\n",
+    ),
+    follower(
+        "finalize_before_it_is_left",
+        "finalize begins while the abort is under way",
+        "            gate.interrupt_until_left(",
+        '            self.mailbox.put("aborted", iteration, True)\n            gate.interrupt_until_left(',
+    ),
+    follower(
+        "cut_off_is_not_interrupted",
+        "a rank whose store is gone stays in its function",
+        "            self._get_out(self._own.iteration)\n        self.mailbox.fail",
+        "            pass\n        self.mailbox.fail",
+    ),
+)
+
+monitor = _in("monitor_main.py", "tests/threads/test_monitor_process.py")
+MONITOR = (
+    monitor(
+        "death_goes_unnoticed",
+        "the monitor does not notice that its rank died",
+        "        if self._training in ready:\n",
+        "        if False:\n",
+    ),
+    monitor(
+        "stopped_is_not_woken",
+        "a stopped rank is not woken up to end in order",
+        "            self._signal(signal.SIGCONT)\n",
+    ),
+    monitor("never_by_force", "a rank that ignores SIGTERM lives on", "        self._signal(signal.SIGKILL)\n"),
+    monitor(
+        "dies_with_the_job",
+        "a signal to the whole job ends the monitor",
+        "signal.signal(signum, signal.SIG_IGN)",
+        "pass",
+    ),
+    monitor(
+        "host_goes_first",
+        "the store goes while others need it",
+        "elif self._link.is_host:",
+        "elif False:",
+    ),
+    monitor(
+        "lost_store_is_kept_secret",
+        "a rank is not told that the store is gone",
+        "            self.tell(store_lost=text)\n",
+    ),
+    monitor(
+        "log_follows_a_link",
+        "the log is written through a link that somebody else made",
+        "os.O_APPEND | os.O_NOFOLLOW",
+        "os.O_APPEND",
+    ),
+    monitor(
+        "pidfile_of_another",
+        "another job's pid file is replaced",
+        "if other is not None and _is_foreign(other, training_pid):",
+        "if other is None:",
+    ),
+    _in("monitor_link.py", "tests/threads/test_monitor_process.py")(
+        "lease_without_heartbeats",
+        "the monitor does not note its heartbeats, so there is no lease",
+        "        self._board.slots[LEASE] = 0 if alone else int(when * 1e9) + self.limits.lease\n",
+    ),
+)
+
+
+def _loop(test: str, name: str, rule: str, old: str, new: str = "", file: str = "loop.py") -> Mutant:
+    return _in(file, f"tests/ranks/{test}.py")(name, rule, old, new)
+
+
+LOOP = (
+    _loop(
+        "test_completion",
+        "return_before_the_others",
+        "who returned does not wait for the outcome",
+        "return self._await_outcome(self._options.completion_timeout)",
+        "return Event.COMPLETED",
+    ),
+    _loop(
+        "test_spares",
+        "reserves_run",
+        "a reserve calls the function",
+        "        if self._is_reserve():\n            return self._await_outcome(None)\n        self._log_restart()",
+        "        self._log_restart()",
+    ),
+    _loop(
+        "test_exceptions",
+        "fault_is_kept_secret",
+        "who raised does not tell the others",
+        "if self._interrupt(error, Interruption.EXCEPTION):",
+        "if error:",
+    ),
+    _loop(
+        "test_exceptions",
+        "traceback_is_kept",
+        "an exception keeps tensors alive over restarts",
+        "            traceback.clear_frames(error.__traceback__)\n",
+    ),
+    _loop(
+        "test_exceptions",
+        "store_is_kept",
+        "a restart goes on with the store of the last iteration",
+        "self._store = self._value = None\n        held",
+        "self._value = None\n        held",
+    ),
+    _loop(
+        "test_exceptions",
+        "hook_of_torch_is_kept",
+        "init_process_group() hooks pile up",
+        "        self._agents.environment.unhook()\n",
+    ),
+    _loop(
+        "test_hooks",
+        "abort_hook_stops_the_restart",
+        "an abort hook that raises ends the rank",
+        "        except BaseException:\n            log.exception(\n",
+        "        except ZeroDivisionError:\n            log.exception(\n",
+    ),
+    _loop(
+        "test_leaving",
+        "leave_without_interruption",
+        "who leaves does not interrupt the others",
+        "            self._interrupt(error, Interruption.BASE_EXCEPTION, abort)\n",
+        "            pass\n",
+    ),
+    _loop(
+        "test_exceptions",
+        "environment_stays",
+        "the environment is not restored",
+        "            stack.callback(self.environment.restore)\n",
+        file="agents.py",
+    ),
+    _loop(
+        "test_exceptions",
+        "monitor_stays",
+        "the monitor is not told that the call is over",
+        "            stack.callback(self._monitor.bye, how, why=why)\n",
+        file="agents.py",
+    ),
+    _loop(
+        "test_hooks",
+        "hooks_raise_quietly",
+        "a rank whose health check raises restarts instead of leaving",
+        "if quit_on_exception or not isinstance(error, Exception):",
+        "if not isinstance(error, Exception):",
+    ),
+)
+
+SIMULATED = (
+    Mutant(
+        "frame_moves_on_no",
+        "a new numbering becomes the frame although its iteration did not start",
+        (
+            Edit(
+                "tests/sim/training.py",
+                "        place = self.proposed\n",
+                "        place = self.proposed\n        self.book.started(place.rank, place.world_size)\n",
+            ),
+        ),
+        ("tests/sim/test_found.py",),
+    ),
+    _in("policy.py", SIM, seeds=True)(
+        "monitors_without_lease",
+        "a monitor that cannot reach the store leaves its training process alone",
+        "    yield from _lease(seen, view)\n",
+    ),
+)
+
+MUTANTS: tuple[Mutant, ...] = (
+    *PROTOCOL,
+    *COORDINATOR,
+    *GUARDIAN,
+    *POLICY,
+    *INTERRUPTION,
+    *CALL,
+    *STORES,
+    *LADDER,
+    *FOLLOWER,
+    *MONITOR,
+    *LOOP,
+    *SIMULATED,
+)

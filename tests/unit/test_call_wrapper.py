@@ -1,0 +1,111 @@
+"""What the wrapped function calls, and what its monitor sees of that on the board."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from inprocess import call_wrapper
+from inprocess.board import Board, Snapshot
+from inprocess.call_wrapper import CallWrapper
+from inprocess.exception import OptionError, RankShouldRestart, RestartError
+from inprocess.interrupt import Gate, Interrupter
+
+S = 1_000_000_000
+
+
+class Call(CallWrapper):
+    """A call in its first iteration."""
+
+    def __init__(self, board: Board) -> None:
+        super().__init__(board, object)
+        self._gate: Gate = Interrupter().new_gate()
+
+    @property
+    def seen(self) -> Snapshot:
+        return self._board.snapshot()
+
+
+@pytest.fixture
+def call() -> Iterator[Call]:
+    board = Board.create()
+    yield Call(board)
+    board.close()
+
+
+def test_atomic_holds_the_gate_and_shows_on_the_board(call: Call) -> None:
+    with call.atomic(), call.atomic():
+        assert call.seen.atomic and call._gate.atomic._depth == 2
+    assert not call.seen.atomic and not call._gate.atomic._depth
+
+
+def test_atomic_that_is_refused_does_not_show(call: Call) -> None:
+    call._gate.close_for_abort()
+    with pytest.raises(RankShouldRestart), call.atomic():
+        pytest.fail("a section began after the abort")
+    assert not call.seen.atomic
+
+
+def test_atomic_outside_the_function(call: Call) -> None:
+    call._gate = None  # type: ignore[assignment]
+    with pytest.raises(RestartError, match="only while the wrapped function runs"), call.atomic():
+        pass
+    call._atomic.__exit__()  # of a generator that is closed after the call
+
+
+def test_protection_is_back_also_after_an_error(call: Call) -> None:
+    with pytest.raises(ValueError), call.disable_hang_protection():
+        assert not call.seen.hang_protection
+        raise ValueError
+    assert call.seen.hang_protection
+
+
+def test_the_innermost_section_counts(call: Call) -> None:
+    with call.section("step", timeout=20):
+        with call.section("save", timeout=50):
+            assert call.seen.soft_timeout == 50 * S
+        assert call.seen.soft_timeout == 20 * S
+    assert call.seen.soft_timeout == 0
+
+
+def test_a_section_learns_its_timeout(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five times the longest of three, and at least five seconds; one that raised teaches nothing."""
+    now = 0.0
+    monkeypatch.setattr(call_wrapper.clock, "monotonic", lambda: now)
+    for duration in (1.0, 4.0, 2.0):
+        with call.section("save"):
+            assert call.seen.soft_timeout == 0
+            now += duration
+    with pytest.raises(ValueError), call.section("save"):
+        assert call.seen.soft_timeout == 20 * S
+        now += 100.0
+        raise ValueError
+    with call.section("save"):
+        assert call.seen.soft_timeout == 20 * S
+
+
+def test_short_sections_have_time(call: Call) -> None:
+    for _ in range(3):
+        with call.section("load"):
+            pass
+    with call.section("load"):
+        assert call.seen.soft_timeout == 5 * S
+
+
+@pytest.mark.parametrize("timeout", [0, 0.0, -1.0])
+def test_timeout_of_a_section_must_be_positive(call: Call, timeout: float) -> None:
+    with pytest.raises(OptionError, match="timeout"), call.section("save", timeout):
+        pass
+
+
+def test_ping_and_store(call: Call) -> None:
+    assert not call.seen.ping
+    call.ping()
+    assert call.seen.ping
+    assert type(call.store) is object
+
+
+def test_state_is_known_only_in_an_iteration(call: Call) -> None:
+    with pytest.raises(RestartError, match="known only while"):
+        call.iteration
