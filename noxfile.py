@@ -1,4 +1,4 @@
-"""Everything CI does, one session each: `nox` runs all but soak and bench, `nox -s tests` one. Plain venv and pip.
+"""Everything CI does, one session each: `nox` runs all but soak, bench and partitions, `nox -s tests` one. Plain venv and pip.
 
 The pins are those of constraints.txt, so a run here and a run elsewhere use the same versions.
 """
@@ -59,3 +59,11 @@ def bench(session: nox.Session) -> None:
     """Long: restarts and costs beside other libraries, each in an environment of its own; see docs/performance.md."""
     install(session, "-e", ".[bench]")
     session.run("python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session
+def partitions(session: nox.Session) -> None:
+    """Long: ranks on hosts of their own that are cut off, slow, lossy or paused; arguments go to pytest."""
+    install(session, "-e", ".[test]")
+    files = ("tests/net/test_partitions.py", "tests/net/long_partitions.py")
+    session.run("python", "-m", "pytest", *files, *session.posargs)

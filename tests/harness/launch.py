@@ -291,8 +291,10 @@ class Run:
         assert process.pid is not None
         return _Rank(spec.rank, process, events, control, os.pidfd_open(process.pid), Path(spec.log))
 
-    def wait(self, deadline: float = 30.0, *, check: bool = True) -> Ranks:
+    def wait(self, deadline: float = 30.0, *, check: bool = True, fenced: Collection[int] = ()) -> Ranks:
         """Wait until every rank has ended and nothing of the run is left; check leftovers and invariants.
+
+        `fenced`: see `invariants.broken`.
 
         Raises:
             Deadline: not done after `deadline` seconds; the text has every rank's events, stacks and log.
@@ -310,7 +312,7 @@ class Run:
         if check:
             problems = [f"still running: {line}" for line in remaining]
             problems += [f"file left in the temporary directory: {name}" for name in files]
-            problems += _problems(results)
+            problems += _problems(results, fenced)
             assert not problems, "\n".join(problems)
         return results
 
@@ -442,11 +444,11 @@ def _line(event: Mapping[str, Any]) -> str:
     return f"  {event['t']:.4f} {event['event']:<10} {rest}"
 
 
-def _problems(results: Ranks) -> list[str]:
+def _problems(results: Ranks, fenced: Collection[int]) -> list[str]:
     problems = [f"rank {result.rank} left behind: {line}" for result in results for line in result.leftovers]
     problems += [
         f"rank {result.rank} exited with {result.exitcode} after it was done"
         for result in results
         if result.done and result.exitcode != 0
     ]
-    return problems + invariants.broken(results)
+    return problems + invariants.broken(results, fenced)
