@@ -1,4 +1,4 @@
-"""Everything CI does, one session each: `nox` runs all but soak, bench and partitions, `nox -s tests` one. Plain venv and pip.
+"""Everything CI does, one session each: `nox` runs the short ones, `nox -s tests` one. Plain venv and pip.
 
 The pins are those of constraints.txt, so a run here and a run elsewhere use the same versions.
 """
