@@ -89,3 +89,11 @@ def coverage(session: nox.Session) -> None:
     """Lines and branches of protocol, coordinator, guardian, interrupt and policy that the quick tests reach."""
     install(session, "-e", ".[test]")
     session.run("python", "-m", "tests.cover", *session.posargs)
+
+
+@nox.session
+def partitions(session: nox.Session) -> None:
+    """Long: ranks on hosts of their own that are cut off, slow, lossy or paused; arguments go to pytest."""
+    install(session, "-e", ".[test]")
+    files = ("tests/net/test_partitions.py", "tests/net/long_partitions.py")
+    session.run("python", "-m", "pytest", *files, *session.posargs)

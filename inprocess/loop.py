@@ -387,8 +387,10 @@ class Loop:
     def _abort(self, iteration: int) -> None:
         """End waits on the iteration's own store, then the abort hook; in the MonitorThread.
 
-        And once more in the main thread, for what was made meanwhile.
+        And once more in the main thread, for what was made meanwhile. A function that must not run on does not even
+        unwind.
         """
+        fence.watch(self._agents.board)
         shut_connections(*self._rendezvous)
         if self._hooks.abort is None:
             return

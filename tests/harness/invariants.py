@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,9 +12,11 @@ if TYPE_CHECKING:
 Iterations = dict[tuple[int, int], list[dict[str, Any]]]
 
 
-def broken(results: Sequence[RankResult]) -> list[str]:
-    """One line for each invariant that does not hold."""
-    entries, exits = _collect(results, "enter"), _collect(results, "leave")
+def broken(results: Sequence[RankResult], fenced: Collection[int] = ()) -> list[str]:
+    """One line for each invariant that does not hold. ``fenced``: ranks that had stood still when the others went on;
+    for them a function that is left later has ended in time."""
+    entries = _collect(results, "enter")
+    exits = _collect([result for result in results if result.rank not in fenced], "leave")
     return [*_exclusion(entries, exits), *_ranks(entries), *_agreement(results, entries), *_processes(results)]
 
 

@@ -300,13 +300,21 @@ class Run:
         assert process.pid is not None
         return _Rank(spec.rank, process, events, control, os.pidfd_open(process.pid), Path(spec.log))
 
-    def wait(self, deadline: float = 30.0, *, check: bool = True, act: Act = lambda: math.inf) -> Ranks:
+    def wait(
+        self,
+        deadline: float = 30.0,
+        *,
+        check: bool = True,
+        act: Act = lambda: math.inf,
+        fenced: Collection[int] = (),
+    ) -> Ranks:
         """Wait until every rank has ended and nothing of the run is left; check leftovers and invariants.
 
         Args:
             deadline: seconds.
             check: whether problems are errors; the results have them in any case.
             act: called again and again meanwhile; answers when it wants to be called at the latest (monotonic).
+            fenced: see `invariants.broken`.
 
         Raises:
             Deadline: not done after `deadline` seconds; the text has every rank's events, stacks and log.
@@ -325,7 +333,7 @@ class Run:
         self.close()
         problems = [f"still running: {line}" for line in remaining]
         problems += [f"file left in the temporary directory: {name}" for name in files]
-        results.problems, results.lingered = problems + _problems(results), lingered
+        results.problems, results.lingered = problems + _problems(results, fenced), lingered
         assert not check or not results.problems, "\n".join(results.problems)
         return results
 
@@ -457,11 +465,11 @@ def _line(event: Mapping[str, Any]) -> str:
     return f"  {event['t']:.4f} {event['event']:<10} {rest}"
 
 
-def _problems(results: Ranks) -> list[str]:
+def _problems(results: Ranks, fenced: Collection[int]) -> list[str]:
     problems = [f"rank {result.rank} left behind: {line}" for result in results for line in result.leftovers]
     problems += [
         f"rank {result.rank} exited with {result.exitcode} after it was done"
         for result in results
         if result.done and result.exitcode != 0
     ]
-    return problems + invariants.broken(results)
+    return problems + invariants.broken(results, fenced)

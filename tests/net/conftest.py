@@ -52,7 +52,7 @@ def start(launch: Callable[..., Run], network: Callable[..., Network], shared: S
     ) -> Any:
         wired = network(max(host_of) + 1, seed)
         more = {"wrapper": WATCHFUL} | more
-        args = {"folder": str(shared.folder)}
+        args = {"folder": str(shared.folder)} | more.pop("args", {})
         place = wired.place(host_of)
         run = launch(target, len(host_of), place=place, env=wired.variables(), args=args, **more)
         run.wait_event("busy", count=len(host_of) if busy is None else busy)

@@ -48,7 +48,7 @@ def test_a_paused_host_that_wakes_up_before_its_monitor_writes_nothing(start, sh
     run.wait_event("ended")
     hostwise.send(pids[1:], signal.SIGCONT)
     shared.finish()
-    ranks = run.wait()
+    ranks = run.wait(fenced=[1])
     checks.went_on(ranks, without=[1])
     hostwise.killed(ranks, [1])
     assert shared.writes(1) == before

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from inprocess.board import LEASE, Board
 from inprocess.call_wrapper import CallWrapper
 from inprocess.clock import monotonic_ns
 from inprocess.interrupt import Gate, Interrupter
+from inprocess.loop import Loop
 from inprocess.monitor_config import MonitorConfig
 from inprocess.monitor_link import Joined, Link
 from inprocess.protocol.phases import Phase
@@ -54,6 +57,17 @@ def test_no_section_begins_after_the_lease(call: CallWrapper, board: Board) -> N
     board.slots[LEASE] = monotonic_ns()
     with pytest.raises(Killed), call.atomic():
         raise AssertionError("the section began")
+
+
+def test_no_user_code_begins_after_the_lease(call: CallWrapper, board: Board) -> None:
+    """A rank that had agreed to the iteration and stood still just before its function."""
+    thread = SimpleNamespace(enter=lambda: Gate(Interrupter()))
+    loop: Any = SimpleNamespace(_agents=SimpleNamespace(thread=thread, board=board), _call=call)
+    ran: list[int] = []
+    board.slots[LEASE] = monotonic_ns()
+    with pytest.raises(Killed):
+        Loop._in_window(loop, lambda: ran.append(1))
+    assert not ran
 
 
 def test_a_section_that_is_open_may_end(call: CallWrapper, board: Board) -> None:

@@ -10,7 +10,7 @@ from inprocess import coordinator, guardian
 from inprocess.guardian import Ring
 from inprocess.protocol.book import Book
 from inprocess.protocol.messages import Arrival, Decision, Kind, Outcome, dump
-from inprocess.protocol.ops import Now, Pause, Read, Wait
+from inprocess.protocol.ops import Add, Now, Pause, Read, Wait
 from tests.sim.engine import SimStore
 
 ROSTER = (0, 1, 2, 3, 4)
