@@ -165,10 +165,9 @@ COORDINATOR = (
         """    found = yield Claim(key, text)
     if found != text.encode():
         return load_arrival(found, key)
-    count = yield Add(f"{iteration}/{name}#", 1)
-    if count >= len(roster):
+    if (yield from _count(f"{iteration}/{name}#", careful=iteration == JOINING)) >= len(roster):
 """,
-        """    count = yield Add(f"{iteration}/{name}#", 1)
+        """    count = yield from _count(f"{iteration}/{name}#", careful=iteration == JOINING)
     found = yield Claim(key, text)
     if found != text.encode():
         return load_arrival(found, key)
@@ -178,8 +177,9 @@ COORDINATOR = (
     seeds(
         "end_without_the_last",
         "the end round is decided when one member is still missing",
-        "    if count >= len(roster):\n",
-        """    if name == "end" and iteration > JOINING and count == len(roster) - 1:
+        '    if (yield from _count(f"{iteration}/{name}#", careful=iteration == JOINING)) >= len(roster):\n',
+        """    count = yield from _count(f"{iteration}/{name}#", careful=iteration == JOINING)
+    if name == "end" and iteration > JOINING and count == len(roster) - 1:
         yield Claim(f"{iteration}/next", dump(Decision()))
     if count >= len(roster):
 """,
@@ -316,12 +316,17 @@ COORDINATOR = (
         "        yield from recount(iteration, recounting)\n",
     ),
     # around the rounds
-    verbs("gone_twice", "a member that says twice that it is gone counts twice", "1)) > 1:", "1)) > 2:"),
+    verbs(
+        "gone_twice",
+        "a member that says twice that it is gone counts twice",
+        "careful=True)) > 1:",
+        "careful=True)) > 2:",
+    ),
     verbs(
         "over_too_early",
         "the store's host goes while a member needs it",
-        'yield Add("gone#", 1)) >= members',
-        'yield Add("gone#", 1)) >= members - 1',
+        '"gone#", careful=True)) >= members',
+        '"gone#", careful=True)) >= members - 1',
     ),
     verbs(
         "forget_verdicts",
@@ -737,7 +742,7 @@ STORES = (
     stores(
         "lost_store_is_a_crash",
         "a store that is gone is an error of torch",
-        'raise StoreLost(f"the store failed in {op}: {_first_line(error)}. {_LOST}") from None',
+        'raise StoreLost(f"the store failed in {op}: {_first_line(error)}. {_LOST}{hint}") from None',
         "raise",
     ),
     stores(
