@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -82,12 +83,12 @@ def applied(mutant: Mutant) -> Iterator[None]:
 
 
 def _functions(module: types.ModuleType) -> dict[str, types.FunctionType]:
-    """Functions and methods that are written in this module, by qualified name."""
+    """Functions and methods that are written in this module, without decorators, by qualified name."""
     found = {}
     for value in vars(module).values():
         members = vars(value).values() if isinstance(value, type) else [value]
         for each in members:
-            member = each.fget if isinstance(each, property) else getattr(each, "__func__", each)
+            member = inspect.unwrap(each.fget if isinstance(each, property) else getattr(each, "__func__", each))
             if isinstance(member, types.FunctionType) and member.__module__ == module.__name__:
                 found[member.__qualname__] = member
     return found
