@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import importlib
 import ipaddress
 import json
@@ -43,6 +44,8 @@ ATTEMPT = 0.5
 LOOK = 0.25
 #: socket options that Python has no names for
 TCP_THIN_LINEAR_TIMEOUTS, TCP_RTO_MAX_MS = 16, 44
+#: the longest wait without a look where nobody may wake us (seconds), see the end of this file
+LOOK_AGAIN = 10.0
 _ABSENT = "\0absent"
 _LOST = "Its host is gone, or cannot be reached from here"
 _MODULE_AND_NAME = re.compile(r"[\w.]+:\w+")
@@ -57,7 +60,7 @@ class StoreMixin:
 
     def inprocess_claim(self, key: str, value: str) -> bytes:
         """Write ``value`` where ``key`` is absent; answers what it holds afterwards."""
-        return bytes(self.compare_set(key, "", value))  # type: ignore[attr-defined]
+        return _claim(self, key, value)
 
 
 class TCPStore(StoreMixin, _TCPStore):
@@ -79,7 +82,8 @@ class TCPStore(StoreMixin, _TCPStore):
     ) -> None:
         host = os.environ["MASTER_ADDR"] if host_name is None else host_name
         number = int(os.environ["MASTER_PORT"]) if port is None else port
-        super().__init__(host, number, is_master=is_master, timeout=timeout, wait_for_workers=False)
+        make = functools.partial(super().__init__, host, number, is_master=is_master, timeout=timeout)
+        _with_libuv_or_without(lambda libuv: make(wait_for_workers=False, use_libuv=libuv))
 
 
 class FileStore(StoreMixin, _FileStore):
@@ -315,9 +319,11 @@ def serve(host: str, port: int, bind: str = "") -> Any:
     listener = _listen(family, address, port, bind)
     number = listener.getsockname()[1]
     local = address if not _is_any(address) else "127.0.0.1" if family == socket.AF_INET else "::1"
-    # TCPStore owns the descriptor from here on
-    return _TCPStore(
-        local, number, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True
+    descriptor = listener.detach()  # TCPStore owns it from here on
+    return _with_libuv_or_without(
+        lambda libuv: _TCPStore(
+            local, number, is_master=True, wait_for_workers=False, master_listen_fd=descriptor, use_libuv=libuv
+        )
     )
 
 
@@ -445,7 +451,7 @@ def _read(store: Any, key: str) -> bytes | None:
 _ACTIONS: dict[type, Callable[[Any, Any], Any]] = {
     Set: lambda store, op: store.set(op.key, op.value),
     Add: lambda store, op: store.add(op.key, op.amount),
-    Claim: lambda store, op: bytes(store.compare_set(op.key, "", op.value)),
+    Claim: lambda store, op: _claim(store, op.key, op.value),
     Read: lambda store, op: _read(store, op.key),
     ReadAll: lambda store, op: store.multi_get(list(op.keys)),
     Exist: lambda store, op: store.check(list(op.keys)),
@@ -453,19 +459,30 @@ _ACTIONS: dict[type, Callable[[Any, Any], Any]] = {
 }
 
 
+def _claim(store: Any, key: str, value: str) -> bytes:
+    found = bytes(store.compare_set(key, "", value))
+    if found == value.encode() and not _uses_libuv(store):
+        store.set(key, value)  # wakes who waits
+    return found
+
+
 def _wait(store: Any, op: Wait) -> bytes | None:
+    longest = LONGEST_WAIT if _uses_libuv(store) else LOOK_AGAIN
+    remaining = float("inf") if op.timeout is None else op.timeout
     while True:
+        patience = min(remaining, longest)
         try:
             # get waits too, and gives the interpreter lock up once instead of twice
-            store.set_timeout(timedelta(seconds=LONGEST_WAIT if op.timeout is None else op.timeout))
+            store.set_timeout(timedelta(seconds=patience))
             return bytes(store.get(op.key))
         except RuntimeError as error:
             if not _is_timeout(error):
                 raise StoreLost(
                     f"the store failed while waiting for {op.key!r}: {_first_line(error)}. {_LOST}"
                 ) from None
-            if op.timeout is not None:
-                return None
+        remaining -= patience
+        if remaining <= 0:
+            return None
 
 
 def _is_timeout(error: RuntimeError) -> bool:
@@ -478,4 +495,37 @@ def _first_line(error: BaseException) -> str:
 
 def numeric_address(store: Any) -> str:
     """The address at which a connection reaches the TCPStore server."""
-    return str(getattr(store, "underlying_store", store).host)
+    return str(_innermost(store).host)
+
+
+def _innermost(store: Any) -> Any:
+    """The store itself, without the views that put a prefix before its keys."""
+    while (inner := getattr(store, "underlying_store", None)) is not None:
+        store = inner
+    return store
+
+
+# --- the two kinds of TCPStore servers ----------------------------------------------------------------------------
+
+# torch has two, with libuv and without. The second is served where the environment variable USE_LIBUV is 0, torch's own
+# switch, and where torch was built without libuv (Debian's). Its compare_set wakes nobody who waits for the key, so the
+# one whose value was taken sets it once more; and since it may die in between, who waits looks again now and then.
+
+_built_with_libuv = True
+
+
+def _with_libuv_or_without(make: Callable[[bool], T]) -> T:
+    """Make a store of the kind that is served here. torch says only then that it was built without libuv."""
+    global _built_with_libuv
+    libuv = _built_with_libuv and os.environ.get("USE_LIBUV", "1") == "1"
+    try:
+        return make(libuv)
+    except RuntimeError as error:
+        if not libuv or "libuv" not in str(error):
+            raise
+    _built_with_libuv = False
+    return make(False)
+
+
+def _uses_libuv(store: Any) -> bool:
+    return bool(getattr(_innermost(store), "libuvBackend", True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import multiprocessing
 import os
 import time
@@ -10,7 +11,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
-import torch.distributed as dist
 
 from tests.harness import Run, leaks
 from tests.harness import launch as launching
@@ -24,14 +24,17 @@ os.environ.setdefault("RES_OPTIONS", launching.NO_NAME_SERVER)
 
 def _open_once_per_process() -> None:
     """The first store server of a process makes libuv open a pipe that it keeps."""
-    dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    from inprocess import store
+
+    store.serve("127.0.0.1", 0)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Start the forkserver early when tests need it: it imports torch while the unit tests run."""
     if any("launch" in getattr(item, "fixturenames", ()) for item in session.items):
         launching.start_server()
-    _open_once_per_process()
+    if importlib.util.find_spec("torch") is not None:  # `nox -s versions` runs what needs no torch without it
+        _open_once_per_process()
 
 
 @pytest.fixture(autouse=True)

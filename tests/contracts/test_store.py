@@ -94,8 +94,10 @@ class Tcp:
         self._server = None
 
 
-@pytest.fixture(params=["simulated", "tcp", "tcp prefixed", "hash", "file"])
-def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Do]]:
+@pytest.fixture(params=["simulated", "tcp", "tcp prefixed", "tcp without libuv", "hash", "file"])
+def connect(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], Do]]:
     """Makes connections to one fresh store."""
     if request.param == "simulated":
         simulated = Simulated()
@@ -106,6 +108,8 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
     elif request.param == "file":
         yield lambda: Driving(store.FileStore(str(tmp_path / "store"), timedelta(seconds=20)))
     else:
+        if request.param == "tcp without libuv":
+            monkeypatch.setenv("USE_LIBUV", "0")
         tcp = Tcp(prefix="" if request.param == "tcp" else "call/3")
         yield tcp
         tcp.close()
@@ -331,3 +335,49 @@ def test_methods_of_our_own(kind: str, tmp_path: Path) -> None:
     assert own.inprocess_claim("key", "second") == b"first"
     assert own.inprocess_read("key") == own.get("key") == b"first"
     del own  # before its server
+
+
+# --- torch's server without libuv ---------------------------------------------------------------------------------
+
+
+def test_a_claim_whose_owner_died_before_it_woke_anybody_is_found(
+    monkeypatch: pytest.MonkeyPatch, others: ThreadPoolExecutor
+) -> None:
+    monkeypatch.setenv("USE_LIBUV", "0")
+    monkeypatch.setattr(store, "LOOK_AGAIN", 0.05)
+    server = store.serve("127.0.0.1", 0)
+    first, second = (store.TCPStore("127.0.0.1", server.port) for _ in range(2))
+    waiting = others.submit(store.drive, one(Wait("key", 10.0)), first)
+    assert second.compare_set("key", "", "v") == b"v"
+    assert waiting.result(5) == b"v"
+    del first, second, waiting  # before their server
+
+
+def test_torch_built_without_libuv(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses to make a store that asks for libuv; the first refusal is remembered."""
+    asked = []
+
+    class WithoutLibuv(dist.TCPStore):
+        def __init__(self, *args: Any, use_libuv: bool, **kwargs: Any) -> None:
+            asked.append(use_libuv)
+            if use_libuv:
+                raise RuntimeError("use_libuv was requested but PyTorch was build without libuv support")
+            super().__init__(*args, use_libuv=use_libuv, **kwargs)
+
+    monkeypatch.setattr(store, "_built_with_libuv", True)
+    monkeypatch.setattr(store, "_TCPStore", WithoutLibuv)
+    server = store.serve("127.0.0.1", 0)
+    assert not store.TCPStore("127.0.0.1", server.port).libuvBackend
+    store.serve("127.0.0.1", 0)
+    assert asked == [True, False, False]
+
+
+def test_other_errors_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_built_with_libuv", True)
+
+    def make(libuv: bool) -> None:
+        raise RuntimeError("the port is taken")
+
+    with pytest.raises(RuntimeError, match="the port is taken"):
+        store._with_libuv_or_without(make)
+    assert store._built_with_libuv

@@ -7,9 +7,9 @@ import sys
 import textwrap
 
 USE = """
-    from torch._C._distributed_c10d import TCPStore
-    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    client = TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
+    from inprocess import store
+    server = store.serve("127.0.0.1", 0)
+    client = store.TCPStore("127.0.0.1", server.port)
     client.set("key", "value")
     assert client.get("key") == b"value"
     print(kind, len(sys.modules) < 600, hasattr(sys.modules["torch"], "nn"))
