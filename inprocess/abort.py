@@ -11,6 +11,10 @@ Gloo
     registered there. A user's socket cannot be in that list. The listening socket in it must stay untouched: Gloo ends
     the process when accepting fails.
 
+    Not every Gloo names its threads (docs/versions.md). Then each epoll instance of the process is looked at: beside a
+    descriptor the kernel lists what its owner registered with it, for Gloo the address of an object, and the dynamic
+    linker knows which class that object is of.
+
     While a group is made, one of each two ranks waits for the other one to connect. If that one is gone or was
     interrupted there is no connection to shut down, and the wait lasts until the timeout, too. So we connect in its
     place: a connection begins with the number of the pair it is for; ours names each pair in turn and ends there. Gloo
@@ -29,6 +33,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import ctypes
 import functools
 import logging
 import os
@@ -67,6 +72,8 @@ DEADLINE = 10.0
 RESERVE = 0.5
 #: name of Gloo's event threads
 GLOO_THREAD = "gloo_tcp_loop"
+#: how the names of its classes' tables begin
+GLOO_CLASSES = b"_ZTVN4gloo"
 #: system call numbers of epoll_wait, epoll_pwait and epoll_pwait2: x86-64 and aarch64
 _EPOLL_CALLS = frozenset({"232", "281", "441", "22"})
 #: how often to look at an event thread that is busy, hence in no system call; it is so for microseconds
@@ -88,6 +95,8 @@ _TABLES = (
     "tags_to_pg",
     "pg_coalesce_state",
 )
+
+_LIBC = ctypes.CDLL(None)
 
 Step = tuple[str, Callable[[], object]]
 
@@ -380,10 +389,10 @@ held = Held()
 
 def _gloo_descriptors() -> Iterator[tuple[int, int]]:
     """Descriptor and inode of everything registered with an event loop of Gloo."""
-    for task in os.listdir("/proc/self/task"):
-        epoll = _epoll_of(f"/proc/self/task/{task}")
-        if epoll is not None:
-            yield from _registered(epoll)
+    epolls = [_epoll_of(f"/proc/self/task/{task}") for task in os.listdir("/proc/self/task")]
+    named = [entry for epoll in epolls if epoll is not None for entry in _registered(epoll)]
+    for entry in named or _registered_by_class():
+        yield entry.descriptor, entry.inode
 
 
 def _epoll_of(task: str) -> int | None:
@@ -398,22 +407,78 @@ def _epoll_of(task: str) -> int | None:
             os.sched_yield()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    except PermissionError as error:
-        _warn_of_timeouts(str(error))
+    except PermissionError:  # then by class
         return None
     log.warning("Gloo's event thread is busy for long; its connections were not shut down")
     return None
 
 
-def _registered(epoll: int) -> list[tuple[int, int]]:
+@dataclass(frozen=True)
+class _Registered:
+    """An entry of an epoll instance."""
+
+    descriptor: int
+    inode: int
+    #: what the owner registered with it: an address, a number
+    data: int
+
+
+def _registered(epoll: int) -> list[_Registered]:
     try:
         lines = _read(f"/proc/self/fdinfo/{epoll}")
     except FileNotFoundError:
         return []
-    found = re.findall(r"^tfd:\s*(\d+) .*\bino:([0-9a-f]+)", lines, re.MULTILINE)
+    except PermissionError as error:
+        _warn_of_timeouts(str(error))
+        return []
+    found = re.findall(r"^tfd:\s*(\d+) .*\bdata:\s*([0-9a-f]+) .*\bino:([0-9a-f]+)", lines, re.MULTILINE)
     if "tfd:" in lines and not found:
         _warn_of_timeouts("this kernel does not tell which files an epoll instance watches")
-    return [(int(descriptor), int(inode, 16)) for descriptor, inode in found]
+    return [_Registered(int(descriptor), int(inode, 16), int(data, 16)) for descriptor, data, inode in found]
+
+
+def _registered_by_class() -> list[_Registered]:
+    """What Gloo registered, whatever the names of its threads."""
+    found = [entry for epoll in _epolls() for entry in _registered(epoll) if _is_class_of_gloo(entry.data)]
+    if not found and _has_gloo_group():
+        _warn_of_timeouts(f"this build of torch ({torch.__version__}) does not show which connections are Gloo's")
+    return found
+
+
+def _epolls() -> Iterator[int]:
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
+                yield int(name)
+
+
+def _is_class_of_gloo(address: int) -> bool:
+    """Whether a C++ object of Gloo's is at the address: it begins with the address of its class's table."""
+    try:
+        with open("/proc/self/mem", "rb", buffering=0) as memory:  # says no where reading would end the process
+            table = int.from_bytes(os.pread(memory.fileno(), 8, address), sys.byteorder)
+    except (OSError, OverflowError):
+        return False
+    symbol = _Symbol()
+    _LIBC.dladdr(ctypes.c_void_p(table), ctypes.byref(symbol))
+    return (symbol.name or b"").startswith(GLOO_CLASSES)
+
+
+class _Symbol(ctypes.Structure):
+    """``Dl_info`` of the dynamic linker."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _has_gloo_group() -> bool:
+    from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
+
+    return any("gloo" in str(backend) for backend, _ in list(c10d._world.pg_map.values()))
 
 
 @functools.cache

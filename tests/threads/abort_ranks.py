@@ -23,7 +23,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from inprocess.abort import AbortTorchDistributed
+from inprocess import abort, store
+from inprocess.abort import AbortTorchDistributed, held, shutdown_gloo_connections
+from inprocess.interrupt import LONGEST_PAUSE
 from inprocess.state import FrozenState
 from tests.harness import launch
 
@@ -84,6 +86,12 @@ def all_reduce(me: Rank) -> None:
     me.waiting()
     if not me.last:
         dist.all_reduce(torch.ones(1))
+
+
+def unnamed_threads(me: Rank) -> None:
+    """As where Gloo does not name its threads."""
+    abort.GLOO_THREAD = "no thread has this name"
+    all_reduce(me)
 
 
 def barrier(me: Rank) -> None:
@@ -152,7 +160,8 @@ def half_connected_sub_group(me: Rank) -> None:
 
 def got_address(me: Rank, key: str) -> None:
     """With the last rank's address the others connect to it, or wait for its connection. It has published and stops."""
-    if not re.search(rf"/{me.world_size - 1}$", key):
+    address = r"/\d+$" if me.last else rf"/{me.world_size - 1}$"
+    if not re.search(address, key):
         return
     me.waiting()
     if me.last:
@@ -178,7 +187,7 @@ def _gloo_threads() -> int:
 
 @functools.cache  # torch looks the server's name up for every connection, which takes seconds where DNS is slow
 def _connect(port: int) -> Any:
-    return dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
+    return store.TCPStore("127.0.0.1", port, timeout=TIMEOUT)
 
 
 def _store(port: int, cycle: int) -> Any:
@@ -186,7 +195,7 @@ def _store(port: int, cycle: int) -> Any:
 
 
 def _serve() -> Any:
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+    return store.serve("127.0.0.1", 0)
 
 
 def rank_main(
@@ -202,7 +211,10 @@ def rank_main(
     abort = AbortTorchDistributed()
     for cycle, port in enumerate(ports[:-1]):
         me = Rank(rank, world_size, _store(port, cycle), results)
+        held.begin()
         _run_aborted(me, scenario, abort, state, results, orders)
+        orders.recv()  # all have left
+        held.end()
         results.send(("left", leftovers(), 0.0))
     me = Rank(rank, world_size, _store(ports[-1], len(ports)), results)
     me.init()
@@ -227,8 +239,11 @@ def _run_aborted(
         abort(state)
         times.append(time.monotonic())
         me.aborted.set()
+        while not left.wait(LONGEST_PAUSE):  # as the MonitorThread does: a wait may have begun meanwhile
+            shutdown_gloo_connections(state.world_size)
 
     times: list[float] = []
+    left = threading.Event()
     thread = threading.Thread(target=monitor)
     thread.start()
     how = "returned"
@@ -237,6 +252,7 @@ def _run_aborted(
     except Exception as error:
         how = f"{type(error).__name__}: {error}"
     end = time.monotonic()
+    left.set()
     thread.join()
     abort(state)  # what was made meanwhile
     assert not dist.is_initialized()

@@ -33,6 +33,7 @@ Groups = list[dist.ProcessGroupGloo]
     "scenario",
     [
         abort_ranks.all_reduce,
+        abort_ranks.unnamed_threads,
         abort_ranks.barrier,
         abort_ranks.receive,
         abort_ranks.asynchronous,
@@ -74,6 +75,7 @@ def check_released_once(ranks: Ranks, cycle: int, close_store: bool) -> None:
     ranks.order()
     released = ranks.expect("released")
     aborted = ranks.expect("aborted")
+    ranks.order()
     left = ranks.expect("left")
     for (how, seconds), (_, ladder) in zip(released, aborted, strict=True):
         print(f"released after {seconds * 1e3:.1f} ms, ladder {ladder * 1e3:.1f} ms: {how[:60]}")
@@ -96,6 +98,7 @@ def test_fifty_cycles_leave_no_threads_and_descriptors() -> None:
             ranks.order()
             ranks.expect("released")
             ranks.expect("aborted")
+            ranks.order()
             left = [value for value, _ in ranks.expect("left")]
             assert [threads for threads, _ in left] == [0, 0]
             descriptors.append([count for _, count in left])
@@ -255,7 +258,7 @@ def test_unreadable_proc_is_explained(
     abort._warn_of_timeouts.cache_clear()
 
     def refuse(path: str) -> str:
-        if path.endswith("/syscall"):
+        if "/fdinfo/" in path or path.endswith("/syscall"):
             raise PermissionError(13, "Permission denied")
         return read(path)
 
