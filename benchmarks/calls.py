@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from benchmarks import libraries
-from benchmarks.job import Job, free_port, mark, output
+from benchmarks.job import LIBUV, Job, free_port, mark, output
 
 CALLS = 200_000
 ROUND_TRIPS = 3000
@@ -44,7 +44,7 @@ def per_call(loop: Callable[[libraries.Call, int], None], call: libraries.Call) 
 
 def round_trip() -> float:
     """Nanoseconds, the median."""
-    store = dist.TCPStore("127.0.0.1", int(os.environ["BENCHMARK_STORE"]), is_master=False)
+    store = dist.TCPStore("127.0.0.1", int(os.environ["BENCHMARK_STORE"]), is_master=False, use_libuv=LIBUV)
     took = []
     for _ in range(ROUND_TRIPS):
         begin = time.perf_counter_ns()

@@ -28,6 +28,8 @@ import torch.distributed as dist
 ENVIRONMENT = {"RES_OPTIONS": "attempts:0", "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
 os.environ.update(ENVIRONMENT)
 
+#: which of torch's two stores, chosen as torch does
+LIBUV = os.environ.get("USE_LIBUV", "1") == "1"
 #: names the pipe in the environment of the ranks
 PIPE = "BENCHMARK_MARKS"
 #: how long ranks may take to end by themselves when everything has been measured (seconds)
@@ -97,7 +99,7 @@ class Job:
         of a rank takes it away.
         """
         if peer_store:
-            self._keep = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            self._keep = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=LIBUV)
             os.environ["BENCHMARK_STORE"] = str(self._keep.port)
         for rank in range(self.world_size):
             pid = os.fork()

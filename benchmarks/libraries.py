@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from benchmarks.job import mark
+from benchmarks.job import LIBUV, mark
 
 #: of the process group (seconds); torch's default is half an hour
 GLOO_TIMEOUT = 10.0
@@ -72,7 +72,7 @@ def init_process_group(library: str, iteration: int) -> None:
     # has one, where new workers would otherwise read the addresses of the dead
     port = os.environ["MASTER_PORT" if library == "torchrun" else "BENCHMARK_STORE"]
     host = os.environ["MASTER_ADDR"]
-    store = dist.TCPStore(host, int(port), is_master=False, timeout=limit)
+    store = dist.TCPStore(host, int(port), is_master=False, timeout=limit, use_libuv=LIBUV)
     dist.init_process_group(
         "gloo",
         store=dist.PrefixStore(f"iteration{iteration}", store),

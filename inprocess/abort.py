@@ -84,7 +84,8 @@ LET_GO = 1.0
 _KNOCK_TIMEOUT = 0.5
 #: functions of torch that make groups
 _MAKERS = frozenset({"_new_process_group_helper", "init_process_group", "new_group"})
-#: torch's tables of groups, in `distributed_c10d._world`; not every version has all of them
+#: where `distributed_c10d` has torch's tables of groups, and which; not every version has all of them
+WORLD = "_world"
 _TABLES = (
     "comms",
     "pg_map",
@@ -223,16 +224,24 @@ class AbortTransformerEngine(Abort):
 # --- process groups -----------------------------------------------------------------------------------------------
 
 
-def _groups() -> list[Any]:
-    """All process groups, the latest first."""
+def _world() -> Any:
+    """torch's tables of groups; None where this version has none under that name."""
     from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415  (absent where torch is built without)
 
-    names = dict(c10d._world.pg_names)
+    return getattr(c10d, WORLD, None)
+
+
+def _groups() -> list[Any]:
+    """All process groups, the latest first."""
+    names = getattr(_world(), "pg_names", None)
+    if names is None:
+        return [dist.group.WORLD] if dist.is_initialized() else []
+    names = dict(names)
     return sorted(names, key=lambda group: str(names[group]), reverse=True)
 
 
 def _abort_groups(groups: Sequence[Any]) -> None:
-    coalesce = next((backend for backend in map(_cuda_backend, groups) if hasattr(backend, "_group_start")), None)
+    coalesce = next((backend for backend in map(_cuda_backend, groups) if _coalesces(backend)), None)
     if coalesce is not None:
         coalesce._group_start()
     try:
@@ -241,6 +250,10 @@ def _abort_groups(groups: Sequence[Any]) -> None:
     finally:
         if coalesce is not None:
             coalesce._group_end()
+
+
+def _coalesces(backend: Any) -> bool:
+    return hasattr(backend, "_group_start") and hasattr(backend, "_group_end")
 
 
 def _abort_group(group: Any) -> None:
@@ -253,22 +266,45 @@ def _abort_group(group: Any) -> None:
 def _cuda_backend(group: Any) -> Any:
     try:
         return group._get_backend(torch.device("cuda"))
-    except RuntimeError:
+    except (RuntimeError, AttributeError):
         return None
 
 
 def _forget_groups(groups: list[Any]) -> None:
-    """Clear torch's tables, so that init_process_group works again; groups end with the last reference to them."""
+    """Have torch forget its groups, so that init_process_group works again; a group ends with its last reference."""
+    try:
+        _clear_tables()
+    except (AttributeError, ImportError) as error:
+        _warn_of_tables(str(error))
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    held.groups(groups)
+
+
+def _clear_tables() -> None:
     from torch._C import _distributed_c10d as bindings  # noqa: PLC0415
     from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
 
-    c10d._update_default_pg(None)
+    # all that may be missing comes first, so that it is done whole or not at all
+    world, set_default = getattr(c10d, WORLD), c10d._update_default_pg
+    unregister_all = bindings._unregister_all_process_groups
+    set_default(None)
     for table in _TABLES:
-        getattr(c10d._world, table, {}).clear()
-    bindings._unregister_all_process_groups()
+        getattr(world, table, {}).clear()
+    unregister_all()
     # groups are named by number: a rank that began to make one and a rank that did not would never meet again
-    c10d._world.group_count = 0
-    held.groups(groups)
+    world.group_count = 0
+
+
+@functools.cache
+def _warn_of_tables(reason: str) -> None:
+    """Say once what it means when torch's tables are not where they were."""
+    log.warning(
+        "torch %s keeps its process groups in a way that is not known here (%s): they are destroyed with "
+        "destroy_process_group(), which waits for a group that hangs",
+        torch.__version__,
+        reason,
+    )
 
 
 def unfinished() -> bool:
@@ -277,9 +313,7 @@ def unfinished() -> bool:
 
 
 def _groups_begun() -> int:
-    from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
-
-    return int(getattr(c10d._world, "group_count", 0))
+    return int(getattr(_world(), "group_count", 0))
 
 
 def _records_flights() -> bool:
@@ -476,9 +510,7 @@ class _Symbol(ctypes.Structure):
 
 
 def _has_gloo_group() -> bool:
-    from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415
-
-    return any("gloo" in str(backend) for backend, _ in list(c10d._world.pg_map.values()))
+    return any("gloo" in str(backend) for backend, _ in list(getattr(_world(), "pg_map", {}).values()))
 
 
 @functools.cache

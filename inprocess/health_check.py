@@ -96,7 +96,8 @@ class CudaHealthCheck(HealthCheck):
     def __call__(self, state: FrozenState) -> FrozenState:
         import torch  # noqa: PLC0415 - only who checks CUDA pays for it
 
-        if not torch.cuda.is_available() or torch.cuda._is_in_bad_fork():
+        in_bad_fork = getattr(torch.cuda, "_is_in_bad_fork", lambda: False)  # without it CUDA itself says so
+        if not torch.cuda.is_available() or in_bad_fork():
             _not_checked("CUDA", "it is not available in this process")
             return state
         device = local_device()

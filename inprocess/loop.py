@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from torch.distributed import DistError
+import torch.distributed as dist
 
 from inprocess import clock, coordinator, fence
 from inprocess.abort import held, shutdown_gloo_connections, unfinished
@@ -42,6 +42,8 @@ from inprocess.store import PrefixStore, shut_connections
 log = logging.getLogger("inprocess")
 
 T = TypeVar("T")
+#: what torch's stores raise
+DIST_ERROR: type[Exception] = getattr(dist, "DistError", RuntimeError)
 Hook = Callable[[FrozenState], FrozenState] | None
 
 #: how many past phases and events an error shows
@@ -229,7 +231,7 @@ class Loop:
         )
         try:
             self._proposed = self._hooks.assign(ctx).state.freeze()
-        except (DistError, StoreLost):
+        except (DIST_ERROR, StoreLost):
             # the iteration's store was shut down while the assignment talked over it?
             if (start := self._agents.mailbox.take("start", self._book.iteration, VERDICT)) and not start.go:
                 return Event.NO_START

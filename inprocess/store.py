@@ -11,6 +11,7 @@ import dataclasses
 import errno
 import functools
 import importlib
+import importlib.metadata
 import ipaddress
 import json
 import os
@@ -320,11 +321,19 @@ def serve(host: str, port: int, bind: str = "") -> Any:
     number = listener.getsockname()[1]
     local = address if not _is_any(address) else "127.0.0.1" if family == socket.AF_INET else "::1"
     descriptor = listener.detach()  # TCPStore owns it from here on
-    return _with_libuv_or_without(
-        lambda libuv: _TCPStore(
-            local, number, is_master=True, wait_for_workers=False, master_listen_fd=descriptor, use_libuv=libuv
+    try:
+        return _with_libuv_or_without(
+            lambda libuv: _TCPStore(
+                local, number, is_master=True, wait_for_workers=False, master_listen_fd=descriptor, use_libuv=libuv
+            )
         )
-    )
+    except TypeError as error:
+        os.close(descriptor)
+        version = importlib.metadata.version("torch")
+        raise OptionError(
+            f"torch {version} cannot serve a store on a socket that is given to it ({_first_line(error)}): install a "
+            "version that the library was run with, see docs/versions.md"
+        ) from None
 
 
 def _listen(family: socket.AddressFamily, address: str, port: int, bind: str) -> socket.socket:
@@ -471,12 +480,13 @@ def _wait(store: Any, op: Wait) -> bytes | None:
     remaining = float("inf") if op.timeout is None else op.timeout
     while True:
         patience = min(remaining, longest)
+        begin = clock.monotonic()
         try:
             # get waits too, and gives the interpreter lock up once instead of twice
             store.set_timeout(timedelta(seconds=patience))
             return bytes(store.get(op.key))
         except RuntimeError as error:
-            if not _is_timeout(error):
+            if not _is_timeout(error) and not (clock.monotonic() - begin >= patience and _answers(store)):
                 raise StoreLost(
                     f"the store failed while waiting for {op.key!r}: {_first_line(error)}. {_LOST}"
                 ) from None
@@ -486,7 +496,15 @@ def _wait(store: Any, op: Wait) -> bytes | None:
 
 
 def _is_timeout(error: RuntimeError) -> bool:
+    """torch has no class of its own for it; where its words change, the clock and the store itself tell."""
     return "timeout" in str(error).lower() or "timed out" in str(error).lower()
+
+
+def _answers(store: Any) -> bool:
+    try:
+        return store.check([_ABSENT]) is not None
+    except RuntimeError:
+        return False
 
 
 def _first_line(error: BaseException) -> str:

@@ -206,7 +206,10 @@ def _gpu_error() -> None:
 def _gpu_sleep() -> None:
     import torch  # noqa: PLC0415  (only here)
 
-    torch.cuda._sleep(1 << 50)  # type: ignore[no-untyped-call]
+    sleep = getattr(torch.cuda, "_sleep", None)
+    if sleep is None:
+        raise OptionError(f"Fault.GPU_SLEEP: torch {torch.__version__} has no torch.cuda._sleep: choose another fault")
+    sleep(1 << 50)
 
 
 _SIGNALS = {

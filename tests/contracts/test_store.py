@@ -364,6 +364,7 @@ def test_torch_built_without_libuv(monkeypatch: pytest.MonkeyPatch) -> None:
                 raise RuntimeError("use_libuv was requested but PyTorch was build without libuv support")
             super().__init__(*args, use_libuv=use_libuv, **kwargs)
 
+    monkeypatch.delenv("USE_LIBUV", raising=False)
     monkeypatch.setattr(store, "_built_with_libuv", True)
     monkeypatch.setattr(store, "_TCPStore", WithoutLibuv)
     server = store.serve("127.0.0.1", 0)
@@ -373,6 +374,7 @@ def test_torch_built_without_libuv(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_errors_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("USE_LIBUV", raising=False)
     monkeypatch.setattr(store, "_built_with_libuv", True)
 
     def make(libuv: bool) -> None:

@@ -1,0 +1,219 @@
+"""Each name of torch's own that the library uses is taken away once; what happens then is in docs/versions.md."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import logging
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as bindings
+from torch.distributed import distributed_c10d as c10d
+
+from inprocess import abort, loop, store
+from inprocess.abort import AbortTorchDistributed, unfinished
+from inprocess.exception import OptionError, StoreLost
+from inprocess.health_check import CudaHealthCheck
+from inprocess.protocol.ops import Verb, Wait
+from inprocess.state import FrozenState
+from inprocess.tools import inject_fault
+
+STATE = FrozenState(rank=0, world_size=1, initial_rank=0, initial_world_size=1)
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(autouse=True)
+def excepthook(monkeypatch: Patch) -> None:
+    """init_process_group installs one of torch's own."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    init()
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    for thread in threading.enumerate():
+        if thread.name == "inprocess-abort":
+            thread.join()
+
+
+def init() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+# --- torch's groups -----------------------------------------------------------------------------------------------
+
+
+def check_abort_and_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Groups are gone and can be made again, and the log says what is different."""
+    abort._warn_of_tables.cache_clear()
+    with caplog.at_level(logging.WARNING, "inprocess.abort"):
+        for _ in range(2):
+            AbortTorchDistributed()(STATE)
+            assert not dist.is_initialized()
+            assert not unfinished()
+            init()
+            dist.all_reduce(torch.ones(1))
+    assert caplog.text.count("destroy_process_group()") == 1
+
+
+def test_tables_under_another_name(group: None, monkeypatch: Patch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(abort, "WORLD", "_no_such_tables")
+    assert abort._groups() == [dist.group.WORLD]
+    check_abort_and_again(caplog)
+
+
+def test_no_unregister_all_process_groups(group: None, monkeypatch: Patch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.delattr(bindings, "_unregister_all_process_groups")
+    check_abort_and_again(caplog)
+
+
+def test_a_table_that_is_missing(group: None, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(abort, "_TABLES", (*abort._TABLES, "no_such_table"))
+    AbortTorchDistributed()(STATE)
+    assert not dist.is_initialized()
+
+
+class Backend:
+    """A backend of a group, with the methods that are named."""
+
+    def __init__(self, *names: str) -> None:
+        self.called: list[str] = []
+        for name in names:
+            setattr(self, name, lambda name=name: self.called.append(name))
+
+    def _get_backend(self, device: object) -> Any:
+        return self
+
+
+@pytest.mark.parametrize(
+    ("has", "called"),
+    [
+        (("_group_start", "_group_end", "abort"), ["_group_start", "abort", "_group_end"]),
+        (("_group_start", "abort"), ["abort"]),
+        (("_abort",), ["_abort"]),
+        ((), []),
+    ],
+    ids=["all", "no _group_end", "only _abort", "none"],
+)
+def test_a_backend_is_aborted_with_what_it_has(has: tuple[str, ...], called: list[str]) -> None:
+    backend = Backend(*has)
+    abort._abort_groups([backend])
+    assert backend.called == called
+
+
+def test_a_group_that_tells_no_backend() -> None:
+    abort._abort_groups([object()])
+
+
+def test_no_flight_recorder(monkeypatch: Patch, tmp_path: Any) -> None:
+    monkeypatch.delattr(bindings, "_dump_nccl_trace", raising=False)
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "trace"))
+    abort._dump_flight_record(0)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", sorted(abort._MAKERS))
+def test_the_functions_that_make_groups_have_these_names(name: str) -> None:
+    """Where they have others, a wait for a peer that never connects ends at its own timeout."""
+    assert inspect.unwrap(getattr(c10d, name)).__code__.co_filename.endswith("distributed_c10d.py")
+
+
+def test_gloo_that_cannot_be_told_from_others(
+    group: None, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither its threads nor its classes have the names we know: the log says so, once."""
+    monkeypatch.setattr(abort, "GLOO_THREAD", "no thread has this name")
+    monkeypatch.setattr(abort, "GLOO_CLASSES", b"no class")
+    abort._warn_of_timeouts.cache_clear()
+    with caplog.at_level(logging.WARNING, "inprocess.abort"):
+        assert [abort.shutdown_gloo_connections(), abort.shutdown_gloo_connections()] == [0, 0]
+    assert caplog.text.count("end at its own timeout") == 1
+    assert torch.__version__ in caplog.text
+
+
+# --- torch's stores -----------------------------------------------------------------------------------------------
+
+
+class Strange:
+    """A store with a timeout of 0.05 s, or a connection that breaks, in words of its own."""
+
+    def __init__(self, broken: bool) -> None:
+        self._broken = broken
+
+    def set_timeout(self, timeout: object) -> None:
+        pass
+
+    def get(self, key: str) -> bytes:
+        if not self._broken:
+            time.sleep(0.05)
+        raise RuntimeError("les mots ont changé")
+
+    def check(self, keys: list[str]) -> bool:
+        if self._broken:
+            raise RuntimeError("les mots ont changé")
+        return False
+
+
+def wait(seconds: float) -> Verb[bytes | None]:
+    return (yield Wait("key", seconds))
+
+
+def test_a_timeout_in_other_words_is_told_by_the_clock() -> None:
+    assert store.drive(wait(0.05), Strange(broken=False)) is None
+
+
+@pytest.mark.parametrize(("broken", "seconds"), [(True, 0.0), (False, 30.0)], ids=["no answer", "too early"])
+def test_a_lost_store_in_other_words_is_no_timeout(broken: bool, seconds: float) -> None:
+    with pytest.raises(StoreLost, match="les mots"):
+        store.drive(wait(seconds), Strange(broken))
+
+
+def test_no_master_listen_fd(monkeypatch: Patch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise TypeError("__init__(): incompatible constructor arguments")
+
+    monkeypatch.setattr(store, "_TCPStore", refuse)
+    with pytest.raises(OptionError, match=r"torch \d+\.\d+.* cannot serve a store"):
+        store.serve("127.0.0.1", 0)
+
+
+def test_no_libuv_backend_to_ask_for() -> None:
+    """Then it is taken for the newer server."""
+    assert store._uses_libuv(dist.HashStore())
+
+
+def test_no_dist_error(monkeypatch: Patch) -> None:
+    """A second copy of the module, made without it."""
+    monkeypatch.delattr(dist, "DistError")
+    spec = importlib.util.spec_from_file_location("inprocess_loop_again", loop.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    again = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, again)
+    spec.loader.exec_module(again)
+    assert again.DIST_ERROR is RuntimeError
+
+
+# --- CUDA ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_is_in_bad_fork(monkeypatch: Patch) -> None:
+    monkeypatch.delattr(torch.cuda, "_is_in_bad_fork")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert CudaHealthCheck()(STATE) is STATE
+
+
+def test_no_cuda_sleep(monkeypatch: Patch) -> None:
+    monkeypatch.delattr(torch.cuda, "_sleep")
+    with pytest.raises(OptionError, match="choose another fault"):
+        inject_fault._gpu_sleep()
