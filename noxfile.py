@@ -97,3 +97,10 @@ def partitions(session: nox.Session) -> None:
     install(session, "-e", ".[test]")
     files = ("tests/net/test_partitions.py", "tests/net/long_partitions.py")
     session.run("python", "-m", "pytest", *files, *session.posargs)
+
+
+@nox.session(python=["3.10", "3.11", "3.12", "3.13", "3.14"])
+def versions(session: nox.Session) -> None:
+    """On each Python that is found, without torch: what needs none, and its row for docs/versions.md."""
+    session.install("-c", "constraints.txt", "psutil", "pytest", "pytest-timeout", "hypothesis")
+    session.run("python", "-m", "tests.versions", *session.posargs)
