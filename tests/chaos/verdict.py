@@ -140,7 +140,7 @@ def allowed(facts: Facts, rank: int) -> set[Fate]:
     if facts.job.assignment == "pairs" and fate(facts.ranks[rank ^ 1]) != SURVIVES:
         found.add("RankDiscarded")
     if _without_monitor(facts, rank):
-        found |= {"Fenced", *KILLED}
+        found |= {"Fenced", "StoreLost", *KILLED}  # StoreLost: the host goes when it has declared the last one dead
     if facts.job.active(_remaining(facts)) == 0:
         found.add("RestartError")
     if facts.store_lost:
