@@ -11,7 +11,8 @@ from typing import Any
 from tests.harness import Exit, Fault, Hang, HoldGIL, Kill, Raise, Slow, Swallow, Uncopyable, Unpicklable
 from tests.harness.launch import PATIENT
 
-#: seconds; hasty, but a new monitor has to be there before the heartbeats of a killed one are missed, on a busy machine too
+#: seconds; hasty, but a new monitor has to be there before the heartbeats of a killed one are missed, on a busy
+#: machine too
 SOFT, HARD, HEARTBEAT = 1.5, 3.5, 10.0
 OPTIONS = PATIENT | {
     "soft_timeout": SOFT,
