@@ -11,8 +11,9 @@ from typing import Any
 from tests.harness import Exit, Fault, Hang, HoldGIL, Kill, Raise, Slow, Swallow, Uncopyable, Unpicklable
 from tests.harness.launch import PATIENT
 
-#: seconds; hasty, so that hangs and lost hosts are frequent, but not so hasty that a busy machine is taken for one
-SOFT, HARD, HEARTBEAT = 1.5, 3.5, 5.0
+#: seconds; hasty, but a new monitor has to be there before the heartbeats of a killed one are missed, on a busy
+#: machine too
+SOFT, HARD, HEARTBEAT = 1.5, 3.5, 10.0
 OPTIONS = PATIENT | {
     "soft_timeout": SOFT,
     "hard_timeout": HARD,

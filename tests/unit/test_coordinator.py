@@ -314,6 +314,8 @@ def test_over_when_all_are_gone(store: SimStore) -> None:
 
 def test_over_where_one_died_before_it_was_counted(store: SimStore) -> None:
     do(store, coordinator.gone(0, 2), steps=2)
+    assert "gone/0" in store.data
+    assert "gone#" not in store.data
     do(store, coordinator.gone(1, 2))
     assert not do(store, coordinator.await_over(0.0))
     assert do(store, coordinator.await_over(0.0, (0, 1)))
