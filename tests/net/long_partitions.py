@@ -235,6 +235,7 @@ def test_no_function_before_its_first_heartbeat(start, shared):
     run, _ = start(targets.run_with_a_stopped_monitor, [0, 1, 2], busy=0)
     run.wait_event("enter", count=2, iteration=1)
     hostwise.send(hostwise.processes(run, 1)[1:], signal.SIGCONT)
+    run.wait_event("ended")
     shared.finish()
     ranks = run.wait()
     checks.went_on(ranks, without=[1])
