@@ -28,7 +28,8 @@ main thread is in the library's or the caller's code: the handler does nothing, 
 few milliseconds later. There is nothing to open or to close, hence nothing to be late for, and it costs nothing
 while nothing happens.
 
-What is not interrupted inside the window: the few lines of ``atomic`` itself, where a raise could leave its lock held;
+What is not interrupted inside the window: this file's own lines, those of ``atomic`` and of the handler at work on an
+earlier signal, where a raise could leave a lock held, and whatever runs on top of them (a destructor, another handler);
 for the first tenth of a second, the logging module, which holds a lock in that way too; and for ten seconds, an
 import: a module left half imported stays broken in every later iteration.
 
@@ -55,7 +56,8 @@ Waiting for the interpreter
 The abort comes first, while the main thread still runs the function. Where that computes in Python, the abort waits for
 the interpreter lock again and again, and for a processor where there are fewer of them than ranks. So the same handler
 first *parks* the main thread: it waits until the abort is done, and for ``PARK`` seconds at most, since the abort may
-need something, a lock for example, that the function holds.
+need something, a lock for example, that the function holds. The signal that interrupts then usually finds it still in
+the handler, which looks once more before it ends.
 
 Losing the exception
 ~~~~~~~~~~~~~~~~~~~~
@@ -183,13 +185,15 @@ class Interrupter:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         gate = self._gate
-        if gate is not None and gate.interrupting:
-            if gate._may_raise(frame):
-                raise RankShouldRestart("this iteration was interrupted for a restart")
-        elif gate is not None and gate.parking:
+        if gate is None or not (gate.parking or gate.interrupting):
+            if callable(self._previous):
+                self._previous(signum, frame)
+            return
+        if not gate.interrupting:
             gate._park(frame)
-        elif callable(self._previous):
-            self._previous(signum, frame)
+        # no `else`: it may have been asked for meanwhile, by a signal that was not heeded since it found this handler
+        if gate.interrupting and gate._may_raise(frame):
+            raise RankShouldRestart("this iteration was interrupted for a restart")
 
     def _send(self, again: bool) -> None:
         """Make the handler run in the main thread. Monitor thread."""
@@ -309,7 +313,7 @@ class Gate:
 
     def _park(self, frame: FrameType | None) -> None:
         """In the handler."""
-        if frame is None or frame.f_code.co_filename == logging.__file__ or not self._is_inside(frame):
+        if not self._is_inside(frame) or self._runs(logging.__file__, frame):
             return
         if self._abort_ends.acquire(timeout=PARK):
             self._abort_ends.release()
@@ -320,9 +324,9 @@ class Gate:
             return False
         assert frame is not None
         now = clock.monotonic()
-        if frame.f_code.co_filename == logging.__file__ and now - self._asked_at < PATIENCE:
+        if now - self._asked_at < PATIENCE and self._runs(logging.__file__, frame):
             return False
-        if now - self._asked_at < IMPORT_PATIENCE and self._is_importing(frame):
+        if now - self._asked_at < IMPORT_PATIENCE and self._runs(_IMPORT, frame):
             return False
         self._raised_at = now
         self._raised_where = _place(frame)
@@ -331,19 +335,21 @@ class Gate:
         return True
 
     def _is_inside(self, frame: FrameType | None) -> bool:
-        """Whether `frame` belongs to the user's function; the lines of `atomic` do not."""
-        if frame is None or frame.f_code in _ATOMIC_CODE:
+        """Whether `frame` belongs to the user's function, and nothing below it to what must not be cut in half."""
+        if frame is None or frame.f_code is _HANDLE_CODE:
             return False
         while frame is not None and frame.f_code is not _RUN_CODE:
             if frame.f_code is _CALL_CODE and frame.f_locals.get("self") is self:
                 return True
+            if id(frame.f_code) in _WHOLE:
+                return False
             frame = frame.f_back
         return False
 
-    def _is_importing(self, frame: FrameType | None) -> bool:
-        """Whether the user's function is inside an import; `_is_inside` holds."""
+    def _runs(self, filename: str, frame: FrameType | None) -> bool:
+        """Whether the user's function is inside code of that file; `_is_inside` holds."""
         while frame is not None and frame.f_code is not _CALL_CODE:
-            if frame.f_code.co_filename == _IMPORT:
+            if frame.f_code.co_filename == filename:
                 return True
             frame = frame.f_back
         return False
@@ -423,7 +429,7 @@ class Atomic:
         #: whether the main thread is through with the gate
         self.dropped = False
         self._lock = threading.RLock()  # held during a section
-        # under the lock: how many sections deep, and the thread that entered last
+        # under the lock: how many sections deep, and the thread that is in them (0: none)
         self._depth = 0
         self._holder = 0
 
@@ -436,13 +442,19 @@ class Atomic:
         self._holder = threading.get_ident()
 
     def __exit__(self, *exc_info: object) -> None:
-        try:
-            self._depth -= 1
-            self._lock.release()
-        except RuntimeError:
+        if not self.held():
             # a generator that was suspended in a section is closed after drop() took the section away
-            if not self.dropped:
-                raise
+            if self.dropped:
+                return
+            raise RuntimeError("atomic() is left by a thread that is not inside it")
+        self._depth -= 1
+        if not self._depth:
+            self._holder = 0
+        self._lock.release()
+
+    def held(self) -> bool:
+        """Whether this thread is inside a section."""
+        return self._holder == threading.get_ident()
 
     def close(self, on_wait: Callable[[float, str], None]) -> None:
         """Let no section begin any more, and wait for the one that is held."""
@@ -456,7 +468,10 @@ class Atomic:
     def drop(self) -> None:
         """Give up what this thread still holds: Ctrl-C may hit `__enter__` before the section begins."""
         self.dropped = True
-        with contextlib.suppress(RuntimeError):  # raised when it holds nothing
+        if not self._lock.acquire(blocking=False):
+            return  # another thread is in a section
+        self._depth = self._holder = 0
+        with contextlib.suppress(RuntimeError):  # raised when it holds nothing any more
             while True:
                 self._lock.release()
 
@@ -464,11 +479,6 @@ class Atomic:
         ident = self._holder
         name = next((thread.name for thread in threading.enumerate() if thread.ident == ident), str(ident))
         return f"thread {name!r} at {_whereabouts(ident)}"
-
-
-_RUN_CODE = Gate.run.__code__
-_CALL_CODE = Gate._call.__code__
-_ATOMIC_CODE = frozenset({Atomic.__enter__.__code__, Atomic.__exit__.__code__})
 
 
 # --- signals ------------------------------------------------------------------------------------------------------
@@ -525,6 +535,29 @@ def _in_main_thread(fn: Callable[[], None]) -> None:
         _pending.append(fn)
         if ctypes.pythonapi.Py_AddPendingCall(_RUN_PENDING, None) != 0:  # the queue is full: next time
             _pending.clear()
+
+
+# --- code that the handler knows -----------------------------------------------------------------------------------
+
+
+_RUN_CODE = Gate.run.__code__
+_CALL_CODE = Gate._call.__code__
+_HANDLE_CODE = Interrupter._handle.__code__
+#: by identity, since comparing and hashing code objects takes long
+_WHOLE = frozenset(
+    id(function.__code__)
+    for function in (
+        Atomic.__enter__,
+        Atomic.__exit__,
+        Atomic.held,
+        Gate._park,
+        Gate._may_raise,
+        Gate._is_inside,
+        Gate._runs,
+        Interrupter._reinstall,
+        _run_pending,
+    )
+)
 
 
 # --- judging ------------------------------------------------------------------------------------------------------
