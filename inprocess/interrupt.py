@@ -40,8 +40,8 @@ system call: then the handler would run only when that call ends by itself. So t
 first and then less often, until the handler says that it has raised. From the second time on it also calls
 ``PyErr_SetInterruptEx``, which makes Python run the handler even where the thread's signal mask, or a handler set by C
 code, keeps the signal itself away. If the program replaced the Python handler, a pending call puts ours back as soon
-as the main thread runs bytecode; the program's own handler still gets every signal that is not an interruption, and is
-back in its place in the end.
+as the main thread runs bytecode; where it runs none, in a system call, signals that end up in the program's handler
+make it do so. That handler still gets every signal that is not an interruption, and is back in its place in the end.
 
 The kernel keeps every single real-time signal until it is handled, up to RLIMIT_SIGPENDING for all processes of a user
 together, and refuses one more. It needs no such place for a signal to the process as a whole, which the main thread
@@ -64,6 +64,13 @@ Losing the exception
 User code may swallow it: ``except BaseException``, a ``__del__``, a callback from C. If the function has not been left
 ``retry_after`` seconds after a raise (time for its ``finally`` blocks), it is raised again, and the log says where it
 was raised before. What Python itself drops (``sys.unraisablehook``) is noticed at once and raised again at once.
+
+What Python 3.12 leaves behind
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Where a loop runs inside `finally`, `except` or `with`, its compiler forgets one jump in the table of what to undo. An
+exception that a signal handler raises right there leaves another one marked as being handled, for ever: it would keep
+the frames of a dead iteration alive, and become the context of every later exception, an exit for example, which would
+be taken for an answer to the interruption. So the gate puts back what was being handled before.
 """
 
 from __future__ import annotations
@@ -200,9 +207,11 @@ class Interrupter:
         with self._sending:
             if not self._installed:
                 return
-            if signal.getsignal(self.signum) != self._handle:
+            handler = signal.getsignal(self.signum)
+            if handler != self._handle:
                 _in_main_thread(self._reinstall)
-                return
+                if not (again and callable(handler)):
+                    return
             if again:
                 ctypes.pythonapi.PyErr_SetInterruptEx(ctypes.c_int(self.signum))
             try:
@@ -244,6 +253,7 @@ class Gate:
         the interruption (``except BaseException: sys.exit(1)``); also where the interruption hits one of them on its
         way out. A normal return is `Returned`, however late.
         """
+        handled = sys.exc_info()[1]
         try:
             if self.interrupting or self.atomic.closed:
                 return Interrupted()
@@ -251,6 +261,9 @@ class Gate:
         except BaseException as error:
             return self._judge(error)
         finally:
+            if sys.exc_info()[1] is not handled:
+                _set_handled(handled)
+            del handled
             self.atomic.drop()
             self.left.set()
 
@@ -584,6 +597,13 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         yield cause
         seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__
+
+
+def _set_handled(exception: BaseException | None) -> None:
+    """What `sys.exc_info` shows from here on. Before 3.11 this cannot be set, and need not be."""
+    setter = getattr(ctypes.pythonapi, "PyErr_SetHandledException", None)
+    if setter is not None:
+        setter(ctypes.py_object(exception))
 
 
 # --- words --------------------------------------------------------------------------------------------------------

@@ -342,6 +342,26 @@ def test_own_restart_exception_without_interruption_is_an_exception(gate: Gate) 
     assert isinstance(gate.run(fn), Raised)
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="what is being handled cannot be set")
+@pytest.mark.parametrize("outcome", ["returns", "raises"])
+def test_what_stays_marked_as_handled_is_taken_back(gate: Gate, outcome: str) -> None:
+    """As from Python 3.12 on, where a signal handler raises at the end of a round inside `finally`."""
+    error = KeyError()
+
+    def fn() -> None:
+        ctypes.pythonapi.PyErr_SetHandledException(ctypes.py_object(SystemExit()))
+        if outcome == "raises":
+            raise error
+
+    try:
+        raise ValueError
+    except ValueError as outer:
+        result = gate.run(fn)
+        assert sys.exc_info()[1] is outer
+    assert sys.exc_info()[1] is None
+    assert isinstance(result, Returned if outcome == "returns" else Raised)
+
+
 # --- swallowed ----------------------------------------------------------------------------------------------------
 
 
@@ -469,6 +489,23 @@ def test_handler_replaced_by_the_program(gate: Gate, interrupter: Interrupter) -
     interrupter.restore()
     assert signal.getsignal(interrupter.signum) is theirs
     signal.signal(interrupter.signum, signal.SIG_DFL)
+
+
+def test_handler_replaced_by_a_program_that_then_sleeps(gate: Gate, interrupter: Interrupter) -> None:
+    """A pending call does not run inside a system call; the program's handler makes the main thread run bytecode."""
+    calls = []
+
+    def fn(go: Go) -> None:
+        signal.signal(interrupter.signum, lambda signum, frame: calls.append(signum))
+        go()
+        time.sleep(60)
+
+    try:
+        assert run_interrupted(gate, fn) == Interrupted()
+    finally:
+        interrupter.restore()
+        signal.signal(interrupter.signum, signal.SIG_DFL)
+    assert set(calls) <= {interrupter.signum}
 
 
 def test_unanswered_interruption_is_reported(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
