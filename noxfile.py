@@ -1,4 +1,5 @@
 """Everything CI does, one session each: `nox` runs the short ones, `nox -s tests` one of them. Plain venv and pip.
+"""Everything CI does, one session each: `nox` runs all but the long ones, `nox -s tests` one. Plain venv and pip.
 
 The pins are those of constraints.txt, so a run here and a run elsewhere use the same versions.
 """
@@ -97,3 +98,14 @@ def partitions(session: nox.Session) -> None:
     install(session, "-e", ".[test]")
     files = ("tests/net/test_partitions.py", "tests/net/long_partitions.py")
     session.run("python", "-m", "pytest", *files, *session.posargs)
+def torture(session: nox.Session) -> None:
+    """Long: functions of all kinds interrupted at any moment, for ten minutes; `-- --seconds 60 --seed 1`."""
+    install(session, "-e", ".")
+    session.run("python", "-m", "tests.torture", *session.posargs)
+
+
+@nox.session
+def leaks(session: nox.Session) -> None:
+    """Long: a thousand restarts of each kind, and what grows with them; `-- --restarts 200 --kind ordinary`."""
+    install(session, "-e", ".[test]")
+    session.run("python", "-m", "tests.growth", *session.posargs)

@@ -8,9 +8,11 @@ import platform
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 
-from .engine import BOUND, Lost, Torture
-from .shapes import SHAPES
+from .engine import BOUND, Counts, Lost, Torture, watched
+from .placements import everywhere
+from .shapes import SHAPES, Shape
 
 #: seconds between two lines of progress
 REPORT = 30.0
@@ -23,10 +25,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--shape", action="append", choices=sorted(SHAPES), help="only this kind of function; repeatable"
     )
+    parser.add_argument("--no-placements", action="store_true", help="leave out the part in which nothing is random")
     options = parser.parse_args(arguments)
-    warnings.simplefilter("ignore", ResourceWarning)  # an event loop that was interrupted is not closed
+    warnings.simplefilter("ignore")  # an event loop that was interrupted is not closed, a coroutine not awaited
     seed = int(time.time()) if options.seed is None else options.seed
     print(f"Python {platform.python_version()}, seed {seed}, {options.seconds:g} s", flush=True)
+    if not options.no_placements:
+        place([SHAPES[name] for name in options.shape or SHAPES if SHAPES[name].cheap])
     torture = Torture(seed, options.shape or tuple(SHAPES))
     begin = time.monotonic()
     try:
@@ -39,6 +44,13 @@ def main(arguments: list[str]) -> int:
         faulthandler.cancel_dump_traceback_later()
         report(torture, time.monotonic() - begin)
     return 0
+
+
+def place(shapes: Sequence[Shape]) -> None:
+    """Every placement of every cheap kind of function."""
+    with watched([], Counts()):
+        counts = [everywhere(shape) for shape in shapes]
+    print(f"{sum(counts):,} placements, one at each instruction of {len(counts)} kinds of functions", flush=True)
 
 
 def play(torture: Torture, end: float) -> None:

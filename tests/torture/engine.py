@@ -27,6 +27,7 @@ from typing import Any
 from inprocess.board import Board
 from inprocess.call_wrapper import CallWrapper
 from inprocess.exception import RankShouldRestart
+from inprocess.interpreter import interpreter
 from inprocess.interrupt import Gate, Interrupted, Interrupter, Outcome, Raised, Returned
 
 from . import shapes
@@ -103,6 +104,8 @@ class Asker(threading.Thread):
         shapes.spin(order.spin)
         if order.sleep:
             time.sleep(order.sleep)
+        if order.hurry:
+            interpreter.hurry()
         gate.close_for_abort()
         begun = None if run is None else run.begun
         if run is not None and run.begun != run.ended:
@@ -178,7 +181,7 @@ class Torture:
         self._stack.callback(self.asker.join)
         self._stack.callback(self.asker.orders.put, None)
         self._stack.enter_context(_surroundings_kept())
-        self._stack.enter_context(_watched(self.asker.problems, self.counts))
+        self._stack.enter_context(watched(self.asker.problems, self.counts))
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -187,7 +190,9 @@ class Torture:
     def batch(self, storm: bool, windows: int = 0) -> None:
         """Some windows in the same surroundings. Raises Lost with the seed and the story."""
         noise = self._surroundings()
+        chosen = sys.getswitchinterval(), gc.isenabled()
         self._interrupter.install()
+        interpreter.begin()
         end = time.monotonic() + LONGEST
         try:
             if storm:
@@ -198,12 +203,16 @@ class Torture:
             raise Lost(f"{self._story()}: it was raised outside") from error
         finally:
             self._end_batch(noise)
-        self._check("after a batch", "" if signal.getsignal(self._interrupter.signum) == signal.SIG_DFL else "handler")
+        restored = signal.getsignal(self._interrupter.signum) == signal.SIG_DFL
+        self._check("after a batch", "" if restored else "the handler is not what it was")
+        found = sys.getswitchinterval(), gc.isenabled()
+        kept = abs(found[0] - chosen[0]) < 2e-6 and found[1] is chosen[1]  # Python counts in microseconds
+        self._check("after a batch", "" if kept else f"the interpreter is at {found} instead of {chosen}")
 
     def _surroundings(self) -> list[Noise]:
         chance = self.chance
         sys.setswitchinterval(10 ** chance.uniform(-6, -2.3))
-        gc.set_threshold(chance.choice((1, 10, 700, 10_000)), 10, 10)
+        gc.set_threshold(chance.choice((100, 700, 10_000)), 10, 10)
         (gc.enable if chance.random() < 0.7 else gc.disable)()
         noise = [Noise(chance.choice((0, 1e-5, 1e-3))) for _ in range(chance.choice((0, 0, 1, 2)))]
         for thread in noise:
@@ -212,6 +221,7 @@ class Torture:
 
     def _end_batch(self, noise: list[Noise]) -> None:
         self._interrupter.restore()
+        interpreter.end()
         for thread in noise:
             thread.over = True
         for thread in noise:
@@ -248,6 +258,7 @@ class Torture:
             spin=int(10 ** chance.uniform(0, 3.5)) if chance.random() < 0.8 else 0,
             sleep=0.0 if chance.random() < 0.8 else 10 ** chance.uniform(-5, -3),
             park=chance.choice((None, 0.0, 1e-4, 1e-3)),
+            hurry=chance.random() < 0.5,
             retry_after=10 ** chance.uniform(-3, -1.7),
         )
 
@@ -255,6 +266,7 @@ class Torture:
         gate = self._interrupter.new_gate() if order is None else order.gate
         run = Run(gate, self._inner, steps, self._call)
         self._call._gate = gate
+        interpreter.relax()
         if order is not None:
             self._plan(run, order, moment)
         outcome = gate.run(_leaving if moment is Moment.LEAVING else _entering, (shape, run))
@@ -310,7 +322,7 @@ class Torture:
         self.outcomes[name, kind] += 1
         if run.order is not None:
             self.moments[moment.value] += 1
-            self._check(name, _left_as_it_was(run, self._call, self._interrupter))
+            self._check(name, left_as_it_was(run, self._call, self._interrupter))
 
     def _check(self, where: str, problem: str) -> None:
         problems = [problem] if problem else []
@@ -341,7 +353,7 @@ def judge(shape: Shape, run: Run, outcome: Outcome) -> str:
         return f"{run.begun} sections began, {run.ended} ended"
     if isinstance(outcome, Raised):
         return "" if run.error is not None and outcome.exception is run.error else f"it raised {outcome.exception!r}"
-    if run.raising:
+    if run.raising and sys.version_info >= (3, 11):  # 3.10 looks for signals where an exception is raised again
         return f"{run.error!r} was on its way out, and the outcome is {outcome}"
     if isinstance(outcome, Interrupted):
         if not gate.atomic.closed:
@@ -354,7 +366,7 @@ def judge(shape: Shape, run: Run, outcome: Outcome) -> str:
     return "a function without end has returned" if run.endless and run.asked and not shape.swallows else ""
 
 
-def _left_as_it_was(run: Run, call: CallWrapper, interrupter: Interrupter) -> str:
+def left_as_it_was(run: Run, call: CallWrapper, interrupter: Interrupter) -> str:
     """What a window has left behind, in words."""
     gate = run.gate
     if gate._abort_ends.locked():
@@ -387,7 +399,7 @@ def _surroundings_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _watched(problems: list[str], counts: Counts) -> Iterator[None]:
+def watched(problems: list[str], counts: Counts) -> Iterator[None]:
     """Notice exceptions that end up anywhere else; count what the library reports."""
 
     def unraisable(info: Any) -> None:

@@ -25,6 +25,8 @@ class Order:
     sleep: float = 0.0
     #: seconds for which the main thread is parked; None: not at all
     park: float | None = None
+    #: whether the interpreter is made to hurry before it
+    hurry: bool = False
     #: seconds after which a raise that did not end the function is repeated
     retry_after: float = 0.02
 

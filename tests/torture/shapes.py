@@ -175,7 +175,7 @@ def leaves_the_job(run: Run) -> Run:
     try:
         raise run.error
     finally:
-        run.raising = True
+        run.raising = sys.exc_info()[1] is run.error
         while run.on():
             spin()
 
@@ -633,6 +633,14 @@ def timer_of_its_own(run: Run) -> Run:
             spin()
             run.ended += 1
     signal.setitimer(signal.ITIMER_REAL, 0)
+    return run
+
+
+@shape(cheap=True)
+def signals_of_ours(run: Run) -> Run:
+    """As if many came late, or somebody else used the same one."""
+    while run.on():
+        signal.raise_signal(run.gate._interrupter.signum)
     return run
 
 
