@@ -206,8 +206,7 @@ class Torture:
         restored = signal.getsignal(self._interrupter.signum) == signal.SIG_DFL
         self._check("after a batch", "" if restored else "the handler is not what it was")
         found = sys.getswitchinterval(), gc.isenabled()
-        kept = abs(found[0] - chosen[0]) < 2e-6 and found[1] is chosen[1]  # Python counts in microseconds
-        self._check("after a batch", "" if kept else f"the interpreter is at {found} instead of {chosen}")
+        self._check("after a batch", "" if found == chosen else f"the interpreter is at {found} instead of {chosen}")
 
     def _surroundings(self) -> list[Noise]:
         chance = self.chance
