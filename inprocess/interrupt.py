@@ -77,11 +77,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import inspect
 import logging
 import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -110,6 +112,7 @@ REPORT_EVERY = 1.0
 PLACES = 3
 
 _IMPORT = "<frozen importlib._bootstrap>"
+_GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 @dataclass(frozen=True)
@@ -259,13 +262,15 @@ class Gate:
                 return Interrupted()
             return Returned(self._call(fn, args, kwargs or {}))
         except BaseException as error:
-            return self._judge(error)
+            return self._judge(error, handled)
         finally:
             if sys.exc_info()[1] is not handled:
                 _set_handled(handled)
             del handled
             self.atomic.drop()
             self.left.set()
+            # this frame lives as long as a traceback that somebody keeps
+            del self, fn, args, kwargs
 
     def close_for_abort(self, on_wait: Callable[[float, str], None] | None = None) -> None:
         """From now on no `atomic` section begins; return once none is held. Monitor thread, before the abort.
@@ -313,16 +318,15 @@ class Gate:
     def _call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return fn(*args, **kwargs)
 
-    def _judge(self, error: BaseException) -> Outcome:
-        if isinstance(error, RankShouldRestart):
-            error = _under_way(error)
+    def _judge(self, raised: BaseException, outer: BaseException | None) -> Outcome:
+        """What it means that the function raised; ``outer`` was being handled before it was called."""
+        error = _under_way(raised) if isinstance(raised, RankShouldRestart) else raised
         if not (self.interrupting or self.atomic.closed) or isinstance(error, RestartAbort | KeyboardInterrupt):
             return Raised(error)
         if isinstance(error, SystemExit) and not _answers_interruption(error):
             return Raised(error)
-        if isinstance(error, RankShouldRestart):
-            return Interrupted()
-        return Interrupted(_in_words(error))
+        _let_go(raised, outer)
+        return Interrupted("" if isinstance(error, RankShouldRestart) else _in_words(error))
 
     def _park(self, frame: FrameType | None) -> None:
         """In the handler."""
@@ -597,6 +601,22 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         yield cause
         seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__
+
+
+def _let_go(error: BaseException, outer: BaseException | None) -> None:
+    """Empty the frames that the function was left through.
+
+    A program that keeps the exception, in a list of errors perhaps, would keep tensors and process groups with it, and
+    with each group threads and sockets. ``outer`` was being handled before the function was called.
+    """
+    for each in _chain(error):
+        if each is outer:
+            return
+        for frame, _ in traceback.walk_tb(each.__traceback__):
+            # a generator may have caught an earlier one and go on
+            if each is error or not frame.f_code.co_flags & _GENERATORS:
+                with contextlib.suppress(RuntimeError):  # still running
+                    frame.clear()
 
 
 def _set_handled(exception: BaseException | None) -> None:

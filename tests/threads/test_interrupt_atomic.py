@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -371,6 +372,47 @@ def test_section_of_a_generator_that_is_closed_in_the_next_iteration(
     call._gate = interrupter.new_gate()
     suspended.close()
     assert not call._board.snapshot().atomic
+
+
+@pytest.mark.parametrize("answer", ["same", "another"])
+def test_an_exception_that_the_program_keeps_keeps_nothing_else(interrupter: Interrupter, answer: str) -> None:
+    """Else each restart would leave a process group behind, with its threads and sockets, and a gate of ours."""
+
+    class Tensor:
+        freed = 0
+
+        def __del__(self) -> None:
+            Tensor.freed += 1
+
+    def inner() -> None:
+        tensor = Tensor()
+        assert tensor
+        raise RankShouldRestart
+
+    def fn(gate: Gate) -> None:
+        gate.atomic.closed = True
+        del gate
+        try:
+            inner()
+        except BaseException as error:
+            kept.append(error)
+            if answer == "same":
+                raise
+        raise ValueError from kept[0]
+
+    kept: list[BaseException] = []
+    gate = interrupter.new_gate()
+    reference = weakref.ref(gate)
+    gc.disable()
+    try:
+        assert isinstance(gate.run(fn, (gate,)), Interrupted)
+        assert Tensor.freed == 1
+        interrupter._gate = None
+        del gate
+        assert reference() is None
+    finally:
+        gc.enable()
+    assert kept
 
 
 def test_atomic_is_cheap(gate: Gate) -> None:

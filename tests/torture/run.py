@@ -93,6 +93,13 @@ class Run:
     def starts(self, target: Callable[[], object], stop: Callable[[], object] = lambda: None) -> threading.Thread:
         """A thread that is stopped and joined after the window, whatever became of the function."""
         thread = threading.Thread(target=target, name="of the function")
-        self.after.append(lambda: (stop(), thread.ident is None or thread.join()))
+
+        def join() -> None:
+            stop()
+            if thread.ident is not None:
+                thread._started.wait()  # type: ignore[attr-defined]  # start() may have been interrupted
+                thread.join()
+
+        self.after.append(join)
         thread.start()
         return thread
