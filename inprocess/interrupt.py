@@ -30,8 +30,9 @@ while nothing happens.
 
 What is not interrupted inside the window: this file's own lines, those of ``atomic`` and of the handler at work on an
 earlier signal, where a raise could leave a lock held, and whatever runs on top of them (a destructor, another handler);
-for the first tenth of a second, the logging module, which holds a lock in that way too; and for ten seconds, an
-import: a module left half imported stays broken in every later iteration.
+for the first tenth of a second, the logging module and the two lines with which `threading` takes and gives back the
+lock of a condition, an event, a queue or a thread that starts, for the same reason: that thread would never come up;
+and for ten seconds, an import: a module left half imported stays broken in every later iteration.
 
 Losing the signal
 ~~~~~~~~~~~~~~~~~
@@ -101,7 +102,7 @@ FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.05
 #: seconds for which the main thread waits for the abort at most
 PARK = 0.05
-#: seconds for which logging code is left alone
+#: seconds for which code of the standard library that takes a lock is left alone
 PATIENCE = 0.1
 #: seconds for which an import is left alone: a module that is imported by half stays broken in every later iteration
 IMPORT_PATIENCE = 10.0
@@ -241,6 +242,8 @@ class Gate:
         self.parking = False
         self._abort_ends = threading.Lock()  # held by the monitor thread during the abort
         self._interrupter = interrupter
+        # whether `run` is at work; main thread only
+        self._running = False
         # written by the monitor thread when it asks, by the main thread when it has raised
         self._armed = False
         self._asked_at = 0.0
@@ -257,6 +260,7 @@ class Gate:
         way out. A normal return is `Returned`, however late.
         """
         handled = sys.exc_info()[1]
+        self._running = True
         try:
             if self.interrupting or self.atomic.closed:
                 return Interrupted()
@@ -268,6 +272,7 @@ class Gate:
                 _set_handled(handled)
             del handled
             self.atomic.drop()
+            self._running = False
             self.left.set()
             # this frame lives as long as a traceback that somebody keeps
             del self, fn, args, kwargs
@@ -341,7 +346,7 @@ class Gate:
             return False
         assert frame is not None
         now = clock.monotonic()
-        if now - self._asked_at < PATIENCE and self._runs(logging.__file__, frame):
+        if now - self._asked_at < PATIENCE and (frame.f_code in _LOCKING or self._runs(logging.__file__, frame)):
             return False
         if now - self._asked_at < IMPORT_PATIENCE and self._runs(_IMPORT, frame):
             return False
@@ -356,8 +361,9 @@ class Gate:
         if frame is None or frame.f_code is _HANDLE_CODE:
             return False
         while frame is not None and frame.f_code is not _RUN_CODE:
-            if frame.f_code is _CALL_CODE and frame.f_locals.get("self") is self:
-                return True
+            if frame.f_code is _CALL_CODE:
+                # not by asking the frame for `self`: it would keep that for ever, also when it is emptied
+                return self._running
             if id(frame.f_code) in _WHOLE:
                 return False
             frame = frame.f_back
@@ -559,6 +565,7 @@ def _in_main_thread(fn: Callable[[], None]) -> None:
 
 _RUN_CODE = Gate.run.__code__
 _CALL_CODE = Gate._call.__code__
+_LOCKING = (threading.Condition.__enter__.__code__, threading.Condition.__exit__.__code__)
 _HANDLE_CODE = Interrupter._handle.__code__
 #: by identity, since comparing and hashing code objects takes long
 _WHOLE = frozenset(

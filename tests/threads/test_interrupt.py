@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -360,6 +362,54 @@ def test_what_stays_marked_as_handled_is_taken_back(gate: Gate, outcome: str) ->
         assert sys.exc_info()[1] is outer
     assert sys.exc_info()[1] is None
     assert isinstance(result, Returned if outcome == "returns" else Raised)
+
+
+@pytest.mark.parametrize("which", ["__enter__", "__exit__"])
+def test_condition_that_is_just_taken_or_given_back(gate: Gate, interrupter: Interrupter, which: str) -> None:
+    """At each of its instructions. Its lock would stay held, and a thread that is starting would never come up."""
+    code = getattr(threading.Condition, which).__code__
+    places = []
+    lock = threading.Lock()
+    condition = threading.Condition(lock)
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        frame.f_trace_opcodes = frame.f_code is code
+        if event == "opcode":
+            places.append(frame.f_lasti)
+            gate._asked_at = time.monotonic()
+            gate.atomic.closed = gate.interrupting = gate._armed = True
+            interrupter._handle(interrupter.signum, frame)
+        return trace
+
+    def fn() -> None:
+        sys.settrace(trace)
+        with condition:
+            pass
+        sys.settrace(None)
+        signal.raise_signal(interrupter.signum)
+
+    before = sys.gettrace()
+    try:
+        assert gate.run(fn) == Interrupted()
+    finally:
+        sys.settrace(before)
+    assert len(places) > 3
+    assert not lock.locked()
+    assert "in fn" in gate._raised_where
+
+
+def test_older_function_on_the_stack_is_not_the_one_to_be_left(interrupter: Interrupter) -> None:
+    """A newer gate that has not been entered yet, or has been left, is asked about."""
+
+    def outer() -> str:
+        inner = interrupter.new_gate()
+        inner.atomic.closed = inner.interrupting = inner._armed = True
+        signal.raise_signal(interrupter.signum)
+        assert inner.run(pytest.fail) == Interrupted()
+        signal.raise_signal(interrupter.signum)
+        return "not left"
+
+    assert interrupter.new_gate().run(outer) == Returned("not left")
 
 
 # --- swallowed ----------------------------------------------------------------------------------------------------
