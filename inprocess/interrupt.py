@@ -78,6 +78,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import inspect
 import logging
 import os
@@ -423,19 +424,19 @@ class Gate:
     def _watching_unraisable(self) -> Iterator[None]:
         """Notice an interruption that Python drops, instead of having it printed."""
         previous = sys.unraisablehook
-
-        def hook(unraisable: sys.UnraisableHookArgs) -> None:
-            if self.interrupting and isinstance(unraisable.exc_value, RankShouldRestart):
-                self._dropped = True
-            else:
-                previous(unraisable)
-
+        hook = functools.partial(self._note_dropped, previous)
         sys.unraisablehook = hook
         try:
             yield
         finally:
             if sys.unraisablehook is hook:
                 sys.unraisablehook = previous
+
+    def _note_dropped(self, previous: Callable[[Any], Any], unraisable: sys.UnraisableHookArgs) -> None:
+        if self.interrupting and isinstance(unraisable.exc_value, RankShouldRestart):
+            self._dropped = True
+        else:
+            previous(unraisable)
 
 
 class Atomic:
@@ -578,6 +579,7 @@ _WHOLE = frozenset(
         Gate._may_raise,
         Gate._is_inside,
         Gate._runs,
+        Gate._note_dropped,
         Interrupter._reinstall,
         _run_pending,
     )

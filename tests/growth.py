@@ -3,7 +3,8 @@
 Each rank takes a sample now and then when it enters the function: what it holds, what its monitor holds, how many keys
 the job's store has. What an early stretch of samples and a late one differ by, per restart, must be less than
 `TOLERANCE`.
-The control does without this library what a restart does to torch: groups are made and destroyed, and nothing else.
+The controls do without this library what a restart does to torch: groups are made and destroyed, with an all-reduce
+that succeeds or fails. What they grow by is torch's own; the tolerance for bytes is a little more than that.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ from tests.ranks import targets
 #: what one restart may add on average. Numbers of things: nothing, but for those that are just ending or beginning when
 #: the sample is taken
 TOLERANCE: Mapping[str, float] = {
-    "heap": 256,  # bytes that malloc has given out
-    "blocks": 0.5,  # blocks of Python's allocator
+    "heap": 4096,  # bytes that malloc has given out
+    "blocks": 2.0,  # blocks of Python's allocator
     "rss": 4096,
-    "uss": 4096,
-    "monitor rss": 2048,
-    "monitor uss": 2048,
+    "uss": 8192,  # of a process that was forked: pages of its parent count from the first write on
+    "monitor rss": 1024,  # the one that serves the store: see keys
+    "monitor uss": 1024,
     "threads": 0.01,
     "descriptors": 0.02,
     "sockets": 0.02,
@@ -56,8 +57,21 @@ TOLERANCE: Mapping[str, float] = {
     "loggers": 0.01,
     "keys": 2.01,  # an outcome and a roster of each iteration stay, see coordinator.forget
 }
+#: of these there may be no more late than early, in a run of any length
+COUNTED = (
+    "threads",
+    "descriptors",
+    "sockets",
+    "library",
+    "tensors",
+    "groups",
+    "tables",
+    "stores",
+    "modules",
+    "loggers",
+)
 #: what the user's own list of exceptions adds in the kind `kept`: the exception, its frames, what is in them
-KEPT_MORE: Mapping[str, float] = {"heap": 8192, "blocks": 80, "rss": 12288, "uss": 12288, "objects": 40}
+KEPT_MORE: Mapping[str, float] = {"heap": 8192, "blocks": 80, "rss": 12288, "uss": 20480, "objects": 40}
 
 #: torch's own, of process groups
 TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg", "pg_to_tag")
@@ -146,17 +160,18 @@ KINDS: dict[str, Callable[[bool], None]] = {
     "ddp": _ddp,
     "kept": _keep,
 }
+CONTROLS = ("control", "failing")
 
 
 def _sample(context: Context, call: Any) -> dict[str, float]:
     """What this process and its monitor hold now. The groups of the last iteration end in the background."""
     gc.collect()
-    me = psutil.Process()
-    memory = me.memory_full_info()
-    numbers = {"rss": memory.rss, "uss": memory.uss} | _monitor() | _python()
+    numbers = _python()
+    if context.args["memory"]:
+        numbers |= _own_memory() | _monitor()
     links = [_link(name) for name in os.listdir("/proc/self/fd")]
     numbers |= {
-        "threads": me.num_threads(),
+        "threads": psutil.Process().num_threads(),
         "descriptors": len(links),
         "sockets": sum(link.startswith("socket:") for link in links),
     }
@@ -216,37 +231,44 @@ def _base_store(context: Context) -> Any:
 
 
 def run_control(context: Context) -> Any:
-    """Groups made and destroyed, an all-reduce in each, over one store; this library is not used."""
+    """Groups made and destroyed, an all-reduce in each, and connections to a store; this library is not used."""
     rank, size = targets.place_in_world()
     hook = sys.excepthook
-    base = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), size, rank == 0, targets.LONG)
+    port = int(os.environ["MASTER_PORT"])
+    base = dist.TCPStore("127.0.0.1", port, size, rank == 0, targets.LONG)
     for number in range(context.args["restarts"] + 1):
         if number % context.args["every"] == 0:
             context.emit("sample", iteration=number, **(_python() | _own_memory()))
-        store = dist.PrefixStore(str(number), base)
+        store = None  # the last group and its connections end here
+        clients = [dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False) for _ in range(2)]
+        store = dist.PrefixStore(str(number), clients[0])
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=targets.LONG)
         targets.check_sum(size)
+        if context.args["kind"] == "failing" and rank > 0:
+            with contextlib.suppress(RuntimeError):  # rank 0 is gone
+                dist.all_reduce(torch.ones(1000))
         dist.destroy_process_group()
+    del base
     sys.excepthook = hook
     return "done"
 
 
 def _own_memory() -> dict[str, float]:
     memory = psutil.Process().memory_full_info()
-    return {"rss": memory.rss, "uss": memory.uss, "threads": psutil.Process().num_threads()}
+    return {"rss": memory.rss, "uss": memory.uss}
 
 
 # --- in the parent --------------------------------------------------------------------------------------------------
 
 
 def series(
-    kind: str, size: int, restarts: int, every: int, deadline: float
+    start: Callable[..., Run], kind: str, size: int, restarts: int, every: int, deadline: float, memory: bool = True
 ) -> dict[tuple[int, str], list[tuple[int, float]]]:
     """(rank, name of a number) -> its values by iteration."""
-    target = run_control if kind == "control" else run_kind
-    args = {"kind": kind, "restarts": restarts, "every": every}
+    target = run_control if kind in CONTROLS else run_kind
+    args = {"kind": kind, "restarts": restarts, "every": every, "memory": memory}
     with contextlib.redirect_stdout(io.StringIO()) as story:
-        ranks = Run(target, size, args=args).wait(deadline, check=kind != "control")
+        ranks = start(target, size, args=args).wait(deadline, check=kind not in CONTROLS)
     assert [rank.exception for rank in ranks] == [None] * size, [rank.trace for rank in ranks]
     assert all(len(rank.of("sample")) > restarts // every for rank in ranks), story.getvalue()
     found: dict[tuple[int, str], list[tuple[int, float]]] = {}
@@ -299,7 +321,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.growth", description=__doc__)
     parser.add_argument("--restarts", type=int, default=1000)
     parser.add_argument("--ranks", type=int, action="append", help="default: 2 and 3")
-    parser.add_argument("--kind", action="append", choices=[*KINDS, "control"], help="default: all")
+    parser.add_argument("--kind", action="append", choices=[*KINDS, *CONTROLS], help="default: all")
     parser.add_argument("--every", type=int, default=10, help="iterations between two samples")
     parser.add_argument("--csv", help="write all samples into this file")
     options = parser.parse_args(arguments)
@@ -308,11 +330,11 @@ def main(arguments: list[str]) -> int:
     wrong: list[str] = []
     rows: list[tuple[object, ...]] = []
     for size in options.ranks or [2, 3]:
-        for kind in options.kind or [*KINDS, "control"]:
+        for kind in options.kind or [*KINDS, *CONTROLS]:
             begin = time.monotonic()
-            found = series(kind, size, options.restarts, options.every, deadline=options.restarts * 2 + 60)
+            found = series(Run, kind, size, options.restarts, options.every, deadline=options.restarts * 2 + 60)
             print(table(found, kind), f"{size} ranks, {time.monotonic() - begin:.0f} s\n", sep="\n", flush=True)
-            wrong += grown(found, kind) if kind != "control" else []
+            wrong += grown(found, kind) if kind in KINDS else []
             rows += [(kind, size, rank, name, *point) for (rank, name), points in found.items() for point in points]
     if options.csv:
         with open(options.csv, "w", newline="") as file:

@@ -465,6 +465,25 @@ def test_dropped_by_a_destructor_is_raised_again_at_once(
     assert sys.unraisablehook is hook
 
 
+def test_interruption_on_top_of_the_hook_waits(gate: Gate, interrupter: Interrupter) -> None:
+    """What is raised in the hook itself is dropped as well, and nobody is told."""
+    raised = []
+
+    def previous(unraisable: object) -> None:
+        gate.atomic.closed = gate.interrupting = gate._armed = True
+        try:
+            signal.raise_signal(interrupter.signum)
+        except RankShouldRestart:
+            raised.append(True)
+
+    def fn() -> None:
+        gate._note_dropped(previous, None)  # type: ignore[arg-type]
+        signal.raise_signal(interrupter.signum)
+
+    assert gate.run(fn) == Interrupted()
+    assert not raised
+
+
 def test_other_unraisable_exceptions_reach_the_hook_that_was_there(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(sys, "unraisablehook", lambda info: seen.append(info.exc_type))
