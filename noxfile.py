@@ -1,5 +1,4 @@
 """Everything CI does, one session each: `nox` runs the short ones, `nox -s tests` one of them. Plain venv and pip.
-"""Everything CI does, one session each: `nox` runs all but the long ones, `nox -s tests` one. Plain venv and pip.
 
 The pins are those of constraints.txt, so a run here and a run elsewhere use the same versions.
 """
@@ -98,6 +97,9 @@ def partitions(session: nox.Session) -> None:
     install(session, "-e", ".[test]")
     files = ("tests/net/test_partitions.py", "tests/net/long_partitions.py")
     session.run("python", "-m", "pytest", *files, *session.posargs)
+
+
+@nox.session
 def torture(session: nox.Session) -> None:
     """Long: functions of all kinds interrupted at any moment, for ten minutes; `-- --seconds 60 --seed 1`."""
     install(session, "-e", ".")

@@ -21,8 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
