@@ -48,9 +48,9 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """Long: thousands of simulated seeds; arguments replace the default amount."""
+    """Long: simulated jobs stopped at every crash point, then 50,000 random ones; arguments replace these."""
     install(session, "-e", ".[test]")
-    session.run("python", "-m", "tests.sim", *(session.posargs or ["--soak", "5000"]))
+    session.run("python", "-m", "tests.sim", *(session.posargs or ["--crash-points", "--soak", "50000"]))
 
 
 @nox.session
@@ -104,3 +104,17 @@ def versions(session: nox.Session) -> None:
     """On each Python that is found, without torch: what needs none, and its row for docs/versions.md."""
     session.install("-c", "constraints.txt", "psutil", "pytest", "pytest-timeout", "hypothesis")
     session.run("python", "-m", "tests.versions", *session.posargs)
+
+
+@nox.session
+def torture(session: nox.Session) -> None:
+    """Long: functions of all kinds interrupted at any moment, for ten minutes; `-- --seconds 60 --seed 1`."""
+    install(session, "-e", ".")
+    session.run("python", "-m", "tests.torture", *session.posargs)
+
+
+@nox.session
+def leaks(session: nox.Session) -> None:
+    """Long: a thousand restarts of each kind, and what grows with them; `-- --restarts 200 --kind ordinary`."""
+    install(session, "-e", ".[test]")
+    session.run("python", "-m", "tests.growth", *session.posargs)

@@ -38,7 +38,6 @@ class CallWrapper:
         self._make_store = make_store
         # set by the loop in each iteration
         self._gate: Gate | None = None
-        self._atomic = _Atomic(self)
         self._state: FrozenState | None = None
         self._seen: dict[str, tuple[int, float]] = {}
 
@@ -82,7 +81,7 @@ class CallWrapper:
         ``heartbeat_timeout``): entering ends the process instead. One that had begun before is not undone: a host that
         was paused inside it may finish what it was doing when it wakes up. See the guide on how to fence that too.
         """
-        return self._atomic
+        return _Atomic(self)
 
     @contextlib.contextmanager
     def disable_hang_protection(self) -> Iterator[None]:
@@ -139,26 +138,29 @@ class CallWrapper:
 class _Atomic:
     """``gate.atomic`` that shows on the board, so that the monitor does not take a long save for a hang."""
 
-    __slots__ = ("_call",)
+    __slots__ = ("_call", "_gates")
 
     def __init__(self, call: CallWrapper) -> None:
         self._call = call
+        # those it was entered for: a thread may be inside while the main thread goes from a hook to the function
+        self._gates: list[Gate] = []
 
     def __enter__(self) -> None:
         gate = self._call._gate
         if gate is None:
             raise RestartError("atomic() can be used only while the wrapped function runs")
         gate.atomic.__enter__()
+        self._gates.append(gate)
         slots = self._call._slots
         slots[ATOMIC] += 1
         if 0 < slots[LEASE] <= monotonic_ns():
             fence.stop()
 
     def __exit__(self, *exc_info: object) -> None:
-        self._call._slots[ATOMIC] -= 1
-        gate = self._call._gate
-        if gate is not None:
-            gate.atomic.__exit__(*exc_info)
+        atomic = self._gates.pop().atomic
+        if atomic.held():
+            self._call._slots[ATOMIC] -= 1
+        atomic.__exit__(*exc_info)
 
 
 #: the CallWrapper of the running call; one per process, since a wrapped function runs in the main thread

@@ -28,9 +28,11 @@ main thread is in the library's or the caller's code: the handler does nothing, 
 few milliseconds later. There is nothing to open or to close, hence nothing to be late for, and it costs nothing
 while nothing happens.
 
-What is not interrupted inside the window: the few lines of ``atomic`` itself, where a raise could leave its lock held;
-for the first tenth of a second, the logging module, which holds a lock in that way too; and for ten seconds, an
-import: a module left half imported stays broken in every later iteration.
+What is not interrupted inside the window: this file's own lines, those of ``atomic`` and of the handler at work on an
+earlier signal, where a raise could leave a lock held, and whatever runs on top of them (a destructor, another handler);
+for the first tenth of a second, the logging module and the two lines with which `threading` takes and gives back the
+lock of a condition, an event, a queue or a thread that starts, for the same reason: that thread would never come up;
+and for ten seconds, an import: a module left half imported stays broken in every later iteration.
 
 Losing the signal
 ~~~~~~~~~~~~~~~~~
@@ -39,8 +41,8 @@ system call: then the handler would run only when that call ends by itself. So t
 first and then less often, until the handler says that it has raised. From the second time on it also calls
 ``PyErr_SetInterruptEx``, which makes Python run the handler even where the thread's signal mask, or a handler set by C
 code, keeps the signal itself away. If the program replaced the Python handler, a pending call puts ours back as soon
-as the main thread runs bytecode; the program's own handler still gets every signal that is not an interruption, and is
-back in its place in the end.
+as the main thread runs bytecode; where it runs none, in a system call, signals that end up in the program's handler
+make it do so. That handler still gets every signal that is not an interruption, and is back in its place in the end.
 
 The kernel keeps every single real-time signal until it is handled, up to RLIMIT_SIGPENDING for all processes of a user
 together, and refuses one more. It needs no such place for a signal to the process as a whole, which the main thread
@@ -55,24 +57,35 @@ Waiting for the interpreter
 The abort comes first, while the main thread still runs the function. Where that computes in Python, the abort waits for
 the interpreter lock again and again, and for a processor where there are fewer of them than ranks. So the same handler
 first *parks* the main thread: it waits until the abort is done, and for ``PARK`` seconds at most, since the abort may
-need something, a lock for example, that the function holds.
+need something, a lock for example, that the function holds. The signal that interrupts then usually finds it still in
+the handler, which looks once more before it ends.
 
 Losing the exception
 ~~~~~~~~~~~~~~~~~~~~
 User code may swallow it: ``except BaseException``, a ``__del__``, a callback from C. If the function has not been left
 ``retry_after`` seconds after a raise (time for its ``finally`` blocks), it is raised again, and the log says where it
 was raised before. What Python itself drops (``sys.unraisablehook``) is noticed at once and raised again at once.
+
+What Python 3.12 leaves behind
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Where a loop runs inside `finally`, `except` or `with`, its compiler forgets one jump in the table of what to undo. An
+exception that a signal handler raises right there leaves another one marked as being handled, for ever: it would keep
+the frames of a dead iteration alive, and become the context of every later exception, an exit for example, which would
+be taken for an answer to the interruption. So the gate puts back what was being handled before.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import inspect
 import logging
 import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -90,7 +103,7 @@ FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.05
 #: seconds for which the main thread waits for the abort at most
 PARK = 0.05
-#: seconds for which logging code is left alone
+#: seconds for which code of the standard library that takes a lock is left alone
 PATIENCE = 0.1
 #: seconds for which an import is left alone: a module that is imported by half stays broken in every later iteration
 IMPORT_PATIENCE = 10.0
@@ -101,6 +114,7 @@ REPORT_EVERY = 1.0
 PLACES = 3
 
 _IMPORT = "<frozen importlib._bootstrap>"
+_GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 @dataclass(frozen=True)
@@ -183,22 +197,26 @@ class Interrupter:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         gate = self._gate
-        if gate is not None and gate.interrupting:
-            if gate._may_raise(frame):
-                raise RankShouldRestart("this iteration was interrupted for a restart")
-        elif gate is not None and gate.parking:
+        if gate is None or not (gate.parking or gate.interrupting):
+            if callable(self._previous):
+                self._previous(signum, frame)
+            return
+        if not gate.interrupting:
             gate._park(frame)
-        elif callable(self._previous):
-            self._previous(signum, frame)
+        # no `else`: it may have been asked for meanwhile, by a signal that was not heeded since it found this handler
+        if gate.interrupting and gate._may_raise(frame):
+            raise RankShouldRestart("this iteration was interrupted for a restart")
 
     def _send(self, again: bool) -> None:
         """Make the handler run in the main thread. Monitor thread."""
         with self._sending:
             if not self._installed:
                 return
-            if signal.getsignal(self.signum) != self._handle:
+            handler = signal.getsignal(self.signum)
+            if handler != self._handle:
                 _in_main_thread(self._reinstall)
-                return
+                if not (again and callable(handler)):
+                    return
             if again:
                 ctypes.pythonapi.PyErr_SetInterruptEx(ctypes.c_int(self.signum))
             try:
@@ -225,6 +243,8 @@ class Gate:
         self.parking = False
         self._abort_ends = threading.Lock()  # held by the monitor thread during the abort
         self._interrupter = interrupter
+        # whether `run` is at work; main thread only
+        self._running = False
         # written by the monitor thread when it asks, by the main thread when it has raised
         self._armed = False
         self._asked_at = 0.0
@@ -240,15 +260,23 @@ class Gate:
         the interruption (``except BaseException: sys.exit(1)``); also where the interruption hits one of them on its
         way out. A normal return is `Returned`, however late.
         """
+        handled = sys.exc_info()[1]
+        self._running = True
         try:
             if self.interrupting or self.atomic.closed:
                 return Interrupted()
             return Returned(self._call(fn, args, kwargs or {}))
         except BaseException as error:
-            return self._judge(error)
+            return self._judge(error, handled)
         finally:
+            if sys.exc_info()[1] is not handled:
+                _set_handled(handled)
+            del handled
             self.atomic.drop()
+            self._running = False
             self.left.set()
+            # this frame lives as long as a traceback that somebody keeps
+            del self, fn, args, kwargs
 
     def close_for_abort(self, on_wait: Callable[[float, str], None] | None = None) -> None:
         """From now on no `atomic` section begins; return once none is held. Monitor thread, before the abort.
@@ -296,20 +324,19 @@ class Gate:
     def _call(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return fn(*args, **kwargs)
 
-    def _judge(self, error: BaseException) -> Outcome:
-        if isinstance(error, RankShouldRestart):
-            error = _under_way(error)
+    def _judge(self, raised: BaseException, outer: BaseException | None) -> Outcome:
+        """What it means that the function raised; ``outer`` was being handled before it was called."""
+        error = _under_way(raised) if isinstance(raised, RankShouldRestart) else raised
         if not (self.interrupting or self.atomic.closed) or isinstance(error, RestartAbort | KeyboardInterrupt):
             return Raised(error)
         if isinstance(error, SystemExit) and not _answers_interruption(error):
             return Raised(error)
-        if isinstance(error, RankShouldRestart):
-            return Interrupted()
-        return Interrupted(_in_words(error))
+        _let_go(raised, outer)
+        return Interrupted("" if isinstance(error, RankShouldRestart) else _in_words(error))
 
     def _park(self, frame: FrameType | None) -> None:
         """In the handler."""
-        if frame is None or frame.f_code.co_filename == logging.__file__ or not self._is_inside(frame):
+        if not self._is_inside(frame) or self._runs(logging.__file__, frame):
             return
         if self._abort_ends.acquire(timeout=PARK):
             self._abort_ends.release()
@@ -320,9 +347,9 @@ class Gate:
             return False
         assert frame is not None
         now = clock.monotonic()
-        if frame.f_code.co_filename == logging.__file__ and now - self._asked_at < PATIENCE:
+        if now - self._asked_at < PATIENCE and (frame.f_code in _LOCKING or self._runs(logging.__file__, frame)):
             return False
-        if now - self._asked_at < IMPORT_PATIENCE and self._is_importing(frame):
+        if now - self._asked_at < IMPORT_PATIENCE and self._runs(_IMPORT, frame):
             return False
         self._raised_at = now
         self._raised_where = _place(frame)
@@ -331,19 +358,22 @@ class Gate:
         return True
 
     def _is_inside(self, frame: FrameType | None) -> bool:
-        """Whether `frame` belongs to the user's function; the lines of `atomic` do not."""
-        if frame is None or frame.f_code in _ATOMIC_CODE:
+        """Whether `frame` belongs to the user's function, and nothing below it to what must not be cut in half."""
+        if frame is None or frame.f_code is _HANDLE_CODE:
             return False
         while frame is not None and frame.f_code is not _RUN_CODE:
-            if frame.f_code is _CALL_CODE and frame.f_locals.get("self") is self:
-                return True
+            if frame.f_code is _CALL_CODE:
+                # not by asking the frame for `self`: it would keep that for ever, also when it is emptied
+                return self._running
+            if id(frame.f_code) in _WHOLE:
+                return False
             frame = frame.f_back
         return False
 
-    def _is_importing(self, frame: FrameType | None) -> bool:
-        """Whether the user's function is inside an import; `_is_inside` holds."""
+    def _runs(self, filename: str, frame: FrameType | None) -> bool:
+        """Whether the user's function is inside code of that file; `_is_inside` holds."""
         while frame is not None and frame.f_code is not _CALL_CODE:
-            if frame.f_code.co_filename == _IMPORT:
+            if frame.f_code.co_filename == filename:
                 return True
             frame = frame.f_back
         return False
@@ -394,19 +424,19 @@ class Gate:
     def _watching_unraisable(self) -> Iterator[None]:
         """Notice an interruption that Python drops, instead of having it printed."""
         previous = sys.unraisablehook
-
-        def hook(unraisable: sys.UnraisableHookArgs) -> None:
-            if self.interrupting and isinstance(unraisable.exc_value, RankShouldRestart):
-                self._dropped = True
-            else:
-                previous(unraisable)
-
+        hook = functools.partial(self._note_dropped, previous)
         sys.unraisablehook = hook
         try:
             yield
         finally:
             if sys.unraisablehook is hook:
                 sys.unraisablehook = previous
+
+    def _note_dropped(self, previous: Callable[[Any], Any], unraisable: sys.UnraisableHookArgs) -> None:
+        if self.interrupting and isinstance(unraisable.exc_value, RankShouldRestart):
+            self._dropped = True
+        else:
+            previous(unraisable)
 
 
 class Atomic:
@@ -423,7 +453,7 @@ class Atomic:
         #: whether the main thread is through with the gate
         self.dropped = False
         self._lock = threading.RLock()  # held during a section
-        # under the lock: how many sections deep, and the thread that entered last
+        # under the lock: how many sections deep, and the thread that is in them (0: none)
         self._depth = 0
         self._holder = 0
 
@@ -436,13 +466,19 @@ class Atomic:
         self._holder = threading.get_ident()
 
     def __exit__(self, *exc_info: object) -> None:
-        try:
-            self._depth -= 1
-            self._lock.release()
-        except RuntimeError:
+        if not self.held():
             # a generator that was suspended in a section is closed after drop() took the section away
-            if not self.dropped:
-                raise
+            if self.dropped:
+                return
+            raise RuntimeError("atomic() is left by a thread that is not inside it")
+        self._depth -= 1
+        if not self._depth:
+            self._holder = 0
+        self._lock.release()
+
+    def held(self) -> bool:
+        """Whether this thread is inside a section."""
+        return self._holder == threading.get_ident()
 
     def close(self, on_wait: Callable[[float, str], None]) -> None:
         """Let no section begin any more, and wait for the one that is held."""
@@ -456,7 +492,10 @@ class Atomic:
     def drop(self) -> None:
         """Give up what this thread still holds: Ctrl-C may hit `__enter__` before the section begins."""
         self.dropped = True
-        with contextlib.suppress(RuntimeError):  # raised when it holds nothing
+        if not self._lock.acquire(blocking=False):
+            return  # another thread is in a section
+        self._depth = self._holder = 0
+        with contextlib.suppress(RuntimeError):  # raised when it holds nothing any more
             while True:
                 self._lock.release()
 
@@ -464,11 +503,6 @@ class Atomic:
         ident = self._holder
         name = next((thread.name for thread in threading.enumerate() if thread.ident == ident), str(ident))
         return f"thread {name!r} at {_whereabouts(ident)}"
-
-
-_RUN_CODE = Gate.run.__code__
-_CALL_CODE = Gate._call.__code__
-_ATOMIC_CODE = frozenset({Atomic.__enter__.__code__, Atomic.__exit__.__code__})
 
 
 # --- signals ------------------------------------------------------------------------------------------------------
@@ -527,6 +561,31 @@ def _in_main_thread(fn: Callable[[], None]) -> None:
             _pending.clear()
 
 
+# --- code that the handler knows -----------------------------------------------------------------------------------
+
+
+_RUN_CODE = Gate.run.__code__
+_CALL_CODE = Gate._call.__code__
+_LOCKING = (threading.Condition.__enter__.__code__, threading.Condition.__exit__.__code__)
+_HANDLE_CODE = Interrupter._handle.__code__
+#: by identity, since comparing and hashing code objects takes long
+_WHOLE = frozenset(
+    id(function.__code__)
+    for function in (
+        Atomic.__enter__,
+        Atomic.__exit__,
+        Atomic.held,
+        Gate._park,
+        Gate._may_raise,
+        Gate._is_inside,
+        Gate._runs,
+        Gate._note_dropped,
+        Interrupter._reinstall,
+        _run_pending,
+    )
+)
+
+
 # --- judging ------------------------------------------------------------------------------------------------------
 
 
@@ -551,6 +610,29 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         yield cause
         seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__
+
+
+def _let_go(error: BaseException, outer: BaseException | None) -> None:
+    """Empty the frames that the function was left through.
+
+    A program that keeps the exception, in a list of errors perhaps, would keep tensors and process groups with it, and
+    with each group threads and sockets. ``outer`` was being handled before the function was called.
+    """
+    for each in _chain(error):
+        if each is outer:
+            return
+        for frame, _ in traceback.walk_tb(each.__traceback__):
+            # a generator may have caught an earlier one and go on
+            if each is error or not frame.f_code.co_flags & _GENERATORS:
+                with contextlib.suppress(RuntimeError):  # still running
+                    frame.clear()
+
+
+def _set_handled(exception: BaseException | None) -> None:
+    """What `sys.exc_info` shows from here on. Before 3.11 this cannot be set, and need not be."""
+    setter = getattr(ctypes.pythonapi, "PyErr_SetHandledException", None)
+    if setter is not None:
+        setter(ctypes.py_object(exception))
 
 
 # --- words --------------------------------------------------------------------------------------------------------

@@ -361,6 +361,13 @@ class Loop:
             fence.stop()
         self._call._gate = gate
         outcome = gate.run(fn)
+        del gate, fn  # this frame lives as long as a traceback of the function that somebody keeps
+        try:
+            return self._settle(outcome, keep, quit_on_exception)
+        finally:
+            del outcome
+
+    def _settle(self, outcome: Returned | Raised | Interrupted, keep: bool, quit_on_exception: bool) -> Event:
         if isinstance(outcome, Returned):
             self._value = outcome.value if keep else self._value
             return Event.OK

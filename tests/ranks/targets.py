@@ -52,8 +52,6 @@ def check_sum(size: int) -> None:
 def train(context: Context, call: Any) -> list[int]:
     """The ordinary body: a new group, some steps with an all-reduce each. Returns [iteration, rank, world size]."""
     rank, size = place_in_world()
-    if context.args.get("count"):
-        context.emit("descriptors", count=len(os.listdir("/proc/self/fd")) + len(os.listdir("/proc/self/task")))
     dist.init_process_group("gloo", timeout=LONG)
     assert (dist.get_rank(), dist.get_world_size()) == (rank, size)
     for step in range(context.args.get("steps", 3)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests import growth
 from tests.harness import At, Raise, Uncopyable, Unpicklable
 
 from . import checks, targets
@@ -47,13 +48,16 @@ def test_one_after_the_other(launch):
     assert entered[2] == [0, 1, 2, 3, 4]
 
 
-def test_many_restarts_leave_nothing(launch):
-    """Threads and descriptors are where they were after fifty restarts; the harness compares.
+@pytest.mark.parametrize("kind", ["ordinary", "kept"])
+def test_many_restarts_leave_nothing(launch, kind):
+    """What fifty restarts leave behind, also where the program keeps every exception; `nox -s leaks` is the long form.
 
-    An entry may see a few more than the one before: the groups of the last iteration end in the background.
+    An entry may see a few things more than the one before: the groups of the last iteration end in the background.
     """
-    faults = {At(number % 2, iteration=number, step=1): Raise(ValueError, f"{number}") for number in range(50)}
-    ranks = launch(targets.run_train, 2, faults=faults, args={"count": True}).wait(60)
-    checks.went_on(ranks, iteration=50)
-    counts = [[event["count"] for event in rank.of("descriptors")] for rank in ranks]
-    assert all(min(count[-10:]) <= max(count[:10]) for count in counts), counts
+    found = growth.series(launch, kind, 2, restarts=50, every=1, deadline=60, memory=False)
+    for (rank, name), points in found.items():
+        values = [value for _, value in points]
+        if name in growth.COUNTED:
+            assert min(values[-10:]) <= max(values[5:15]), f"{name} of rank {rank}: {values}"
+        if name == "keys":
+            assert growth.growth(points) < 2.5  # the verdicts of an iteration

@@ -21,7 +21,8 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -342,6 +343,74 @@ def test_own_restart_exception_without_interruption_is_an_exception(gate: Gate) 
     assert isinstance(gate.run(fn), Raised)
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="what is being handled cannot be set")
+@pytest.mark.parametrize("outcome", ["returns", "raises"])
+def test_what_stays_marked_as_handled_is_taken_back(gate: Gate, outcome: str) -> None:
+    """As from Python 3.12 on, where a signal handler raises at the end of a round inside `finally`."""
+    error = KeyError()
+
+    def fn() -> None:
+        ctypes.pythonapi.PyErr_SetHandledException(ctypes.py_object(SystemExit()))
+        if outcome == "raises":
+            raise error
+
+    try:
+        raise ValueError
+    except ValueError as outer:
+        result = gate.run(fn)
+        assert sys.exc_info()[1] is outer
+    assert sys.exc_info()[1] is None
+    assert isinstance(result, Returned if outcome == "returns" else Raised)
+
+
+@pytest.mark.parametrize("which", ["__enter__", "__exit__"])
+def test_condition_that_is_just_taken_or_given_back(gate: Gate, interrupter: Interrupter, which: str) -> None:
+    """At each of its instructions. Its lock would stay held, and a thread that is starting would never come up."""
+    code = getattr(threading.Condition, which).__code__
+    places = []
+    lock = threading.Lock()
+    condition = threading.Condition(lock)
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        frame.f_trace_opcodes = frame.f_code is code
+        if event == "opcode":
+            places.append(frame.f_lasti)
+            gate._asked_at = time.monotonic()
+            gate.atomic.closed = gate.interrupting = gate._armed = True
+            interrupter._handle(interrupter.signum, frame)
+        return trace
+
+    def fn() -> None:
+        sys.settrace(trace)
+        with condition:
+            pass
+        sys.settrace(None)
+        signal.raise_signal(interrupter.signum)
+
+    before = sys.gettrace()
+    try:
+        assert gate.run(fn) == Interrupted()
+    finally:
+        sys.settrace(before)
+    assert len(places) > 3
+    assert not lock.locked()
+    assert "in fn" in gate._raised_where
+
+
+def test_older_function_on_the_stack_is_not_the_one_to_be_left(interrupter: Interrupter) -> None:
+    """A newer gate that has not been entered yet, or has been left, is asked about."""
+
+    def outer() -> str:
+        inner = interrupter.new_gate()
+        inner.atomic.closed = inner.interrupting = inner._armed = True
+        signal.raise_signal(interrupter.signum)
+        assert inner.run(pytest.fail) == Interrupted()
+        signal.raise_signal(interrupter.signum)
+        return "not left"
+
+    assert interrupter.new_gate().run(outer) == Returned("not left")
+
+
 # --- swallowed ----------------------------------------------------------------------------------------------------
 
 
@@ -393,6 +462,25 @@ def test_dropped_by_a_destructor_is_raised_again_at_once(
     assert "dropped by Python" in caplog.text
     assert "Exception ignored" not in capsys.readouterr().err
     assert sys.unraisablehook is hook
+
+
+def test_interruption_on_top_of_the_hook_waits(gate: Gate, interrupter: Interrupter) -> None:
+    """What is raised in the hook itself is dropped as well, and nobody is told."""
+    raised = []
+
+    def previous(unraisable: object) -> None:
+        gate.atomic.closed = gate.interrupting = gate._armed = True
+        try:
+            signal.raise_signal(interrupter.signum)
+        except RankShouldRestart:
+            raised.append(True)
+
+    def fn() -> None:
+        gate._note_dropped(previous, None)  # type: ignore[arg-type]
+        signal.raise_signal(interrupter.signum)
+
+    assert gate.run(fn) == Interrupted()
+    assert not raised
 
 
 def test_other_unraisable_exceptions_reach_the_hook_that_was_there(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,6 +557,23 @@ def test_handler_replaced_by_the_program(gate: Gate, interrupter: Interrupter) -
     interrupter.restore()
     assert signal.getsignal(interrupter.signum) is theirs
     signal.signal(interrupter.signum, signal.SIG_DFL)
+
+
+def test_handler_replaced_by_a_program_that_then_sleeps(gate: Gate, interrupter: Interrupter) -> None:
+    """A pending call does not run inside a system call; the program's handler makes the main thread run bytecode."""
+    calls = []
+
+    def fn(go: Go) -> None:
+        signal.signal(interrupter.signum, lambda signum, frame: calls.append(signum))
+        go()
+        time.sleep(60)
+
+    try:
+        assert run_interrupted(gate, fn) == Interrupted()
+    finally:
+        interrupter.restore()
+        signal.signal(interrupter.signum, signal.SIG_DFL)
+    assert set(calls) <= {interrupter.signum}
 
 
 def test_unanswered_interruption_is_reported(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:

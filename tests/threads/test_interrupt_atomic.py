@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 import threading
 import time
-from collections.abc import Generator
+import weakref
+from collections.abc import Generator, Iterator
 
 import pytest
 
+from inprocess.board import Board
+from inprocess.call_wrapper import CallWrapper
 from inprocess.exception import RankShouldRestart
 from inprocess.interrupt import Gate, Interrupted, Interrupter, Raised, Returned
 
@@ -229,6 +233,186 @@ def test_result_keeps_no_frames_alive(interrupter: Interrupter) -> None:
         assert Tensor.freed == 2
     finally:
         gc.enable()
+
+
+# --- whose section it is --------------------------------------------------------------------------------------------
+
+
+def begins(gate: Gate) -> bool:
+    """Whether another thread can begin a section."""
+    begun = []
+
+    def enter() -> None:
+        try:
+            with gate.atomic:
+                begun.append(True)
+        except RankShouldRestart:
+            pass
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    return bool(begun)
+
+
+@pytest.mark.parametrize("close", ["before", "after"])
+def test_what_was_dropped_opens_no_door(gate: Gate, close: str) -> None:
+    """A generator left in a section, closed before or after the abort: no other thread begins one after that."""
+
+    def sections() -> Generator[None, None, None]:
+        with gate.atomic:
+            yield
+
+    suspended = sections()
+    assert gate.run(lambda: next(suspended)) == Returned(None)
+    assert begins(gate)
+    if close == "before":
+        suspended.close()
+    gate.close_for_abort()
+    assert not begins(gate)
+    suspended.close()
+    assert not begins(gate)
+
+
+def test_leaving_the_section_of_another_thread_is_an_error(gate: Gate) -> None:
+    with pytest.raises(RuntimeError, match="a thread that is not inside it"):
+        gate.atomic.__exit__()
+    gate.close_for_abort()
+    assert not begins(gate)
+
+
+class LyingLock:
+    """A lock with which a signal comes, and another one while its handler looks around, when the thread has it."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate, self._lock = gate, threading.RLock()
+        self.acquired = self.released = 0
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        taken = self._lock.acquire(blocking, timeout)
+        self.acquired += taken
+        if self._gate._armed:
+            signal.raise_signal(self._gate._interrupter.signum)
+        return taken
+
+    def release(self) -> None:
+        self._lock.release()
+        self.released += 1
+
+
+def test_a_signal_on_top_of_a_section_that_begins(gate: Gate) -> None:
+    """Where something else, such as a handler of the program, was called from `__enter__` and is interrupted itself."""
+    lock = gate.atomic._lock = LyingLock(gate)  # type: ignore[assignment]
+    refused = []
+
+    def fn() -> None:
+        gate.atomic.closed = gate.interrupting = gate._armed = True
+        try:
+            with gate.atomic:
+                pass
+        except RankShouldRestart as refusal:
+            refused.append(str(refusal))
+            assert lock.acquired == lock.released == 1
+            raise
+
+    assert gate.run(fn) == Interrupted()
+    assert "cannot begin" in refused[0]
+
+
+@pytest.fixture
+def call() -> Iterator[CallWrapper]:
+    board = Board.create()
+    yield CallWrapper(board, lambda: None)
+    board.close()
+
+
+def test_section_that_outlives_a_hook(call: CallWrapper, interrupter: Interrupter) -> None:
+    """A thread begins it in `initialize` and ends it while the function runs: each gate gets what is its own."""
+    inside, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with call.atomic():
+            inside.set()
+            assert release.wait(CEILING)
+
+    def initialize() -> None:
+        thread.start()
+        assert inside.wait(CEILING)
+
+    def fn() -> None:
+        with call.atomic():
+            release.set()
+            thread.join()
+        assert not call._board.snapshot().atomic
+
+    thread = threading.Thread(target=hold)
+    hook_gate = call._gate = interrupter.new_gate()
+    assert hook_gate.run(initialize) == Returned(None)
+    assert call._board.snapshot().atomic
+    gate = call._gate = interrupter.new_gate()
+    assert gate.run(fn) == Returned(None)
+    for one in (hook_gate, gate):
+        one.close_for_abort()
+        assert not begins(one)
+
+
+def test_section_of_a_generator_that_is_closed_in_the_next_iteration(
+    call: CallWrapper, interrupter: Interrupter
+) -> None:
+    """The monitor waits longer for a rank inside a section, so it must not see one that is none."""
+
+    def sections() -> Generator[None, None, None]:
+        with call.atomic():
+            yield
+
+    suspended = sections()
+    gate = call._gate = interrupter.new_gate()
+    assert gate.run(lambda: next(suspended)) == Returned(None)
+    call._board.begin(1)
+    call._gate = interrupter.new_gate()
+    suspended.close()
+    assert not call._board.snapshot().atomic
+
+
+@pytest.mark.parametrize("answer", ["same", "another"])
+def test_an_exception_that_the_program_keeps_keeps_nothing_else(interrupter: Interrupter, answer: str) -> None:
+    """Else each restart would leave a process group behind, with its threads and sockets, and a gate of ours."""
+
+    class Tensor:
+        freed = 0
+
+        def __del__(self) -> None:
+            Tensor.freed += 1
+
+    def inner() -> None:
+        tensor = Tensor()
+        assert tensor
+        raise RankShouldRestart
+
+    def fn(gate: Gate) -> None:
+        gate.atomic.closed = True
+        del gate
+        try:
+            inner()
+        except BaseException as error:
+            kept.append(error)
+            if answer == "same":
+                raise
+        raise ValueError from kept[0]
+
+    kept: list[BaseException] = []
+    gate = interrupter.new_gate()
+    reference = weakref.ref(gate)
+    gc.disable()
+    try:
+        assert isinstance(gate.run(fn, (gate,)), Interrupted)
+        assert Tensor.freed == 1
+        interrupter._gate = None
+        del gate
+        assert reference() is None
+    finally:
+        gc.enable()
+    assert kept
 
 
 def test_atomic_is_cheap(gate: Gate) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -173,3 +174,47 @@ def test_a_gate_that_was_left_is_not_entered_again() -> None:
     assert thread.mailbox.take("aborted", 0)
     with pytest.raises(StoreLost, match="gone"):
         thread.mailbox.take("next", 1)
+
+
+class LyingLock:
+    """A lock with which the abort ends, and the interrupt's signal comes, at the moment the main thread has it."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate, self._lock = gate, threading.Lock()
+
+    def acquire(self, timeout: float) -> bool:
+        taken = self._lock.acquire(timeout=timeout)
+        self._gate.atomic.closed = self._gate.interrupting = self._gate._armed = True
+        signal.raise_signal(self._gate._interrupter.signum)
+        return taken
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lock, name)
+
+
+def test_the_interrupt_finds_the_main_thread_about_to_give_the_lock_back(gate: Gate) -> None:
+    """It is raised in the function, not in the handler: a second abort would wait for that lock for ever."""
+    lock = LyingLock(gate)
+    gate._abort_ends = lock  # type: ignore[assignment]
+
+    def fn() -> None:
+        gate.parking = True
+        while True:
+            signal.raise_signal(gate._interrupter.signum)
+
+    assert gate.run(fn) == Interrupted()
+    assert not lock.locked()
+    assert gate._raised_where.startswith(f"{__file__}:")
+
+
+def test_no_lock_is_held_after_it(gate: Gate) -> None:
+    """The same with real threads: a second abort of the same iteration, when the store is lost, waits for nothing."""
+
+    def fn(abort: Abort) -> None:
+        abort.go.set()
+        while True:
+            pass
+
+    assert isinstance(run(gate, fn, lambda abort: abort.parked.wait(10)), Interrupted)
+    assert gate._abort_ends.acquire(timeout=10)
+    gate._abort_ends.release()

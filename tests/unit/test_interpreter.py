@@ -68,3 +68,15 @@ def test_what_the_program_had_set_stays() -> None:
     assert state() == (1e-6, False)
     interpreter.end()
     assert state() == (1e-6, False)
+
+
+@pytest.mark.parametrize("interval", [0.000231, 0.005, 0.003975, 0.000029])
+def test_the_interval_is_the_same_after_many_restarts(interval: float) -> None:
+    sys.setswitchinterval(interval + 5e-7)
+    before = sys.getswitchinterval()
+    interpreter = Interpreter()
+    interpreter.begin()
+    for _ in range(100):
+        interpreter.hurry()
+        interpreter.relax()
+    assert sys.getswitchinterval() == before

@@ -1,0 +1,347 @@
+"""The long test for leaks: a thousand restarts in one process, and what grows. `python -m tests.growth --help`.
+
+Each rank takes a sample now and then when it enters the function: what it holds, what its monitor holds, how many keys
+the job's store has. What an early stretch of samples and a late one differ by, per restart, must be less than
+`TOLERANCE`.
+The controls do without this library what a restart does to torch: groups are made and destroyed, with an all-reduce
+that succeeds or fails. What they grow by is torch's own; the tolerance for bytes is a little more than that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import ctypes
+import gc
+import io
+import logging
+import os
+import statistics
+import sys
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from tests.harness import Run, leaks, start_server
+from tests.harness.child import Context
+from tests.harness.launch import become_subreaper
+from tests.ranks import targets
+
+#: what one restart may add on average. Numbers of things: nothing, but for those that are just ending or beginning when
+#: the sample is taken
+TOLERANCE: Mapping[str, float] = {
+    "heap": 4096,  # bytes that malloc has given out
+    "blocks": 2.0,  # blocks of Python's allocator
+    "rss": 4096,
+    "uss": 8192,  # of a process that was forked: pages of its parent count from the first write on
+    "monitor rss": 1024,  # the one that serves the store: see keys
+    "monitor uss": 1024,
+    "threads": 0.01,
+    "descriptors": 0.02,
+    "sockets": 0.02,
+    "objects": 0.5,  # what the garbage collector knows
+    "library": 0.01,  # objects of this library's types
+    "tensors": 0.01,
+    "groups": 0.01,
+    "tables": 0.01,  # entries of torch's tables of groups
+    "stores": 0.01,
+    "modules": 0.01,
+    "loggers": 0.01,
+    "keys": 2.01,  # an outcome and a roster of each iteration stay, see coordinator.forget
+}
+#: of these there may be no more late than early, in a run of any length
+COUNTED = (
+    "threads",
+    "descriptors",
+    "sockets",
+    "library",
+    "tensors",
+    "groups",
+    "tables",
+    "stores",
+    "modules",
+    "loggers",
+)
+#: what the user's own list of exceptions adds in the kind `kept`: the exception, its frames, what is in them
+KEPT_MORE: Mapping[str, float] = {"heap": 8192, "blocks": 80, "rss": 12288, "uss": 20480, "objects": 40}
+
+#: torch's own, of process groups
+TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg", "pg_to_tag")
+
+_kept: list[BaseException] = []
+_groups: weakref.WeakSet[Any] = weakref.WeakSet()
+_stores: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class _Mallinfo(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in ("a", "b", "c", "d", "mapped", "f", "g", "used", "h", "i")]
+
+
+_mallinfo = ctypes.CDLL(None).mallinfo2
+_mallinfo.restype = _Mallinfo
+
+
+# --- in the rank ----------------------------------------------------------------------------------------------------
+
+
+def run_kind(context: Context) -> Any:
+    try:
+        return context.wrap(_body)()
+    finally:
+        _base.clear()
+        _kept.clear()
+
+
+def _body(context: Context, call: Any) -> list[int]:
+    rank, size = targets.place_in_world()
+    if call.iteration % context.args["every"] == 0:
+        context.emit("sample", **_sample(context, call))
+    dist.init_process_group("gloo", timeout=targets.LONG)
+    _groups.add(dist.group.WORLD)
+    _stores.add(call.store)
+    targets.check_sum(size)
+    if call.iteration < context.args["restarts"]:
+        KINDS[context.args["kind"]](call.iteration % size == rank)
+    dist.destroy_process_group()
+    return [call.iteration, rank, size]
+
+
+def _ordinary(raises: bool) -> None:
+    """One rank raises, the others wait for it in an all-reduce."""
+    tensor = torch.ones(1000)
+    if raises:
+        raise ValueError("growth")
+    dist.all_reduce(tensor)
+
+
+def _loop(raises: bool) -> None:
+    while not raises:
+        pass
+    raise ValueError("growth")
+
+
+def _sleep(raises: bool) -> None:
+    if raises:
+        raise ValueError("growth")
+    time.sleep(600)
+
+
+def _ddp(raises: bool) -> None:
+    """A model, an optimizer, and a step in which one rank does not take part."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(32, 32))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(torch.ones(4, 32)).sum().backward()
+        optimizer.step()
+    _ordinary(raises)
+
+
+def _keep(raises: bool) -> None:
+    """Every exception, with its traceback, stays for ever, as in a list of errors that somebody keeps to print it."""
+    try:
+        _ordinary(raises)
+    except BaseException as error:
+        _kept.append(error)
+        raise
+
+
+KINDS: dict[str, Callable[[bool], None]] = {
+    "ordinary": _ordinary,
+    "loop": _loop,
+    "sleep": _sleep,
+    "ddp": _ddp,
+    "kept": _keep,
+}
+CONTROLS = ("control", "failing")
+
+
+def _sample(context: Context, call: Any) -> dict[str, float]:
+    """What this process and its monitor hold now. The groups of the last iteration end in the background."""
+    gc.collect()
+    numbers = _python()
+    if context.args["memory"]:
+        numbers |= _own_memory() | _monitor()
+    links = [_link(name) for name in os.listdir("/proc/self/fd")]
+    numbers |= {
+        "threads": psutil.Process().num_threads(),
+        "descriptors": len(links),
+        "sockets": sum(link.startswith("socket:") for link in links),
+    }
+    if context.rank == 0:
+        numbers["keys"] = _base_store(context).num_keys()
+    return numbers
+
+
+def _link(name: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{name}")
+    except FileNotFoundError:
+        return ""
+
+
+def _monitor() -> dict[str, float]:
+    children = leaks.children_of(os.getpid())
+    if not children:  # the control
+        return {}
+    memory = psutil.Process(children[0]).memory_full_info()
+    return {"monitor rss": memory.rss, "monitor uss": memory.uss}
+
+
+def _python() -> dict[str, float]:
+    info = _mallinfo()
+    objects = gc.get_objects()
+    kinds = Counter(type(thing) for thing in objects)
+    return {
+        "heap": info.used + info.mapped,
+        "blocks": sys.getallocatedblocks(),
+        "objects": len(objects),
+        "library": sum(count for kind, count in kinds.items() if _is_ours(kind)),
+        "tensors": sum(count for kind, count in kinds.items() if issubclass(kind, torch.Tensor)),
+        "groups": len(_groups),
+        "stores": len(_stores),
+        "tables": sum(len(getattr(c10d._world, name)) for name in TABLES),
+        "modules": len(sys.modules),
+        "loggers": len(logging.root.manager.loggerDict),
+    }
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.startswith("inprocess") and not issubclass(
+        kind, BaseException
+    )  # those may be kept by the user
+
+
+_base: list[Any] = []
+
+
+def _base_store(context: Context) -> Any:
+    """A connection of our own to the job's store."""
+    if not _base:
+        port = int(context.spec.environment["MASTER_PORT"])
+        _base.append(dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
+    return _base[0]
+
+
+def run_control(context: Context) -> Any:
+    """Groups made and destroyed, an all-reduce in each, and connections to a store; this library is not used."""
+    rank, size = targets.place_in_world()
+    hook = sys.excepthook
+    port = int(os.environ["MASTER_PORT"])
+    base = dist.TCPStore("127.0.0.1", port, size, rank == 0, targets.LONG)
+    for number in range(context.args["restarts"] + 1):
+        if number % context.args["every"] == 0:
+            context.emit("sample", iteration=number, **(_python() | _own_memory()))
+        store = None  # the last group and its connections end here
+        clients = [dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False) for _ in range(2)]
+        store = dist.PrefixStore(str(number), clients[0])
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=targets.LONG)
+        targets.check_sum(size)
+        if context.args["kind"] == "failing" and rank > 0:
+            with contextlib.suppress(RuntimeError):  # rank 0 is gone
+                dist.all_reduce(torch.ones(1000))
+        dist.destroy_process_group()
+    del base
+    sys.excepthook = hook
+    return "done"
+
+
+def _own_memory() -> dict[str, float]:
+    memory = psutil.Process().memory_full_info()
+    return {"rss": memory.rss, "uss": memory.uss}
+
+
+# --- in the parent --------------------------------------------------------------------------------------------------
+
+
+def series(
+    start: Callable[..., Run], kind: str, size: int, restarts: int, every: int, deadline: float, memory: bool = True
+) -> dict[tuple[int, str], list[tuple[int, float]]]:
+    """(rank, name of a number) -> its values by iteration."""
+    target = run_control if kind in CONTROLS else run_kind
+    args = {"kind": kind, "restarts": restarts, "every": every, "memory": memory}
+    with contextlib.redirect_stdout(io.StringIO()) as story:
+        ranks = start(target, size, args=args).wait(deadline, check=kind not in CONTROLS)
+    assert [rank.exception for rank in ranks] == [None] * size, [rank.trace for rank in ranks]
+    assert all(len(rank.of("sample")) > restarts // every for rank in ranks), story.getvalue()
+    found: dict[tuple[int, str], list[tuple[int, float]]] = {}
+    for rank in ranks:
+        for event in rank.of("sample"):
+            for name, value in event.items():
+                if name in TOLERANCE:
+                    found.setdefault((rank.rank, name), []).append((event["iteration"], value))
+    return found
+
+
+def growth(values: Sequence[tuple[int, float]]) -> float:
+    """Per restart, between the second fifth of the samples and the last one: the first fifth is warming up."""
+    fifth = max(len(values) // 5, 1)
+    early, late = values[fifth : 2 * fifth], values[-fifth:]
+    x0, x1 = (statistics.median(x for x, _ in part) for part in (early, late))
+    y0, y1 = (statistics.median(y for _, y in part) for part in (early, late))
+    return (y1 - y0) / (x1 - x0)
+
+
+def limits(kind: str) -> dict[str, float]:
+    return dict(TOLERANCE) | (dict(KEPT_MORE) if kind == "kept" else {})
+
+
+def grown(found: Mapping[tuple[int, str], Sequence[tuple[int, float]]], kind: str) -> list[str]:
+    """One line for each number that grows by more than its tolerance."""
+    allowed = limits(kind)
+    return [
+        f"{kind}: {name} of rank {rank} grows by {per_restart:.3f} per restart, more than {allowed[name]:g}"
+        for (rank, name), values in found.items()
+        if (per_restart := growth(values)) > allowed[name]
+    ]
+
+
+def table(found: Mapping[tuple[int, str], Sequence[tuple[int, float]]], kind: str) -> str:
+    """For people: first, early and late value of each number, and its growth per restart; the rank that grows most."""
+    lines = [f"{kind:14}{'first':>14}{'after 20%':>14}{'last':>14}{'per restart':>14}{'tolerance':>12}"]
+    for name, allowed in limits(kind).items():
+        of_name = [values for (_, number), values in found.items() if number == name]
+        if of_name:
+            worst = max(of_name, key=growth)
+            early = worst[len(worst) // 5][1]
+            lines.append(
+                f"{name:14}{worst[0][1]:14,.0f}{early:14,.0f}{worst[-1][1]:14,.0f}{growth(worst):14.3f}{allowed:12g}"
+            )
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.growth", description=__doc__)
+    parser.add_argument("--restarts", type=int, default=1000)
+    parser.add_argument("--ranks", type=int, action="append", help="default: 2 and 3")
+    parser.add_argument("--kind", action="append", choices=[*KINDS, *CONTROLS], help="default: all")
+    parser.add_argument("--every", type=int, default=10, help="iterations between two samples")
+    parser.add_argument("--csv", help="write all samples into this file")
+    options = parser.parse_args(arguments)
+    become_subreaper()
+    start_server()
+    wrong: list[str] = []
+    rows: list[tuple[object, ...]] = []
+    for size in options.ranks or [2, 3]:
+        for kind in options.kind or [*KINDS, *CONTROLS]:
+            begin = time.monotonic()
+            found = series(Run, kind, size, options.restarts, options.every, deadline=options.restarts * 2 + 60)
+            print(table(found, kind), f"{size} ranks, {time.monotonic() - begin:.0f} s\n", sep="\n", flush=True)
+            wrong += grown(found, kind) if kind in KINDS else []
+            rows += [(kind, size, rank, name, *point) for (rank, name), points in found.items() for point in points]
+    if options.csv:
+        with open(options.csv, "w", newline="") as file:
+            csv.writer(file).writerows([("kind", "ranks", "rank", "name", "iteration", "value"), *rows])
+    print("\n".join(wrong) or "nothing grows")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
