@@ -561,32 +561,32 @@ INTERRUPTION = (
     raised(
         "leaving_is_lost",
         "an exit that the interruption hits on its way out is lost",
-        "error = _under_way(error)",
-        "pass",
+        "_under_way(raised) if isinstance(raised, RankShouldRestart) else raised",
+        "raised",
     ),
     raised(
         "window_is_always_open",
         "the interruption is raised in the library's or the caller's code",
-        "            frame = frame.f_back\n        return False\n\n    def _is_importing",
-        "            frame = frame.f_back\n        return True\n\n    def _is_importing",
+        "            frame = frame.f_back\n        return False\n\n    def _runs",
+        "            frame = frame.f_back\n        return True\n\n    def _runs",
     ),
     raised(
         "any_gate",
         "a function is interrupted by the gate of another iteration",
-        ' and frame.f_locals.get("self") is self:',
-        ":",
+        "return self._running",
+        "return True",
     ),
     raised(
         "atomic_is_torn",
         "the interruption is raised in the lines that take atomic()'s lock",
-        "if frame is None or frame.f_code in _ATOMIC_CODE:",
-        "if frame is None:",
+        "if id(frame.f_code) in _WHOLE:",
+        "if False:",
     ),
     raised(
         "logging_is_torn",
         "the interruption is raised in logging, which holds a lock",
-        "if frame.f_code.co_filename == logging.__file__ and now",
-        "if False and now",
+        "if now - self._asked_at < PATIENCE and (",
+        "if False and (",
     ),
     raised(
         "import_is_torn",
@@ -603,8 +603,8 @@ INTERRUPTION = (
     raised(
         "drop_goes_unnoticed",
         "an interruption that Python drops in a destructor is waited for",
-        "                self._dropped = True\n",
-        "                previous(unraisable)\n",
+        "            self._dropped = True\n",
+        "            previous(unraisable)\n",
     ),
     raised(
         "hook_stays",
@@ -650,8 +650,8 @@ INTERRUPTION = (
     parked(
         "parked_anywhere",
         "the library's own code is parked",
-        " or not self._is_inside(frame):\n            return\n        if",
-        ":\n            return\n        if",
+        "if not self._is_inside(frame) or self._runs(logging.__file__, frame):\n            return\n",
+        "if False:\n            return\n",
     ),
 )
 

@@ -48,10 +48,13 @@ def test_atomic_that_is_refused_does_not_show(call: Call) -> None:
 
 
 def test_atomic_outside_the_function(call: Call) -> None:
+    section = call.atomic()
+    section.__enter__()
     call._gate = None  # type: ignore[assignment]
     with pytest.raises(RestartError, match="only while the wrapped function runs"), call.atomic():
         pass
-    call._atomic.__exit__()  # of a generator that is closed after the call
+    section.__exit__(None, None, None)  # of a generator that is closed after the call
+    assert not call.seen.atomic
 
 
 def test_protection_is_back_also_after_an_error(call: Call) -> None:
