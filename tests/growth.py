@@ -216,7 +216,7 @@ def _python() -> dict[str, float]:
 
 
 def _is_ours(kind: type) -> bool:
-    return kind.__module__.startswith("inprocess") and not issubclass(
+    return str(kind.__module__).startswith("inprocess") and not issubclass(
         kind, BaseException
     )  # those may be kept by the user
 
