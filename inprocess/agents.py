@@ -85,11 +85,14 @@ class Agents:
         """The main thread's own connection, once everybody has joined (or somebody has to be named who did not)."""
         self._store = self._store or connect(self._spec, timeout)
 
-    def await_lease(self, timeout: float) -> None:
-        """Wait for the monitor's first heartbeat. The others judge this rank by its heartbeats from now on: without
-        one there would be no lease to stop it when they give it up. Raises TimeoutError, or why there is no monitor."""
+    def await_lease(self, iteration: int, timeout: float) -> None:
+        """Wait for the monitor's first heartbeat, unless the iteration is interrupted meanwhile.
+
+        The others judge this rank by its heartbeats: without one there would be no lease to stop it when they give it
+        up. Raises TimeoutError, or why there is no monitor.
+        """
         deadline = clock.monotonic() + timeout
-        while not self.board.slots[LEASE]:
+        while not self.board.slots[LEASE] and not self.mailbox.take("start", iteration, 0.0):
             self._monitor.check()
             if clock.monotonic() >= deadline:
                 raise TimeoutError(

@@ -205,8 +205,6 @@ class Loop:
         decision = self._take("next", 0, self._options.barrier_timeout, self._name_missing("end"))
         self._agents.connect(self._options.barrier_timeout)
         self._next_iteration(decision)
-        if len(self._book.roster) > 1:
-            self._agents.await_lease(self._options.barrier_timeout)
         return Event.OK
 
     def _assign(self) -> Event:
@@ -216,6 +214,8 @@ class Loop:
             self._agents.thread.assigned.set()
             return Event.NO_START
         self._rendezvous = self._agents.numeric(address)
+        if len(self._book.roster) > 1:
+            self._agents.await_lease(self._book.iteration, self._options.barrier_timeout)
         ctx = RankAssignmentCtx(
             state=State(
                 rank=self._book.rank,

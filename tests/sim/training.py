@@ -196,12 +196,7 @@ class Training(Process):
         if not self._knows("next"):
             self.quitting = "a founder is missing"
             return Event.QUIT
-        event = yield from self._next()
-        yield Until(lambda: self.leased_from is not None or self.engine.now >= overdue)
-        if self.leased_from is None:
-            self.quitting = "its monitor sends no heartbeats"
-            return Event.QUIT
-        return event
+        return (yield from self._next())
 
     def _next(self) -> Step:
         decision = yield from self._wait("next")
@@ -222,6 +217,8 @@ class Training(Process):
         if address == "-":
             self.assigned = True
             return Event.NO_START
+        start = ("start", self.book.iteration)
+        yield Until(lambda: self.leased_from is not None or start in self.found or ("lost", 0) in self.found)
         yield self._hook_time()
         try:
             yield from self._take_place()
