@@ -290,6 +290,8 @@ def test_server_that_goes_away() -> None:
             waiting.result(20)
     with pytest.raises(StoreLost, match="Claim"):
         second(Claim("a", "2"))
+    with pytest.raises(StoreLost, match="'never'"):
+        second(Wait("never", 60.0))
     tcp.close()
 
 

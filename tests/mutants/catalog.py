@@ -725,8 +725,14 @@ STORES = (
     stores(
         "claim_overwrites",
         "a compare-and-set is a plain set",
-        'bytes(store.compare_set(op.key, "", op.value)),\n',
-        "(store.set(op.key, op.value), op.value.encode())[1],\n",
+        'bytes(store.compare_set(key, "", value))\n',
+        "(store.set(key, value), value.encode())[1]\n",
+    ),
+    stores(
+        "claim_wakes_nobody",
+        "without libuv nobody is woken by a claim",
+        "if found == value.encode() and not _uses_libuv(store):",
+        "if False:",
     ),
     stores(
         "reading_writes",
@@ -737,7 +743,7 @@ STORES = (
     stores(
         "waits_have_no_end",
         "a wait goes on after its timeout",
-        "            if op.timeout is not None:\n                return None\n",
+        "        if remaining <= 0:\n            return None\n",
     ),
     stores(
         "lost_store_is_a_crash",
@@ -747,9 +753,9 @@ STORES = (
     ),
     stores(
         "lost_store_is_waited_for",
-        "who waits on a store that is gone waits on",
-        "            if not _is_timeout(error):\n",
-        "            if op.timeout is not None and not _is_timeout(error):\n",
+        "a store that is gone is taken for a wait that ran out",
+        "            if not _is_timeout(error) and not (",
+        "            if op.timeout is None and not _is_timeout(error) and not (",
     ),
     stores(
         "stop_is_ignored",
@@ -783,7 +789,7 @@ LADDER = (
     ladder(
         "group_names_go_on",
         "groups are numbered on, so ranks that made fewer never meet the others again",
-        "    c10d._world.group_count = 0\n",
+        "    world.group_count = 0\n",
     ),
     ladder(
         "flight_record_follows_a_link",
