@@ -577,8 +577,9 @@ def test_only_a_crash_asks_for_all_of_torch(rank: Make, signum: signal.Signals, 
 def read_memory(pid: int, name: str) -> str:
     """What a memfd of another process holds."""
     for entry in Path(f"/proc/{pid}/fd").iterdir():
-        if name in os.readlink(entry):
-            return entry.read_text()
+        with contextlib.suppress(FileNotFoundError):  # closed just now
+            if name in os.readlink(entry):
+                return entry.read_text()
     raise AssertionError(f"no {name}")
 
 

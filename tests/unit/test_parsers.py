@@ -172,7 +172,7 @@ def test_board(slots: list[int], now: int) -> None:
         for index, value in enumerate(slots):  # all up to RANK; after it LEFT, with which no rule applies
             board.slots[index] = value
         seen = board.snapshot()
-        view = View(0, Limits.of(60.0, 90.0, 30.0), lease_from=seen.progress)
+        view = View(0, Limits.of(60.0, 90.0, 30.0), lease_until=seen.progress)
         wake_at(seen, view)
         assert len(decide(now, seen, view)) <= 2
     finally:
