@@ -204,7 +204,7 @@ def quotes(results: Results) -> list[str]:
         f"**One of 4 ranks raises**: the function runs again on all of them after **{of(wait):.0f} ms** where the"
         f" others sat in an all-reduce, {ours:.0f} ms where they computed in Python. In the latter case"
         f" nvidia-resiliency-ext takes {default / 1e3:.2g} s by default ({default / ours:.0f} times as long) and"
-        f" {tuned / 1e3:.2g} s at its best tuning ({tuned / ours:.0f} times), torchrun"
+        f" {tuned / 1e3:.2g} s tuned ({tuned / ours:.0f} times), torchrun"
         f" {of(loop, TORCHRUN.name) / 1e3:.2g} s.",
         f"**Rank 0 of 4 is killed** in the middle of an all-reduce: **{of(first):.0f} ms**; nvidia-resiliency-ext does"
         f" not go on without rank 0. Where rank 1 is killed, torchft takes {torchft / 1e3:.2g} s by default and"
