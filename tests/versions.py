@@ -28,6 +28,7 @@ NEED_TORCH = (
     "tests/threads/test_parked.py",
     "tests/threads/test_versions.py",
     "tests/unit/test_agents.py",
+    "tests/unit/test_fence.py",
     "tests/unit/test_health_check.py",
     "tests/unit/test_light_torch.py",
     "tests/unit/test_mutants.py",

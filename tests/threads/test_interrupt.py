@@ -389,9 +389,12 @@ def test_condition_that_is_just_taken_or_given_back(gate: Gate, interrupter: Int
 
     before = sys.gettrace()
     try:
-        assert gate.run(fn) == Interrupted()
+        outcome = gate.run(fn)
     finally:
         sys.settrace(before)
+    if not places and sys.version_info[:2] == (3, 12):
+        pytest.skip("Python 3.12.1 does not report the instructions of this function")
+    assert outcome == Interrupted()
     assert len(places) > 3
     assert not lock.locked()
     assert "in fn" in gate._raised_where

@@ -15,7 +15,7 @@ CHEAP = [name for name, shape in SHAPES.items() if shape.cheap]
 def test_interruption_at_every_instruction(name: str) -> None:
     problems: list[str] = []
     with watched(problems, Counts()):
-        assert everywhere(SHAPES[name]) > 100
+        assert everywhere(SHAPES[name]) > 50  # Python 3.13 has 99 for the shortest
     assert not problems
 
 
