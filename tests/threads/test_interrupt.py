@@ -555,11 +555,13 @@ def test_handler_replaced_by_the_program(gate: Gate, interrupter: Interrupter) -
         go()
         spin()
 
-    assert run_interrupted(gate, fn) == Interrupted()
-    assert not calls
-    interrupter.restore()
-    assert signal.getsignal(interrupter.signum) is theirs
-    signal.signal(interrupter.signum, signal.SIG_DFL)
+    try:
+        assert run_interrupted(gate, fn) == Interrupted()
+        assert set(calls) <= {interrupter.signum}  # from the second signal on: it may be in a system call
+        interrupter.restore()
+        assert signal.getsignal(interrupter.signum) is theirs
+    finally:
+        signal.signal(interrupter.signum, signal.SIG_DFL)
 
 
 def test_handler_replaced_by_a_program_that_then_sleeps(gate: Gate, interrupter: Interrupter) -> None:
