@@ -430,7 +430,7 @@ def test_swallowed_interruption_is_raised_again_and_its_place_logged(
 
     def fn(go: Go) -> None:
         go()
-        while len(times) < 3:
+        for _ in range(3):
             swallow()
         spin_a_while()
 
