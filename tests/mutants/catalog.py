@@ -911,7 +911,7 @@ LOOP = (
         "            traceback.clear_frames(error.__traceback__)\n",
     ),
     _loop(
-        "test_exceptions",
+        "test_usage",
         "store_is_kept",
         "a restart goes on with the store of the last iteration",
         "self._store = self._value = None\n        held",

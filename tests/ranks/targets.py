@@ -453,8 +453,10 @@ def _use_store(context: Context, call: Any) -> list[Any]:
     from inprocess import current_call
 
     rank, size = place_in_world()
+    assert not call.store.check([f"from {rank}"]), "a store of its own for each iteration"
     call.store.set(f"from {rank}", str(rank))
     other = call.store.get(f"from {1 - rank}").decode()
+    context.point("used")
     dist.init_process_group("gloo", store=call.store, rank=rank, world_size=size, timeout=LONG)
     check_sum(size)
     dist.destroy_process_group()

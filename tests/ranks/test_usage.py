@@ -60,6 +60,12 @@ def test_current_call_and_store(launch):
     assert ranks.values == [["1", True, None], ["0", True, None]]
 
 
+def test_store_after_a_restart(launch):
+    """Each iteration has an empty store of its own."""
+    ranks = launch(targets.run_store, 2, faults={At(1, step="used"): Raise()}).wait()
+    assert ranks.values == [["1", True, None], ["0", True, None]]
+
+
 @pytest.mark.parametrize("name", ["short", "long"])
 def test_restart_and_atomic(launch, name):
     """A restart waits for the end of an atomic block, and the block is never cut in half."""
