@@ -918,7 +918,7 @@ LOOP = (
         "self._value = None\n        held",
     ),
     _loop(
-        "test_exceptions",
+        "test_usage",
         "hook_of_torch_is_kept",
         "init_process_group() hooks pile up",
         "        self._agents.environment.unhook()\n",

@@ -463,6 +463,15 @@ def _use_store(context: Context, call: Any) -> list[Any]:
     return [other, current_call() is call]
 
 
+def run_hooked(context: Context) -> Any:
+    return context.wrap(_hooked)()
+
+
+def _hooked(context: Context, call: Any) -> list[int]:
+    context.emit("hook", name=getattr(sys.excepthook, "__name__", ""))
+    return train(context, call)
+
+
 def run_atomic(context: Context) -> Any:
     return context.wrap(_atomic)()
 

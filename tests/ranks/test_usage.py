@@ -66,6 +66,14 @@ def test_store_after_a_restart(launch):
     assert ranks.values == [["1", True, None], ["0", True, None]]
 
 
+def test_hooks_of_torch_do_not_pile_up(launch):
+    """init_process_group() puts a hook around the last one, each time."""
+    ranks = launch(targets.run_hooked, 2, faults={At(1, step=1): Raise()}).wait()
+    names = [event["name"] for rank in ranks for event in rank.of("hook")]
+    assert len(names) == 4
+    assert len(set(names)) == 1
+
+
 @pytest.mark.parametrize("name", ["short", "long"])
 def test_restart_and_atomic(launch, name):
     """A restart waits for the end of an atomic block, and the block is never cut in half."""

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,7 @@ class Base:
         self.do(coordinator.end_round(book, Arrival(Kind.ALIVE, roster.index(member), len(roster), by="test")))
 
     def outcome(self, iteration: int = 0) -> Outcome:
+        self.connection.wait([f"{iteration}/outcome"], timedelta(seconds=SOON))  # no timer ends a wait in C
         found: Outcome = self.do(coordinator.await_outcome(iteration))
         return found
 
