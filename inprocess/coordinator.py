@@ -55,6 +55,7 @@ JOINED_KEY = f"{JOINING}/next"
 #: whoever speaks for a dead member looks this often whether a round is complete, and a monitor that waits for the end
 #: round sees once to it that everybody is awake (seconds)
 RECOUNT = 1.0
+_NOBODY = "nobody was left to call the function"
 #: what is older than this many iterations is deleted, except for the verdicts
 KEEP = 4
 
@@ -254,6 +255,10 @@ def _decide_end(iteration: int, arrivals: dict[int, Arrival]) -> Verb[None]:
     decision = decide_end(arrivals, records, count, load_reason(abort))
     if iteration > JOINING:  # a follower may still wait for it: who interrupted died after waking only some
         yield Claim(f"{iteration}/start", dump(Start(go=False)))
+        if not records:  # all have gone quietly; whoever speaks for one of them waits for an outcome
+            member = min(arrivals)
+            nobody = InterruptionRecord(member, Interruption.TERMINATED, initial_rank=member, message=_NOBODY)
+            yield Claim(f"{iteration}/outcome", dump(Outcome(completed=False, cause=nobody)))
     yield Claim(f"{iteration}/next", dump(decision))
 
 

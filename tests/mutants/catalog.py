@@ -247,8 +247,8 @@ COORDINATOR = (
     verbs(
         "followers_sleep_on",
         "the end round leaves a follower behind that still waits for the start round",
-        '        yield Claim(f"{iteration}/start", dump(Start(go=False)))\n    yield Claim(f"{iteration}/next"',
-        '        pass\n    yield Claim(f"{iteration}/next"',
+        '        yield Claim(f"{iteration}/start", dump(Start(go=False)))\n        if not records',
+        "        if not records",
     ),
     seeds(
         "one_short",

@@ -30,6 +30,17 @@ FOUND = {
     "an assignment that only some have made when a rank dies": Scenario(
         3844, 4, (Kill(3, "training", time=0.5),), assignment="tree", longest=1.0, slow=(1,)
     ),
+    # the last one was killed while it left as discarded: its monitor waited for an outcome that nobody was left to set
+    "the last member dies while it leaves quietly": Scenario(
+        19094,
+        4,
+        (
+            Freeze(2, "training", 0.0991954444459634, 9.0),
+            Kill(0, "training", 33, after=True),
+            Kill(1, "training", 2, after=True, phase="end round", iteration=2),
+        ),
+        assignment="whole hosts",
+    ),
     # no heartbeat had ever got through, so no lease had begun
     "a monitor that is not heard from the beginning": Scenario(
         2152, 2, (Act(0, "hang"), Freeze(0, "monitor", 0.0, 3.0), Cut(0, 0.4416810404970338, 30.0, way="in"))

@@ -162,6 +162,16 @@ def test_end_round_wakes_followers_that_nobody_woke(store: SimStore) -> None:
     assert not start(store).go
 
 
+def test_all_leave_quietly_and_the_iteration_has_an_outcome(store: SimStore) -> None:
+    """Nobody interrupts for a discarded member, so with nobody left whoever follows the job would wait for ever."""
+    for book in books(2):
+        do(store, coordinator.start_round(book, Arrival(Kind.DISCARDED)))
+        do(store, coordinator.end_round(book, Arrival(Kind.LEFT)))
+    del store.data["0/outcome"]
+    do(store, coordinator._decide(0, "end", (0, 1)))
+    assert not outcome(store).completed
+
+
 def test_who_is_declared_dead_cannot_be_woken_before_it_is_written(store: SimStore) -> None:
     """It would arrive as alive, and stay on the roster until it is declared dead once more."""
     speak = coordinator.speak_for_dead(0, (0, 1), 1, RECORD, "its neighbour")
