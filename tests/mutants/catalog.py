@@ -973,7 +973,7 @@ SIMULATED = (
         ),
         ("tests/sim/test_found.py",),
     ),
-    _in("policy.py", SIM, seeds=True)(
+    policy(
         "monitors_without_lease",
         "a monitor that cannot reach the store leaves its training process alone",
         "    yield from _lease(seen, view)\n",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from inprocess import coordinator
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.exception import Fenced, RankDiscarded, StoreLost
-from inprocess.policy import LEASE_SHARE, Snapshot
+from inprocess.policy import LEASE_SHARE, RUNNING, Snapshot
 from inprocess.progress_watchdog import Silence
 from inprocess.protocol.book import Book
 from inprocess.protocol.messages import Arrival, Kind
@@ -123,13 +123,20 @@ class Training(Process):
         self.notify()
 
     def _watch_monitor(self) -> Generator[Any, Any, None]:
-        """The watchdog: a monitor that shows no life is killed."""
+        """The watchdog: a monitor that shows no life is killed, and a rank whose lease is over ends itself."""
         silence = Silence()
         while self.phase is not Phase.OUT:
-            yield Pause(WATCHDOG)
+            yield Pause(min(WATCHDOG, max(0.05, self._lease_ends() - self.engine.now)))
+            if self.engine.now >= self._lease_ends():
+                if self.phase in RUNNING and self.book.roster != (self.member,):
+                    self.end("ends itself: its lease is over")
+                continue
             monitor = self.world.monitors[self.member]
             if monitor.alive and silence.lasts(monitor.watched, HEARTBEAT_TIMEOUT / 3 / WATCHDOG):
                 self.world.kill_monitor(self, "killed: shows no life")
+
+    def _lease_ends(self) -> float:
+        return math.inf if self.leased_from is None else self.leased_from + LEASE_SHARE * HEARTBEAT_TIMEOUT
 
     # --- the main thread --------------------------------------------------------------------------------------
 
@@ -340,8 +347,7 @@ class Training(Process):
 
     def _commit(self) -> Generator[Any, Any, bool]:
         """An ``atomic()`` section; answers True where it was interrupted before it began."""
-        lease = math.inf if self.leased_from is None else self.leased_from + LEASE_SHARE * HEARTBEAT_TIMEOUT
-        if self.closed <= self.book.iteration or self.engine.now >= lease:
+        if self.closed <= self.book.iteration or self.engine.now >= self._lease_ends():
             return bool((yield Work(math.inf, interruptible=True)))
         self.atomic = True
         self.world.committed(self)
