@@ -156,7 +156,7 @@ class Process:
         #: requests of this process, and answers to it, stand still until then (a network partition)
         self.cut_out_until = self.cut_in_until = 0.0
         #: no thread of it runs until then (SIGSTOP, a paused host)
-        self.frozen_until = 0.0
+        self.frozen_until = -math.inf
         self._frozen_from = 0.0
         #: seconds until its first threads run
         self.delay = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -95,18 +96,10 @@ class Monitor(Process):
     # --- heartbeats -------------------------------------------------------------------------------------------
 
     def _beaten(self, when: float) -> None:
-        if self._lease_is_over():
-            return
+        if self.engine.now >= self.training.lease_ends:
+            return  # never renewed
         self.training.leased_from = when
         self.training.notify()
-
-    def _lease_is_over(self) -> bool:
-        until = self._lease_until()
-        return until is not None and _ns(self.engine.now) >= until
-
-    def _lease_until(self) -> int | None:
-        begun = self.training.leased_from
-        return None if begun is None else _ns(begun) + LIMITS.lease
 
     def _lost(self, member: int, seconds: float) -> None:
         if member not in self.speaks:
@@ -184,11 +177,11 @@ class Monitor(Process):
             iteration=self.book.iteration,
             interrupted_at=_ns(when) if interrupted else None,
             atomic_at=now if seen.atomic and interrupted else self.view.atomic_at,
-            lease_until=None if self.ended and self.removed_at is None else self._lease_until(),
+            lease_until=None if self.ended and self.removed_at is None else _ns(self.training.lease_ends),
             cut_off_at=_ns(self.lost_at if self.removed_at is None else self.removed_at),
             awake_since=now if stopped else self.view.awake_since,
         )
 
 
 def _ns(seconds: float | None) -> Any:
-    return None if seconds is None else int(seconds * 1e9)
+    return None if seconds in (None, math.inf) else int(seconds * 1e9)

@@ -126,8 +126,8 @@ class Training(Process):
         """The watchdog: a monitor that shows no life is killed, and a rank whose lease is over ends itself."""
         silence = Silence()
         while self.phase is not Phase.OUT:
-            yield Pause(min(WATCHDOG, max(0.05, self._lease_ends() - self.engine.now)))
-            if self.engine.now >= self._lease_ends():
+            yield Pause(min(WATCHDOG, max(0.05, self.lease_ends - self.engine.now)))
+            if self.engine.now >= self.lease_ends:
                 if self.phase in RUNNING and self.book.roster != (self.member,):
                     self.end("ends itself: its lease is over")
                 continue
@@ -135,7 +135,9 @@ class Training(Process):
             if monitor.alive and silence.lasts(monitor.watched, HEARTBEAT_TIMEOUT / 3 / WATCHDOG):
                 self.world.kill_monitor(self, "killed: shows no life")
 
-    def _lease_ends(self) -> float:
+    @property
+    def lease_ends(self) -> float:
+        """When it must not run any more; never while no heartbeat got through, so that nobody counts on one."""
         return math.inf if self.leased_from is None else self.leased_from + LEASE_SHARE * HEARTBEAT_TIMEOUT
 
     # --- the main thread --------------------------------------------------------------------------------------
@@ -347,7 +349,7 @@ class Training(Process):
 
     def _commit(self) -> Generator[Any, Any, bool]:
         """An ``atomic()`` section; answers True where it was interrupted before it began."""
-        if self.closed <= self.book.iteration or self.engine.now >= self._lease_ends():
+        if self.closed <= self.book.iteration or self.engine.now >= self.lease_ends:
             return bool((yield Work(math.inf, interruptible=True)))
         self.atomic = True
         self.world.committed(self)
