@@ -11,7 +11,6 @@ import json
 import logging
 import socket
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -92,15 +91,15 @@ class Agents:
         up. Raises TimeoutError, or why there is no monitor.
         """
         deadline = clock.monotonic() + timeout
-        while not self.board.slots[LEASE] and not self.mailbox.take("start", iteration, 0.0):
+        alive = True  # else it has nothing to say, and the watchdog is starting another
+        while not self.board.slots[LEASE] and not self.mailbox.take("start", iteration, 0.0 if alive else LOOK):
             self._monitor.check()
             if clock.monotonic() >= deadline:
                 raise TimeoutError(
                     f"the monitor process sent no heartbeat within barrier_timeout={timeout:g}s; its log has more "
                     "(monitor_process_logfile)"
                 )
-            if not self._monitor.listen(LOOK):
-                threading.Event().wait(LOOK)  # it died: the watchdog is starting another
+            alive = self._monitor.listen(LOOK)
 
     def do(self, verb: Verb[T]) -> T:
         """Carry out a verb in the calling thread."""

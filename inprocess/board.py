@@ -168,8 +168,6 @@ class Board:
             hang_protection=values[UNHANG] == 0,
             soft_timeout=values[SOFT],
             answered=values[ANSWERED],
-            rank=max(
-                0, values[RANK]
-            ),  # whatever the user's own code may have written here: a monitor must not die of it
+            rank=max(0, values[RANK]),  # the user's code may write here too, and a monitor must not die of it
             left=bool(values[LEFT]),
         )

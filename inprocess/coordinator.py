@@ -76,12 +76,12 @@ def _known(decision: Decision, key: str, book: Book | None) -> Decision:
 
 
 def await_next_awake(iteration: int, book: Book | None = None) -> Verb[Decision]:
-    """As `await_next`, for a monitor that has seen the iteration interrupted.
+    """As `await_next`, for a monitor that has seen the iteration interrupted, or is joining.
 
     Whoever interrupted it may have died before it had woken everybody up, so that is done once more after a second.
     """
     key = f"{iteration}/next"
-    found = yield Wait(key, RECOUNT)
+    found = yield Wait(key, None if iteration == JOINING else RECOUNT)
     if found is None:
         yield from _wake(iteration)
         found = yield Wait(key)

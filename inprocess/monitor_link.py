@@ -249,7 +249,7 @@ class Link:
                 if _drive(coordinator.await_outcome(iteration), connection).completed:
                     break
                 self._on_interrupted(iteration, connection)
-            self._go_on(_drive(_following(self.book), connection))
+            self._go_on(_drive(coordinator.await_next_awake(iteration, book=self.book), connection))
         self.ended.set()
 
     def _is_rendezvous_host(self) -> bool:
@@ -403,11 +403,6 @@ class _Rendezvous:
         from inprocess import store  # noqa: PLC0415
 
         return store.serve(self._where[0], 0, self._where[1])
-
-
-def _following(book: Book) -> Verb[Decision]:
-    joining = book.iteration == coordinator.JOINING
-    return (coordinator.await_next if joining else coordinator.await_next_awake)(book.iteration, book=book)
 
 
 def _drive(verb: Verb[T], connection: Any) -> T:

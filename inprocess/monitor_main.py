@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from inprocess import clock, coordinator, monitor_link, policy
+from inprocess import clock, coordinator, monitor_link, pidfile, policy
 from inprocess.attribution import Interruption, InterruptionRecord, one_line
 from inprocess.board import WATCHED, Board
 from inprocess.monitor_config import Lines, MonitorConfig
@@ -336,7 +336,7 @@ def write_pidfile(path: str, training_pid: int) -> None:
         OSError: it cannot be written, names a live process of another job, or holds something else than a process id.
     """
     with contextlib.suppress(FileNotFoundError):
-        other = _pid_in(path)
+        other = pidfile.read(path)
         if other is not None and _is_foreign(other, training_pid):
             raise FileExistsError(f"{path} names process {other}, which is alive and of another job")
         os.unlink(path)
@@ -348,21 +348,8 @@ def write_pidfile(path: str, training_pid: int) -> None:
 def remove_pidfile(path: str) -> None:
     """Remove the file unless it is another process's by now."""
     with contextlib.suppress(OSError):
-        if _pid_in(path) == os.getpid():
+        if pidfile.read(path) == os.getpid():
             os.unlink(path)
-
-
-def _pid_in(path: str) -> int | None:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(f"{path} is not a regular file")
-        text = os.read(fd, 32).strip()
-    finally:
-        os.close(fd)
-    if text and not text.isdigit():  # nobody wants an option with a typing error to delete a file
-        raise OSError(f"{path} is not a pid file, it holds something else")
-    return int(text) if text else None
 
 
 def _is_foreign(pid: int, training_pid: int) -> bool:
@@ -370,11 +357,7 @@ def _is_foreign(pid: int, training_pid: int) -> bool:
     fields = _stat_fields(pid)
     if not fields or fields[0] in "ZX" or pid == os.getpid() or int(fields[1]) == training_pid:
         return False
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return b"inprocess.monitor_main" in file.read()
-    except OSError:
-        return False
+    return pidfile.is_monitor(pid)
 
 
 # --- the program -------------------------------------------------------------------------------------------------

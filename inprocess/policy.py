@@ -153,9 +153,6 @@ def _hard(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
     text = f"asked to leave the function, it did not within {_seconds(hard)} (hard_timeout)"
     if not seen.atomic:
         yield max(view.interrupted_at, view.atomic_at, view.awake_since) + hard, _kill(seen, view, text)
-    if seen.ping and seen.hang_protection and seen.iteration == view.iteration:
-        moment = max(seen.ping + hard, view.awake_since + hard, view.interrupted_at)
-        yield moment, _kill(seen, view, f"no ping() for {_seconds(hard)} (hard_timeout), and interrupted")
 
 
 def _lease(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:

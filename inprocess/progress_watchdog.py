@@ -148,8 +148,10 @@ class ProgressWatchdog(threading.Thread):
                 self._look_at_monitor()
             # a main thread that runs answers soon; one that does not is looked at once per interval
             soon = self._probe.pending and now < ask_at - self._interval + SOON
-            lease = max(0.0, fence.watch(self._board) / 1e9)
-            if self._wait(SOON if soon else max(0.0, min(ask_at - now, lease))):
+            pause = SOON if soon else max(0.0, ask_at - now)
+            lease = fence.watch(self._board) / 1e9
+            # one that is over outside the function ends nothing, however often it is looked at
+            if self._wait(min(pause, lease) if lease > 0 else pause):
                 return
 
     def _wait(self, seconds: float) -> bool:

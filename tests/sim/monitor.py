@@ -77,9 +77,7 @@ class Monitor(Process):
                     break
                 self.interrupted = (self.book.iteration, self.engine.now)
                 self.interrupt(self.protecting)
-                decision = yield from coordinator.await_next_awake(self.book.iteration)
-            else:
-                decision = yield from coordinator.await_next(self.book.iteration)
+            decision = yield from coordinator.await_next_awake(self.book.iteration)
             self.book.apply(decision)
             if not self.book.included and self.removed_at is None:
                 self.removed_at = self.engine.now

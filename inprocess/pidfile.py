@@ -1,0 +1,42 @@
+"""The file that monitor_process_pidfile names: read with care, for another process may have put anything there."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+__all__ = ["is_monitor", "read"]
+
+#: part of the command line of each monitor process
+_PROGRAM = b"inprocess.monitor_main"
+#: no process has a larger id
+_LARGEST = (1 << 31) - 1
+
+
+def read(path: str) -> int | None:
+    """The process id in the file, None where it is empty.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: it cannot be read, or is no pid file.
+    """
+    # not through a link, and without waiting for the other end of a pipe that somebody has put there
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path} is not a regular file")
+        text = os.read(descriptor, 32).strip()
+    finally:
+        os.close(descriptor)
+    if text and (not text.isdigit() or int(text) > _LARGEST):
+        raise OSError(f"{path} is not a pid file, it holds something else: {text!r} is no process id")
+    return int(text) if text else None
+
+
+def is_monitor(pid: int) -> bool:
+    """Whether this is a live monitor process."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return _PROGRAM in file.read()
+    except OSError:
+        return False
