@@ -87,7 +87,7 @@ class Job:
     @property
     def host(self) -> str:
         """What is done to the store's host: "" nothing, or the target of a deadly signal."""
-        found = [s.fault.target for s in self.strikes if s.rank == 0 and _ends_store(s.fault)]
+        found = [s.fault.target for s in self.strikes if s.rank == 0 and ends_store(s.fault)]
         return found[0] if found else ""
 
     def active(self, members: int) -> int:
@@ -97,7 +97,8 @@ class Job:
         return members // 2 * 2 if self.assignment in ("even", "older", "pairs") else members
 
 
-def _ends_store(fault: Fault | Signal) -> bool:
+def ends_store(fault: Fault | Signal) -> bool:
+    """Whether it ends the store, if it strikes the store's host."""
     return isinstance(fault, Signal) and fault.signum == signal.SIGKILL and fault.target != "training"
 
 

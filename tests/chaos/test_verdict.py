@@ -105,6 +105,20 @@ def test_a_death_excuses_nobody_else():
     assert "rank 2: -9" in judge(job(Strike(1.0, 1, "step", Kill())), died(1, -9, 0), died(2, -9))
 
 
+def test_ctrl_c_inside_initialize_ends_the_job_for_everybody():
+    interrupted = job(Strike(1.0, 1, "outside", Signal(signal.SIGINT)))
+    told = "rank 1 (initial rank 1): initialize raised KeyboardInterrupt"
+    left = result(1, exception="KeyboardInterrupt", value=None)
+    others = [result(rank, exception="RestartAbort", message=told, value=None) for rank in (0, 2, 3)]
+    assert judge(interrupted, left, *others, sent={0: 1.0}) == ""
+    assert "rank 3: survives" in judge(interrupted, left, *others[:2], sent={0: 1.0})
+    assert "rank 1: survives" in judge(interrupted, *others, sent={0: 1.0}), "the rank that they name went on"
+    assert "rank 0: RestartAbort" in judge(interrupted, *others, sent={0: 1.0}), "and so should they"
+    elsewhere = [dataclasses.replace(other, message="the user asked for it") for other in others]
+    assert "rank 0: RestartAbort" in judge(interrupted, left, *elsewhere, sent={0: 1.0})
+    assert "rank 1: KeyboardInterrupt" in judge(job(), left, *others)
+
+
 def test_gentle_faults_kill_nobody():
     for fault in (Raise(), Slow(), HoldGIL(0.5)):
         assert "rank 1: -9" in judge(job(Strike(1.0, 1, "step", fault)), died(1, -9, 0))

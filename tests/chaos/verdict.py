@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.chaos.schedule import HARD, HEARTBEAT, SOFT, Job, Signal, Strike
+from tests.chaos.schedule import HARD, HEARTBEAT, SOFT, Job, Signal, Strike, ends_store
 from tests.chaos.training import Line, exact, surviving
 from tests.harness import Exit, HoldGIL, Kill, Raise, RankResult, Ranks, Slow
 
@@ -50,11 +50,16 @@ class Facts:
 
     @property
     def store_lost(self) -> bool:
-        return bool(self.job.host) and any(s.rank == 0 and _lose_store(s.fault) for s in self.all_struck)
+        return bool(self.job.host) and any(s.rank == 0 and ends_store(s.fault) for s in self.all_struck)
+
+    @property
+    def ended_by_initialize(self) -> bool:
+        """Whether a Ctrl-C hit ``initialize``, where it ends the job: the rank that the others name has left so."""
+        named = [_INITIALIZE.search(result.message) for result in self.ranks if fate(result) == "RestartAbort"]
+        return any(found and fate(self.ranks[int(found[1])]) == "KeyboardInterrupt" for found in named)
 
 
-def _lose_store(fault: object) -> bool:
-    return isinstance(fault, Signal) and fault.signum == signal.SIGKILL and fault.target != "training"
+_INITIALIZE = re.compile(r"\(initial rank (\d+)\): initialize raised KeyboardInterrupt")
 
 
 def offences(facts: Facts) -> list[str]:
@@ -145,12 +150,14 @@ def allowed(facts: Facts, rank: int) -> set[Fate]:
         found.add("RestartError")
     if facts.store_lost:
         found |= {"StoreLost", *KILLED}
+    if facts.ended_by_initialize and SURVIVES in found:  # on all ranks, without exception
+        found = found - {SURVIVES} | {"RestartAbort"}
     return found
 
 
 def _remaining(facts: Facts) -> int:
     """Ranks that did not die and did not leave by themselves."""
-    return sum(fate(result) in (SURVIVES, "RestartError") for result in facts.ranks)
+    return sum(fate(result) in (SURVIVES, "RestartError", "RestartAbort") for result in facts.ranks)
 
 
 def _without_monitor(facts: Facts, rank: int) -> bool:
