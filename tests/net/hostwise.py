@@ -7,6 +7,7 @@ import signal
 from collections.abc import Collection, Sequence
 
 from tests.harness import Ranks, Run, leaks
+from tests.ranks import checks
 
 from .shared import Shared
 
@@ -58,6 +59,38 @@ def killed(ranks: Ranks, victims: Collection[int]) -> None:
     for victim in victims:
         assert ranks[victim].exitcode == -signal.SIGKILL
         assert not ranks[victim].done
+
+
+def judge_the_lost(
+    run: Run, shared: Shared, victims: Collection[int], since: float, what: str, restarts: int | None = 1
+) -> None:
+    """The function is running again on the others: it ends there, had ended on these ranks before it began, and the
+    output says how long that took. ``restarts``: None for any number but none."""
+    shared.finish()
+    ranks = run.wait()
+    if restarts is None:
+        restarts = max(iteration for rank in ranks for iteration, _, _ in rank.entries())
+    checks.went_on(ranks, without=victims, iteration=restarts)
+    stopped(ranks, victims)
+    gave_up(ranks, shared, victims)
+    tell(f"{what}, {restarts} restarts", ranks, since, victims, restarts)
+
+
+def wake_before_its_monitor(run: Run, shared: Shared, victim: int) -> None:
+    """Pause a rank with its monitor until the others have gone on, then wake the training process alone: it ends
+    itself and writes nothing any more."""
+    pids = processes(run, victim)
+    send(pids, signal.SIGSTOP)
+    run.wait_event("enter", count=2, iteration=1)
+    before = shared.writes(victim)
+    send(pids[:1], signal.SIGCONT)
+    run.wait_event("ended")
+    send(pids[1:], signal.SIGCONT)
+    shared.finish()
+    ranks = run.wait(fenced=[victim])
+    checks.went_on(ranks, without=[victim])
+    killed(ranks, [victim])
+    assert shared.writes(victim) == before
 
 
 def tell(what: str, ranks: Ranks, since: float, without: Collection[int] = (), iteration: int = 1) -> None:

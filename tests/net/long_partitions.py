@@ -26,12 +26,7 @@ def test_unplugged_for_good(start, shared, target, victim):
     run, switch = start(target, [0, 1, 2])
     cut = switch.unplug(victim)
     run.wait_event("enter", count=2, iteration=1)
-    shared.finish()
-    ranks = run.wait()
-    checks.went_on(ranks, without=[victim])
-    hostwise.stopped(ranks, [victim])
-    hostwise.gave_up(ranks, shared, [victim])
-    hostwise.tell("unplugged", ranks, cut, [victim])
+    hostwise.judge_the_lost(run, shared, [victim], cut, "unplugged")
 
 
 @pytest.mark.parametrize("target", BODIES)
@@ -42,12 +37,7 @@ def test_plugged_in_again_too_late(start, shared, target):
     run.wait_event("enter", count=2, iteration=1)
     switch.plug_in(2)
     run.wait_event("ended")
-    shared.finish()
-    ranks = run.wait()
-    checks.went_on(ranks, without=[2])
-    hostwise.stopped(ranks, [2])
-    hostwise.gave_up(ranks, shared, [2])
-    hostwise.tell("unplugged, plugged in again", ranks, cut, [2])
+    hostwise.judge_the_lost(run, shared, [2], cut, "unplugged, plugged in again")
 
 
 def test_two_ranks_on_each_host(start, shared):
@@ -55,13 +45,7 @@ def test_two_ranks_on_each_host(start, shared):
     run, switch = start(targets.run_together, [0, 0, 1, 1])
     cut = switch.unplug(1)
     run.wait_event("enter", count=2, world_size=2)
-    shared.finish()
-    ranks = run.wait()
-    last = max(iteration for rank in ranks for iteration, _, _ in rank.entries())
-    checks.went_on(ranks, without=[2, 3], iteration=last)
-    hostwise.stopped(ranks, [2, 3])
-    hostwise.gave_up(ranks, shared, [2, 3])
-    hostwise.tell(f"a host with two ranks unplugged, {last} restarts", ranks, cut, [2, 3], last)
+    hostwise.judge_the_lost(run, shared, [2, 3], cut, "a host with two ranks unplugged", restarts=None)
 
 
 # --- the side without the store
@@ -73,12 +57,7 @@ def test_the_stores_host_unplugged(start, shared, target):
     run, switch = start(target, [0, 1, 2])
     cut = switch.unplug(0)
     run.wait_event("enter", iteration=1, world_size=1)
-    shared.finish()
-    ranks = run.wait()
-    checks.went_on(ranks, without=[1, 2])
-    hostwise.stopped(ranks, [1, 2])
-    hostwise.gave_up(ranks, shared, [1, 2])
-    hostwise.tell("the store's host unplugged", ranks, cut, [1, 2])
+    hostwise.judge_the_lost(run, shared, [1, 2], cut, "the store's host unplugged")
 
 
 def test_the_stores_host_unplugged_where_one_rank_is_too_few(start, shared):
@@ -97,13 +76,7 @@ def test_split_in_the_middle(start, shared, target):
     run, switch = start(target, [0, 1, 2, 3])
     cut = switch.split([2, 3])
     run.wait_event("enter", count=2, world_size=2)
-    shared.finish()
-    ranks = run.wait()
-    last = max(iteration for rank in ranks for iteration, _, _ in rank.entries())
-    checks.went_on(ranks, without=[2, 3], iteration=last)
-    hostwise.stopped(ranks, [2, 3])
-    hostwise.gave_up(ranks, shared, [2, 3])
-    hostwise.tell(f"split, {last} restarts", ranks, cut, [2, 3], last)
+    hostwise.judge_the_lost(run, shared, [2, 3], cut, "split", restarts=None)
 
 
 # --- one direction
@@ -116,12 +89,7 @@ def test_one_direction_is_lost(start, shared, target, pair):
     switch.set(Wire(cut=True), [pair])
     cut = time.monotonic()
     run.wait_event("enter", count=2, iteration=1)
-    shared.finish()
-    ranks = run.wait()
-    checks.went_on(ranks, without=[2])
-    hostwise.stopped(ranks, [2])
-    hostwise.gave_up(ranks, shared, [2])
-    hostwise.tell("one direction lost", ranks, cut, [2])
+    hostwise.judge_the_lost(run, shared, [2], cut, "one direction lost")
 
 
 # --- bad wires
@@ -174,18 +142,7 @@ def test_paused_and_woken_after_the_others_went_on(start, shared, target):
 @pytest.mark.parametrize("target", BODIES)
 def test_paused_and_woken_before_its_monitor(start, shared, target):
     run, _ = start(target, [0, 1, 2])
-    pids = hostwise.processes(run, 2)
-    hostwise.send(pids, signal.SIGSTOP)
-    run.wait_event("enter", count=2, iteration=1)
-    before = shared.writes(2)
-    hostwise.send(pids[:1], signal.SIGCONT)
-    run.wait_event("ended")
-    hostwise.send(pids[1:], signal.SIGCONT)
-    shared.finish()
-    ranks = run.wait(fenced=[2])
-    checks.went_on(ranks, without=[2])
-    hostwise.killed(ranks, [2])
-    assert shared.writes(2) == before
+    hostwise.wake_before_its_monitor(run, shared, 2)
 
 
 def test_paused_before_its_function_began(start, shared):

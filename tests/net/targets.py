@@ -15,7 +15,7 @@ import torch.distributed as dist
 from tests.harness import leaks
 from tests.harness.child import Context
 from tests.harness.faults import When
-from tests.ranks.targets import LONG, place_in_world
+from tests.ranks.targets import LONG, place_in_world, wait_until
 
 from .shared import Shared
 from .times import WATCHFUL
@@ -31,15 +31,22 @@ def run_apart(context: Context) -> Any:
 
 def run_with_a_stopped_monitor(context: Context) -> Any:
     """Rank 1 stops its monitor as soon as there is one."""
-    if context.rank == 1:
-        threading.Thread(target=_stop_child).start()
-    return _run(context, _apart)
+    if context.rank != 1:
+        return _run(context, _apart)
+    stopping = threading.Thread(target=_stop_child)
+    stopping.start()
+    try:
+        return _run(context, _apart)
+    finally:
+        stopping.join()
 
 
 def _stop_child() -> None:
-    while not (monitors := [pid for pid in leaks.children_of(os.getpid()) if "-W ignore" in leaks.command_of(pid)]):
-        time.sleep(0.001)  # nothing tells when a program that somebody else starts is there
-    os.kill(monitors[0], signal.SIGSTOP)
+    def monitors() -> list[int]:
+        return [pid for pid in leaks.children_of(os.getpid()) if "-W ignore" in leaks.command_of(pid)]
+
+    wait_until(lambda: bool(monitors()), every=0.001)
+    os.kill(monitors()[0], signal.SIGSTOP)
 
 
 def _run(context: Context, body: Callable[[Context, Any, Shared], Any]) -> Any:

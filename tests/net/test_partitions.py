@@ -5,8 +5,6 @@ The others are in `long_partitions.py` (`nox -s partitions`).
 
 from __future__ import annotations
 
-import signal
-
 from tests.ranks import checks
 
 from . import hostwise, targets
@@ -17,12 +15,7 @@ def test_unplugged_for_good(start, shared):
     run, switch = start(targets.run_apart, [0, 1, 2])
     cut = switch.unplug(2)
     run.wait_event("enter", count=2, iteration=1)
-    shared.finish()
-    ranks = run.wait()
-    checks.went_on(ranks, without=[2])
-    hostwise.stopped(ranks, [2])
-    hostwise.gave_up(ranks, shared, [2])
-    hostwise.tell("unplugged", ranks, cut, [2])
+    hostwise.judge_the_lost(run, shared, [2], cut, "unplugged")
 
 
 def test_plugged_in_again_in_time(start, shared):
@@ -40,15 +33,4 @@ def test_plugged_in_again_in_time(start, shared):
 def test_a_paused_host_that_wakes_up_before_its_monitor_writes_nothing(start, shared):
     """The function goes on where it stood, nobody kills it, and yet not one checkpoint is written."""
     run, _ = start(targets.run_apart, [0, 1, 2])
-    pids = hostwise.processes(run, 1)
-    hostwise.send(pids, signal.SIGSTOP)
-    run.wait_event("enter", count=2, iteration=1)
-    before = shared.writes(1)
-    hostwise.send(pids[:1], signal.SIGCONT)
-    run.wait_event("ended")
-    hostwise.send(pids[1:], signal.SIGCONT)
-    shared.finish()
-    ranks = run.wait(fenced=[1])
-    checks.went_on(ranks, without=[1])
-    hostwise.killed(ranks, [1])
-    assert shared.writes(1) == before
+    hostwise.wake_before_its_monitor(run, shared, 1)

@@ -177,7 +177,7 @@ def _with_new_monitor(context: Context, call: Any) -> list[int]:
     old = leaks.children_of(os.getpid())
     context.point("monitor")
     if context.has_reported("monitor_killed") and call.iteration == 0:
-        _wait_until(lambda: bool(set(_living_children()) - set(old)))
+        wait_until(lambda: bool(set(_living_children()) - set(old)))
         context.emit("new_monitor")
     return train(context, call)
 
@@ -186,13 +186,13 @@ def _living_children() -> list[int]:
     return [pid for pid in leaks.children_of(os.getpid()) if not leaks.command_of(pid).startswith(("Z", "gone"))]
 
 
-def _wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0, every: float = 0.005) -> None:
     """For what has no event to wait for: a process that somebody else starts."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
             raise TimeoutError(f"not within {seconds} s")
-        time.sleep(0.005)
+        time.sleep(every)
 
 
 # --- functions that do not let an interruption out

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +18,10 @@ import torch.distributed as dist
 from inprocess import abort
 from inprocess.abort import Abort, AbortTorchDistributed, AbortTransformerEngine, Ladder, StepResult, unfinished
 from inprocess.state import FrozenState
+from tests.threads.groups import init, settle
 
+pytestmark = pytest.mark.usefixtures("excepthook")
 STATE = FrozenState(rank=0, world_size=1, initial_rank=0, initial_world_size=1)
-
-
-def init() -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-
-
-@pytest.fixture(autouse=True)
-def excepthook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """init_process_group installs one of torch's own."""
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-
-
-def settle() -> None:
-    """Groups end in the background."""
-    for thread in threading.enumerate():
-        if thread.name == "inprocess-abort":
-            thread.join()
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    init()
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    settle()
 
 
 # --- the ladder ---------------------------------------------------------------------------------------------------

@@ -6,9 +6,7 @@ import importlib.util
 import inspect
 import logging
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,30 +22,11 @@ from inprocess.health_check import CudaHealthCheck
 from inprocess.protocol.ops import Verb, Wait
 from inprocess.state import FrozenState
 from inprocess.tools import inject_fault
+from tests.threads.groups import init
 
+pytestmark = pytest.mark.usefixtures("excepthook")
 STATE = FrozenState(rank=0, world_size=1, initial_rank=0, initial_world_size=1)
 Patch = pytest.MonkeyPatch
-
-
-@pytest.fixture(autouse=True)
-def excepthook(monkeypatch: Patch) -> None:
-    """init_process_group installs one of torch's own."""
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    init()
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    for thread in threading.enumerate():
-        if thread.name == "inprocess-abort":
-            thread.join()
-
-
-def init() -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 # --- torch's groups -----------------------------------------------------------------------------------------------
