@@ -66,8 +66,8 @@ class CallWrapper:
     def ping(self) -> None:
         """Say that this rank makes progress.
 
-        From its first use in an iteration on, the time since the last ``ping()`` counts for ``soft_timeout`` and
-        ``hard_timeout`` beside the automatic progress. It stamps shared memory and does nothing else.
+        From its first use in an iteration on, the time since the last ``ping()`` counts for ``soft_timeout``
+        beside the automatic progress. It stamps shared memory and does nothing else.
         """
         self._slots[PING] = self._now()
 

@@ -114,6 +114,7 @@ def test_signal_fault_needs_the_main_thread(monkeypatch):
 PRELUDE = """
 import os, signal, sys, threading
 from inprocess.tools.inject_fault import Fault, InjectedException, inject_fault
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
 before = signal.getsignal(signal.SIGUSR1)
 def strike(fault):
     inject_fault((fault,), num_faults=1, keep_alive=0, callback=lambda: print("strikes", flush=True))
