@@ -33,6 +33,7 @@ from inprocess.protocol.messages import (
     Decision,
     Kind,
     Outcome,
+    Roster,
     Start,
     dump,
     load_address,
@@ -42,6 +43,7 @@ from inprocess.protocol.messages import (
     load_outcome,
     load_reason,
     load_record,
+    load_roster,
     load_start,
 )
 from inprocess.protocol.ops import Add, Claim, Delete, Exist, Read, ReadAll, Set, Verb, Wait
@@ -56,8 +58,26 @@ JOINED_KEY = f"{JOINING}/next"
 #: round sees once to it that everybody is awake (seconds)
 RECOUNT = 1.0
 _NOBODY = "nobody was left to call the function"
-#: what is older than this many iterations is deleted, except for the verdicts
-KEEP = 4
+#: how many iterations are kept: their entries and counters, and their verdicts, for which somebody may wait
+KEEP, KEEP_VERDICTS = 4, 16
+#: exists once verdicts have been deleted: who is in the job
+ROSTER_KEY = "roster"
+#: who waits for a verdict for so long looks whether it has been deleted (seconds)
+LATE = 10.0
+
+
+class Behind(Fenced):
+    """The verdict that a process waits for is deleted: it stood still, or was cut off, for many iterations.
+
+    A training process is off the roster then, for the others wait for each of them in every end round. Its monitor need
+    not be: it goes on from ``roster``.
+    """
+
+    def __init__(self, iteration: int, roster: Roster) -> None:
+        super().__init__(
+            f"this process stood still or was cut off in iteration {iteration}; the others are in {roster.iteration}"
+        )
+        self.roster = roster
 
 
 # --- what a follower waits for, in this order --------------------------------------------------------------------
@@ -83,8 +103,9 @@ def await_next_awake(iteration: int, book: Book | None = None) -> Verb[Decision]
     key = f"{iteration}/next"
     found = yield Wait(key, None if iteration == JOINING else RECOUNT)
     if found is None:
+        yield from _refuse_behind(iteration)
         yield from _wake(iteration)
-        found = yield Wait(key)
+        found = yield from _await(key, iteration)
     return _known(load_decision(found, key), key, book)
 
 
@@ -106,15 +127,24 @@ def await_outcome(iteration: int, recounting: Sequence[int] | None = None) -> Ve
     return load_outcome((yield from _await(key, iteration, recounting)), key)
 
 
-def _await(key: str, iteration: int, recounting: Sequence[int] | None) -> Verb[bytes]:
-    """Wait for a key. With ``recounting``, a roster, look again and again whether a round is complete meanwhile."""
-    if recounting is None:
-        return (yield Wait(key))  # type: ignore[no-any-return]
+def _await(key: str, iteration: int, recounting: Sequence[int] | None = None) -> Verb[bytes]:
+    """Wait for a verdict. With ``recounting``, a roster, look again and again whether a round is complete meanwhile.
+
+    Raises Behind.
+    """
     while True:
-        found: bytes | None = yield Wait(key, RECOUNT)
+        found: bytes | None = yield Wait(key, LATE if recounting is None else RECOUNT)
         if found is not None:
             return found
-        yield from recount(iteration, recounting)
+        yield from _refuse_behind(iteration)
+        if recounting is not None:
+            yield from recount(iteration, recounting)
+
+
+def _refuse_behind(iteration: int) -> Verb[None]:
+    found = yield Read(ROSTER_KEY)
+    if found is not None and (roster := load_roster(found, ROSTER_KEY)).iteration >= iteration + KEEP_VERDICTS:
+        raise Behind(iteration, roster)
 
 
 # --- values that none of us wrote ---------------------------------------------------------------------------------
@@ -147,6 +177,11 @@ def give_up(iteration: int, reason: str) -> Verb[None]:
             yield from _wake(iteration)
         found = yield Claim(f"{iteration}/next", verdict.decode())
         if found == verdict or _is_the_end(found):
+            try:
+                yield from _refuse_behind(iteration)
+            except Behind as behind:  # nobody reads that one any more
+                iteration = behind.roster.iteration
+                continue
             return
         iteration += 1
 
@@ -427,11 +462,10 @@ def await_over(timeout: float, everybody: Sequence[int] = ()) -> Verb[bool]:
 
 
 def forget(iteration: int, book: Book) -> Verb[None]:
-    """Delete what is KEEP iterations old.
+    """Delete what is KEEP iterations old, and the verdicts ``outcome`` and ``next`` of KEEP_VERDICTS iterations ago.
 
-    Three things stay: entries that declare somebody dead (they fence a late riser), and the two verdicts ``outcome``
-    and ``next``. A monitor that was out of reach for longer than that walks along them; without them it would wait
-    for ever.
+    Entries that declare somebody dead stay: they fence a late riser. A monitor that was out of reach walks along the
+    verdicts; where they are gone, the roster tells where to go on.
     """
     old = iteration - KEEP
     if old < 0:
@@ -445,3 +479,16 @@ def forget(iteration: int, book: Book) -> Verb[None]:
         yield Delete(f"{old}/record/{number}")
     for name in ("start", "start#", "end#", "done#", "record#", "abort", "rendezvous"):
         yield Delete(f"{old}/{name}")
+    if iteration >= KEEP_VERDICTS:
+        yield from _note_roster(iteration, book)  # first: who misses a verdict finds it
+        for name in ("outcome", "next"):
+            yield Delete(f"{iteration - KEEP_VERDICTS}/{name}")
+
+
+def _note_roster(iteration: int, book: Book) -> Verb[None]:
+    """Never back to an older one: whoever writes may have stood still meanwhile."""
+    found = yield Read(ROSTER_KEY)
+    if found is not None and load_roster(found, ROSTER_KEY).iteration >= iteration:
+        return
+    roster = Roster(iteration, tuple(sorted(book.founders - set(book.roster))))
+    yield Claim(ROSTER_KEY, dump(roster), instead="" if found is None else found.decode())

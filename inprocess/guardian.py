@@ -22,9 +22,13 @@ def stand_in(book: Book, member: int, record: InterruptionRecord, by: str) -> Ve
     while member in book.roster:
         iteration, roster = book.iteration, book.roster
         yield from coordinator.speak_for_dead(iteration, roster, member, record, by)
-        if iteration > coordinator.JOINING and (yield from coordinator.await_outcome(iteration, roster)).completed:
-            return
-        decision = yield from coordinator.await_next(iteration, roster, book)
+        try:
+            if iteration > coordinator.JOINING and (yield from coordinator.await_outcome(iteration, roster)).completed:
+                return
+            decision = yield from coordinator.await_next(iteration, roster, book)
+        except coordinator.Behind as behind:
+            book.jump(behind.roster)
+            continue
         book.apply(decision)
         if decision.abort:
             return

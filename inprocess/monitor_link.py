@@ -242,15 +242,27 @@ class Link:
         if self.book.iteration == coordinator.JOINING and self._config.rendezvous == "always":
             self._rendezvous.offer(0, connection)
         while not self.ended.is_set():
-            iteration = self.book.iteration
-            if iteration > coordinator.JOINING:
-                if self._is_rendezvous_host():
-                    self._rendezvous.offer(iteration, connection)
-                if _drive(coordinator.await_outcome(iteration), connection).completed:
-                    break
-                self._on_interrupted(iteration, connection)
-            self._go_on(_drive(coordinator.await_next_awake(iteration, book=self.book), connection))
+            try:
+                decision = self._await_decision(connection)
+            except coordinator.Behind as behind:
+                log.warning("%s", behind)
+                self._move(Book.jump, behind.roster)
+                continue
+            if decision is None:
+                break
+            self._go_on(decision)
         self.ended.set()
+
+    def _await_decision(self, connection: Any) -> Decision | None:
+        """How this iteration ended; None: everybody has returned."""
+        iteration = self.book.iteration
+        if iteration > coordinator.JOINING:
+            if self._is_rendezvous_host():
+                self._rendezvous.offer(iteration, connection)
+            if _drive(coordinator.await_outcome(iteration), connection).completed:
+                return None
+            self._on_interrupted(iteration, connection)
+        return _drive(coordinator.await_next_awake(iteration, book=self.book), connection)
 
     def _is_rendezvous_host(self) -> bool:
         smallest = self._config.rendezvous == "smallest" and self.book.roster[0] == self._config.member
@@ -265,16 +277,20 @@ class Link:
     def _go_on(self, decision: Decision) -> None:
         if decision.abort:  # the iteration stays the one that a rank has to leave
             log.info("iteration %d: everybody leaves: %s", self.book.iteration, decision.abort)
-            self._rendezvous.close(self.book.iteration)
+            self._rendezvous.close_before(self.book.iteration + 1)
             self.ended.set()
             return
+        self._move(Book.apply, decision)
+
+    def _move(self, change: Callable[[Book, T], None], how: T) -> None:
+        """Go to another iteration, of which this member may not be a part any more."""
         book = copy.copy(self.book)
-        book.apply(decision)
+        change(book, how)
         if not book.included and self.removed_at is None:
             self.removed_at = clock.monotonic_ns()
         self.book = book
         # not before: who still tries to connect would try for as long as its own timeout
-        self._rendezvous.close(book.iteration - 1)
+        self._rendezvous.close_before(book.iteration)
         log.info("iteration %d: %d members", book.iteration, len(book.roster))
         concerned = book.included or self._config.serve_port is not None
         if not book.roster or not concerned:
@@ -395,9 +411,9 @@ class _Rendezvous:
         if _drive(coordinator.publish_rendezvous(iteration, address), connection) == address:
             self._servers[iteration], self._spare = self._spare, self._new()
 
-    def close(self, iteration: int) -> None:
-        """Shut the iteration's server down. Torch does that when the last reference goes."""
-        self._servers.pop(iteration, None)
+    def close_before(self, iteration: int) -> None:
+        """Shut the servers of older iterations down. Torch does that when the last reference goes."""
+        self._servers = {number: server for number, server in self._servers.items() if number >= iteration}
 
     def _new(self) -> Any:
         from inprocess import store  # noqa: PLC0415

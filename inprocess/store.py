@@ -61,7 +61,7 @@ class StoreMixin:
 
     def inprocess_claim(self, key: str, value: str) -> bytes:
         """Write ``value`` where ``key`` is absent; answers what it holds afterwards."""
-        return _claim(self, key, value)
+        return _claim(self, Claim(key, value))
 
 
 class TCPStore(StoreMixin, _TCPStore):
@@ -457,22 +457,22 @@ def _read(store: Any, key: str) -> bytes | None:
     return None if found == _ABSENT.encode() else bytes(found)
 
 
+def _claim(store: Any, op: Claim) -> bytes:
+    found = bytes(store.compare_set(op.key, op.instead, op.value))
+    if found == op.value.encode() and not op.instead and not _uses_libuv(store):
+        store.set(op.key, op.value)  # wakes who waits
+    return found
+
+
 _ACTIONS: dict[type, Callable[[Any, Any], Any]] = {
     Set: lambda store, op: store.set(op.key, op.value),
     Add: lambda store, op: store.add(op.key, op.amount),
-    Claim: lambda store, op: _claim(store, op.key, op.value),
+    Claim: _claim,
     Read: lambda store, op: _read(store, op.key),
     ReadAll: lambda store, op: store.multi_get(list(op.keys)),
     Exist: lambda store, op: store.check(list(op.keys)),
     Delete: lambda store, op: store.delete_key(op.key),
 }
-
-
-def _claim(store: Any, key: str, value: str) -> bytes:
-    found = bytes(store.compare_set(key, "", value))
-    if found == value.encode() and not _uses_libuv(store):
-        store.set(key, value)  # wakes who waits
-    return found
 
 
 def _wait(store: Any, op: Wait) -> bytes | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from inprocess.protocol.messages import Decision
+from inprocess.protocol.messages import Decision, Roster
 
 
 @dataclass
@@ -45,6 +45,13 @@ class Book:
         self.terminated = frozenset(decision.terminated)
         self.iteration += 1
         self.last = decision
+
+    def jump(self, roster: Roster) -> None:
+        """Go to a much later iteration, as a monitor: what ranks have become meanwhile it need not know."""
+        gone = set(roster.removed)
+        self.roster = tuple(member for member in sorted(self.founders) if member not in gone)
+        self.iteration = roster.iteration
+        self.last = Decision(removed=roster.removed)
 
     def strangers(self, decision: Decision) -> str:
         """Members and ranks that the decision names and the job never had, in words; empty where there are none."""

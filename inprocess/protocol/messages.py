@@ -27,6 +27,7 @@ __all__ = [
     "Decision",
     "Kind",
     "Outcome",
+    "Roster",
     "Start",
     "dump",
     "load_address",
@@ -36,6 +37,7 @@ __all__ = [
     "load_outcome",
     "load_reason",
     "load_record",
+    "load_roster",
     "load_start",
 ]
 
@@ -129,7 +131,16 @@ class Decision:
         object.__setattr__(self, "abort", one_line(self.abort, REASON_LIMIT))
 
 
-def dump(message: Arrival | Start | Outcome | Decision | InterruptionRecord) -> str:
+@dataclass(frozen=True)
+class Roster:
+    """Who is in the job at an iteration: for a process that was out of reach while the verdicts before it went."""
+
+    iteration: int
+    #: members that have gone since the call began
+    removed: tuple[int, ...] = ()
+
+
+def dump(message: Arrival | Start | Outcome | Decision | Roster | InterruptionRecord) -> str:
     """The message as compact JSON."""
     return json.dumps(_encode(message), separators=(",", ":"), sort_keys=True)
 
@@ -209,6 +220,14 @@ def load_decision(raw: bytes | str, key: str) -> Decision:
     if decision.record_count < len(decision.records):
         _refuse(key, "'record_count' is less than the number of 'records'", decision.record_count)
     return decision
+
+
+def load_roster(raw: bytes | str, key: str) -> Roster:
+    data = _object(raw, key, Roster)
+    iteration = _number(data, "iteration", key)
+    if iteration is None:
+        _refuse(key, "has no 'iteration'", raw)
+    return Roster(iteration, _numbers(data, "removed", key))
 
 
 def load_record(raw: bytes | str, key: str) -> InterruptionRecord:

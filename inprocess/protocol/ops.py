@@ -23,10 +23,14 @@ class Add:
 
 @dataclass(frozen=True)
 class Claim:
-    """Compare-and-set against absence: write ``value`` if the key is absent. Answers what it holds then (bytes)."""
+    """Compare-and-set: write ``value`` if the key is absent, or holds ``instead``. Answers what it holds then (bytes).
+
+    Nobody waits for a key that is written ``instead`` of something.
+    """
 
     key: str
     value: str
+    instead: str = ""
 
 
 @dataclass(frozen=True)

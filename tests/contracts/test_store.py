@@ -156,6 +156,16 @@ def test_first_claim_stands(do: Do) -> None:
     assert [do(Claim("a", "mine")), do(Claim("a", "yours")), do(Read("a"))] == [b"mine"] * 3
 
 
+def test_claim_instead_of_a_value(do: Do) -> None:
+    """Only the one who knows what stands there may replace it."""
+    do(Claim("a", "1"))
+    assert do(Claim("a", "3", instead="2")) == b"1"
+    assert do(Claim("a", "2", instead="1")) == b"2"
+    assert do(Claim("a", "4", instead="1")) == b"2"
+    do(Claim("absent", "2", instead="1"))
+    assert do(Read("absent")) is None
+
+
 def test_exist_means_all(do: Do) -> None:
     do(Set("a", "1"))
     assert not do(Exist(("a", "b")))

@@ -241,8 +241,8 @@ COORDINATOR = (
     verbs(
         "woken_by_one_only",
         "who was not woken because the interrupting member died sleeps on",
-        "    if found is None:\n        yield from _wake(iteration)\n",
-        "    if found is None:\n",
+        "        yield from _wake(iteration)\n        found = yield",
+        "        found = yield",
     ),
     verbs(
         "followers_sleep_on",
@@ -313,7 +313,8 @@ COORDINATOR = (
     seeds(
         "no_recount",
         "nobody decides a round whose last arriver died before it could",
-        "        yield from recount(iteration, recounting)\n",
+        "            yield from recount(iteration, recounting)\n",
+        "            pass\n",
     ),
     # around the rounds
     verbs(
@@ -333,6 +334,36 @@ COORDINATOR = (
         "verdicts are deleted, for which a late riser waits",
         'for name in ("start",',
         'for name in ("outcome", "next", "start",',
+    ),
+    verbs(
+        "verdicts_stay",
+        "a long job fills the store with its verdicts",
+        '            yield Delete(f"{iteration - KEEP_VERDICTS}/{name}")\n',
+        "            pass\n",
+    ),
+    verbs(
+        "roster_goes_back",
+        "a member that stood still writes an older roster over a newer one",
+        'instead="" if found is None else found.decode()',
+        'instead="" if (found := (yield Read(ROSTER_KEY))) is None else found.decode()',
+    ),
+    verbs(
+        "nobody_is_behind",
+        "who waits for a verdict that was deleted waits for ever",
+        "            return found\n        yield from _refuse_behind(iteration)\n",
+        "            return found\n",
+    ),
+    verbs(
+        "behind_too_soon",
+        "who waits for a verdict that is still to come is taken for late",
+        ".iteration >= iteration + KEEP_VERDICTS:",
+        ".iteration >= iteration:",
+    ),
+    verbs(
+        "gives_up_in_the_past",
+        "who was out of reach tells everybody to leave where nobody reads it",
+        "            try:\n                yield from _refuse_behind(iteration)\n",
+        "            try:\n                pass\n",
     ),
     verbs("forget_nothing", "a long job fills the store", "    if old < 0:\n", "    if old < iteration:\n"),
 )
@@ -725,13 +756,13 @@ STORES = (
     stores(
         "claim_overwrites",
         "a compare-and-set is a plain set",
-        'bytes(store.compare_set(key, "", value))\n',
-        "(store.set(key, value), value.encode())[1]\n",
+        "bytes(store.compare_set(op.key, op.instead, op.value))\n",
+        "(store.set(op.key, op.value), op.value.encode())[1]\n",
     ),
     stores(
         "claim_wakes_nobody",
         "without libuv nobody is woken by a claim",
-        "if found == value.encode() and not _uses_libuv(store):",
+        "if found == op.value.encode() and not op.instead and not _uses_libuv(store):",
         "if False:",
     ),
     stores(

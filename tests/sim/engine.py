@@ -120,9 +120,9 @@ class SimStore:
         return total
 
     def claim(self, op: Claim) -> bytes:
-        if op.key not in self.data:
+        if self.data.get(op.key, b"") == op.instead.encode():
             self.write(op.key, op.value)
-        return self.data[op.key]
+        return self.data.get(op.key, op.instead.encode())
 
     def read_all(self, op: ReadAll) -> list[bytes]:
         absent = [key for key in op.keys if key not in self.data]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from inprocess import coordinator, guardian, policy
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.exception import StoreLost
+from inprocess.protocol.messages import Decision
 from inprocess.protocol.ops import Verb
 from tests.sim.engine import Process, Thread, Until, Work
 from tests.sim.scenario import BARRIER_TIMEOUT, HARD_TIMEOUT, HEARTBEAT, HEARTBEAT_TIMEOUT, SOFT_TIMEOUT
@@ -72,19 +73,30 @@ class Monitor(Process):
         if self.book.iteration >= 0:
             yield from self._publish()
         while not self.ended:
-            if self.book.iteration >= 0:
-                if (yield from coordinator.await_outcome(self.book.iteration)).completed:
+            try:
+                decision = yield from self._await_decision()
+            except coordinator.Behind as behind:
+                self.engine.note(self.name, behind)
+                self.book.jump(behind.roster)
+            else:
+                if decision is None:
                     break
-                self.interrupted = (self.book.iteration, self.engine.now)
-                self.interrupt(self.protecting)
-            decision = yield from coordinator.await_next_awake(self.book.iteration)
-            self.book.apply(decision)
-            if not self.book.included and self.removed_at is None:
-                self.removed_at = self.engine.now
-            self.ended = bool(decision.abort) or not self.book.included
+                self.book.apply(decision)
+                self.ended = bool(decision.abort)
+            if not self.book.included:
+                self.removed_at = self.engine.now if self.removed_at is None else self.removed_at
+                self.ended = True
             if not self.ended:
                 yield from self._publish()
         self.ended = True
+
+    def _await_decision(self) -> Verb[Decision | None]:
+        if self.book.iteration >= 0:
+            if (yield from coordinator.await_outcome(self.book.iteration)).completed:
+                return None
+            self.interrupted = (self.book.iteration, self.engine.now)
+            self.interrupt(self.protecting)
+        return (yield from coordinator.await_next_awake(self.book.iteration))
 
     def _publish(self) -> Verb[None]:
         if self.world.scenario.shared_host and self.book.roster and self.book.roster[0] == self.member:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from inprocess import coordinator
+from inprocess.protocol.messages import Roster
 from tests import sim
 from tests.sim.scenario import Act, Cut, Freeze, Kill, Scenario
 
@@ -58,3 +60,32 @@ def test_stopped_monitor_is_no_fault_of_its_rank() -> None:
     world = sim.run(Scenario(1, 3, (Freeze(1, "monitor", 0.3, 60.0),), longest=30.0))
     assert [training.result for training in world.training] == ["returned"] * 3
     assert ("outcome", 1) not in world._agreed
+
+
+@pytest.mark.parametrize(
+    ("fault", "kept", "result"),
+    [
+        (Freeze(1, "monitor", 6.0, 2.5), 2, "returned"),
+        (Freeze(1, "host", 0.05, 30.0), coordinator.KEEP_VERDICTS, None),
+        (Cut(1, 0.05, 30.0), coordinator.KEEP_VERDICTS, None),
+        (Cut(1, 0.05, 30.0, way="in"), coordinator.KEEP_VERDICTS, None),
+    ],
+    ids=["its monitor stands still", "its host stands still", "it is cut off", "it hears nothing"],
+)
+def test_so_far_behind_that_the_verdicts_are_deleted(
+    fault: Freeze | Cut, kept: int, result: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A monitor goes on where its rank is; one whose rank was given up ends."""
+    late: list[int] = []
+
+    class Noted(coordinator.Behind):
+        def __init__(self, iteration: int, roster: Roster) -> None:
+            super().__init__(iteration, roster)
+            late.append(iteration)
+
+    monkeypatch.setattr(coordinator, "Behind", Noted)
+    monkeypatch.setattr(coordinator, "KEEP_VERDICTS", kept)
+    restarts = tuple(Act(0, "raise", iteration=iteration) for iteration in range(24))
+    world = sim.run(Scenario(1, 4, (fault, *restarts), longest=0.02))
+    assert late
+    assert [training.result for training in world.training] == ["returned", result, "returned", "returned"]

@@ -89,7 +89,7 @@ class Training(Process):
                     return
                 if start.go:
                     yield from self._abort(iteration)
-        except StoreLost:
+        except (StoreLost, Fenced):
             self._find("lost", 0, True)
             yield from self._abort(self.book.iteration)
 
@@ -339,8 +339,8 @@ class Training(Process):
         for piece in range(pieces):
             seconds = math.inf if hangs else self.engine.rng.random() * self.world.scenario.longest / pieces
             while (yield Work(seconds, interruptible=True)) or (piece and (yield from self._commit())):
+                self.stuck_since = None
                 if not swallows:
-                    self.stuck_since = None
                     return True
                 swallows -= 1
                 seconds = self.engine.rng.random() * 2.0

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.protocol import messages
-from inprocess.protocol.messages import Arrival, Decision, Kind, Outcome, Start
+from inprocess.protocol.messages import Arrival, Decision, Kind, Outcome, Roster, Start
 
 T = TypeVar("T")
 #: how many examples each fuzz test runs; the everyday ones are the same every time
@@ -80,6 +80,7 @@ KINDS: dict[str, tuple[Callable[[bytes | str, str], Any], st.SearchStrategy[Any]
     "outcome": (messages.load_outcome, outcomes),
     "decision": (messages.load_decision, decisions()),
     "record": (messages.load_record, records),
+    "roster": (messages.load_roster, st.builds(Roster, st.integers(0, 1000), ascending)),
 }
 
 # --- bad ones

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inprocess.protocol.book import Book
-from inprocess.protocol.messages import Decision
+from inprocess.protocol.messages import Decision, Roster
 
 
 def test_founder() -> None:
@@ -34,6 +34,15 @@ def test_two_restarts_without_a_start_keep_the_frame() -> None:
     book.apply(Decision(removed=(0,), terminated=(0,)))
     book.apply(Decision(removed=(1,), terminated=(0, 1)))
     assert (book.terminated, book.roster) == (frozenset({0, 1}), (2, 3))
+
+
+def test_jump_to_a_later_iteration() -> None:
+    """For a monitor that was out of reach; the members that had gone before its call are none."""
+    book = Book(1, (1, 2, 5), iteration=3, founders=frozenset((0, 1, 2, 5)))
+    book.jump(Roster(40, (0, 2)))
+    assert (book.iteration, book.roster, book.included) == (40, (1, 5), True)
+    book.jump(Roster(50, (0, 1, 2)))
+    assert (book.iteration, book.roster, book.included) == (50, (5,), False)
 
 
 def test_removed_member_is_not_included() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -15,12 +16,13 @@ from inprocess.protocol.messages import (
     Arrival,
     Decision,
     Kind,
+    Roster,
     dump,
     load_decision,
     load_outcome,
     load_start,
 )
-from inprocess.protocol.ops import Wait
+from inprocess.protocol.ops import Read, Wait
 from tests.sim.engine import SimStore
 
 RECORD = InterruptionRecord(1, Interruption.EXCEPTION, initial_rank=1, message="ValueError: no")
@@ -148,9 +150,10 @@ def test_interruption_by_one_that_died_half_way(store: SimStore) -> None:
     assert "0/start" not in store.data
     waiting = coordinator.await_next_awake(0)
     assert next(waiting) == Wait("0/next", coordinator.RECOUNT)
+    assert waiting.send(None) == Read("roster")
     woken = [waiting.send(None), waiting.send(b"")]
     assert [op.key for op in woken] == ["0/rendezvous", "0/start"]
-    assert waiting.send(b"") == Wait("0/next")
+    assert waiting.send(b"") == Wait("0/next", coordinator.LATE)
 
 
 def test_end_round_wakes_followers_that_nobody_woke(store: SimStore) -> None:
@@ -332,19 +335,91 @@ def test_over_where_one_died_before_it_was_counted(store: SimStore) -> None:
     assert not do(store, coordinator.await_over(5.0, (0, 1, 2)))
 
 
-def test_forget_keeps_fences_and_verdicts(store: SimStore) -> None:
-    """A long job leaves, for each restart, two verdicts and the entries of the dead."""
-    iterations = 20
-    for iteration in range(iterations):
+def test_forget_keeps_fences_and_the_last_verdicts(store: SimStore) -> None:
+    """However long a job is, it leaves the entries of the dead, the last verdicts, and who is in it."""
+    sizes = []
+    for iteration in range(60):
         pair = books(2, iteration)
         do(store, coordinator.interrupt(iteration, RECORD))
         for book in pair:
             do(store, coordinator.start_round(book, rank(book.member, 2)))
             do(store, coordinator.end_round(book, alive(book)))
             do(store, coordinator.forget(iteration, book))
+        sizes.append(len(store.data))
+    assert len(set(sizes[coordinator.KEEP_VERDICTS + 1 :])) == 1
     store.data["0/end/7"] = b'{"kind":"dead"}'
-    old = [key for key in store.data if int(key.partition("/")[0]) < iterations - coordinator.KEEP]
-    assert {key.partition("/")[2] for key in old} == {"outcome", "next", "end/7"}
+    kept = {(int(number), name) for number, _, name in (key.partition("/") for key in store.data) if name}
+    assert {name for number, name in kept if number < 60 - coordinator.KEEP} == {"outcome", "next", "end/7"}
+    verdicts = {number for number, name in kept if name == "next"}
+    assert verdicts == {number for number, name in kept if name == "outcome"} == set(range(44, 60))
+
+
+# --- who is late ----------------------------------------------------------------------------------------------------
+
+LATE = coordinator.KEEP_VERDICTS
+
+
+def at(iteration: int, *removed: int) -> Book:
+    """The book of member 0 of five, some of whom have gone."""
+    book = books(5, iteration)[0]
+    book.roster = tuple(member for member in book.roster if member not in removed)
+    return book
+
+
+def test_the_verdicts_go_after_the_roster_is_there(store: SimStore) -> None:
+    """At whatever operation its writer dies, who misses a verdict finds the roster."""
+    for steps in range(40):
+        store.data.clear()
+        store.data |= {"0/outcome": b"kept", "0/next": b"kept"}
+        do(store, coordinator.forget(LATE, at(LATE, 2, 4)), steps)
+        assert {"0/outcome", "0/next"} <= store.data.keys() or "roster" in store.data
+    assert store.data == {"roster": b'{"iteration":16,"removed":[2,4]}'}
+
+
+def test_the_roster_never_goes_back(store: SimStore) -> None:
+    """Whoever stood still at any operation, and goes on when others have written a newer one, leaves that as it is."""
+    for steps in range(14):
+        store.data.clear()
+        late, answer = coordinator.forget(LATE, at(LATE, 2)), None
+        for _ in range(steps):
+            answer = store.execute(late.send(answer))
+        waiting = late.send(answer)
+        for newer in (LATE + 1, LATE + 2):
+            do(store, coordinator.forget(newer, at(newer, 2, 3)))
+        with contextlib.suppress(StopIteration):
+            while True:
+                waiting = late.send(store.execute(waiting))
+        assert store.data["roster"] == b'{"iteration":18,"removed":[2,3]}'
+
+
+@pytest.mark.parametrize("wait", [coordinator.await_outcome, coordinator.await_next, coordinator.await_next_awake])
+def test_who_waits_for_a_deleted_verdict_is_told(store: SimStore, wait: Any) -> None:
+    do(store, coordinator.forget(LATE + 3, at(LATE + 3, 1)))
+    with pytest.raises(coordinator.Behind, match="in iteration 3; the others are in 19") as found:
+        do(store, wait(3))
+    assert found.value.roster == Roster(LATE + 3, (1,))
+
+
+def test_who_waits_for_a_verdict_to_come_goes_on_waiting(store: SimStore) -> None:
+    """Also where the others have come further since it looked last: that verdict is still there."""
+    do(store, coordinator.forget(LATE + 3, at(LATE + 3, 1)))
+    waiting = coordinator.await_outcome(4)
+    assert next(waiting) == Wait("4/outcome", coordinator.LATE)
+    assert waiting.send(None) == Read("roster")
+    assert waiting.send(store.data["roster"]) == Wait("4/outcome", coordinator.LATE)
+
+
+def test_giving_up_by_one_that_was_out_of_reach_reaches_the_others(store: SimStore) -> None:
+    do(store, coordinator.forget(LATE + 9, at(LATE + 9)))
+    do(store, coordinator.give_up(2, "a broken value"))
+    assert load_decision(store.data[f"{LATE + 9}/next"], "next").abort == "a broken value"
+
+
+def test_a_broken_roster_is_named(store: SimStore) -> None:
+    store.data["roster"] = b'{"iteration":-1}'
+    for verb in (coordinator.await_outcome(0), coordinator.forget(LATE, at(LATE))):
+        with pytest.raises(BadMessage, match="store key 'roster'"):
+            do(store, verb)
 
 
 def test_constant_number_of_operations() -> None:

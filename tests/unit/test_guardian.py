@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -178,3 +179,26 @@ def test_stand_in_ends_with_the_job() -> None:
 
 def test_lost_record_says_how_long() -> None:
     assert "no heartbeat for 30 s" in str(guardian.lost_record(3, 30.0))
+
+
+def test_who_speaks_and_was_out_of_reach_goes_on_where_the_others_are() -> None:
+    """The verdict that it waits for is deleted. It speaks once more where the dead one still counts as alive."""
+    store = SimStore()
+    book, late = Book.founder(0, (0, 1, 2), 3), coordinator.KEEP_VERDICTS
+    book.iteration = 1
+    others = Book(0, (0, 1, 2), iteration=late + 1)
+    list(carried_out(store, coordinator.forget(late + 1, others)))
+    verb = carried_out(store, guardian.stand_in(book, 2, guardian.lost_record(2, 1.0), "me"))
+    assert any(op == Wait(f"{late + 1}/outcome", coordinator.RECOUNT) for op in verb), "it waits there"
+    assert (book.iteration, book.roster) == (late + 1, (0, 1, 2))
+    assert f"{late + 1}/end/2" in store.data
+
+
+def carried_out(store: SimStore, verb: Any) -> Any:
+    """Its operations one by one; waits for what is absent take their time in vain."""
+    answer = None
+    with contextlib.suppress(StopIteration):
+        while True:
+            op = verb.send(answer)
+            yield op
+            answer = store.data.get(op.key) if isinstance(op, Wait) else store.execute(op)

@@ -13,7 +13,9 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "inprocess"
 FILES = sorted(PACKAGE.rglob("*.py"))
 #: one of the coordinator's keys inside a text: a braced iteration or a fixed word before the slash
-KEY = re.compile(r"^(\{\}|-?\d+)/(start|end|next|outcome|done|rendezvous|record|abort)|^(beat|gone)/|^gone#$|^over$")
+KEY = re.compile(
+    r"^(\{\}|-?\d+)/(start|end|next|outcome|done|rendezvous|record|abort)|^(beat|gone)/|^gone#$|^over$|^roster$"
+)
 
 
 def layers() -> dict[str, int]:
