@@ -241,8 +241,8 @@ COORDINATOR = (
     verbs(
         "woken_by_one_only",
         "who was not woken because the interrupting member died sleeps on",
-        "        yield from _wake(iteration)\n        found = yield",
-        "        found = yield",
+        "        yield from _wake(iteration)\n        found = yield from _await",
+        "        found = yield from _await",
     ),
     verbs(
         "followers_sleep_on",
