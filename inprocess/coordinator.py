@@ -132,8 +132,9 @@ def _await(key: str, iteration: int, recounting: Sequence[int] | None = None) ->
 
     Raises Behind.
     """
+    patience = RECOUNT if recounting is not None else None if iteration == JOINING else LATE  # that one stays
     while True:
-        found: bytes | None = yield Wait(key, LATE if recounting is None else RECOUNT)
+        found: bytes | None = yield Wait(key, patience)
         if found is not None:
             return found
         yield from _refuse_behind(iteration)
@@ -461,6 +462,7 @@ def await_over(timeout: float, everybody: Sequence[int] = ()) -> Verb[bool]:
     return False
 
 
+@_tells_everybody
 def forget(iteration: int, book: Book) -> Verb[None]:
     """Delete what is KEEP iterations old, and the verdicts ``outcome`` and ``next`` of KEEP_VERDICTS iterations ago.
 

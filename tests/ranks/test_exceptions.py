@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from inprocess import coordinator
 from tests import growth
 from tests.harness import At, Raise, Uncopyable, Unpicklable
 
@@ -59,5 +60,5 @@ def test_many_restarts_leave_nothing(launch, kind):
         values = [value for _, value in points]
         if name in growth.COUNTED:
             assert min(values[-10:]) <= max(values[5:15]), f"{name} of rank {rank}: {values}"
-        if name == "keys":
-            assert growth.growth(points) < 2.5  # the verdicts of an iteration
+        if name == "keys":  # those of the last iterations
+            assert min(values[-10:]) <= max(values[coordinator.KEEP_VERDICTS + 5 : 35]), values

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from inprocess import store
+from inprocess import coordinator, store
 from tests.harness import At, Raise, Ranks, When
 from tests.harness.child import Context
 from tests.harness.launch import PATIENT
@@ -96,6 +96,12 @@ GARBLED = [(key, GARBAGE) for key in ([*BEFORE, *AFTER] if LONG else ("0/start/1
 @pytest.mark.parametrize(("key", "value"), [*CASES, *GARBLED])
 def test_a_value_of_somebody_else(play: Play, key: str, value: bytes) -> None:
     all_name(play(key, value, faults=BOTH if key in AFTER else None), key)
+
+
+def test_a_roster_of_somebody_else(play: Play) -> None:
+    """It is first looked at when the first verdicts are deleted."""
+    faults = {At(0, iteration, step=1): Raise() for iteration in range(coordinator.KEEP_VERDICTS)}
+    all_name(play("roster", b'{"removed":[0]}', faults=faults, args=ENDLESS), "roster")
 
 
 @pytest.mark.parametrize(("key", "value"), [("beat/0", GARBAGE), ("beat/1", b"-5")])
