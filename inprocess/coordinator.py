@@ -62,8 +62,6 @@ _NOBODY = "nobody was left to call the function"
 KEEP, KEEP_VERDICTS = 4, 16
 #: exists once verdicts have been deleted: who is in the job
 ROSTER_KEY = "roster"
-#: who waits for a verdict for so long looks whether it has been deleted (seconds)
-LATE = 10.0
 
 
 class Behind(Fenced):
@@ -103,9 +101,9 @@ def await_next_awake(iteration: int, book: Book | None = None) -> Verb[Decision]
     key = f"{iteration}/next"
     found = yield Wait(key, None if iteration == JOINING else RECOUNT)
     if found is None:
-        yield from _refuse_behind(iteration)
+        yield from refuse_behind(iteration)
         yield from _wake(iteration)
-        found = yield from _await(key, iteration)
+        found = yield Wait(key)
     return _known(load_decision(found, key), key, book)
 
 
@@ -127,22 +125,23 @@ def await_outcome(iteration: int, recounting: Sequence[int] | None = None) -> Ve
     return load_outcome((yield from _await(key, iteration, recounting)), key)
 
 
-def _await(key: str, iteration: int, recounting: Sequence[int] | None = None) -> Verb[bytes]:
-    """Wait for a verdict. With ``recounting``, a roster, look again and again whether a round is complete meanwhile.
-
-    Raises Behind.
-    """
-    patience = RECOUNT if recounting is not None else None if iteration == JOINING else LATE  # that one stays
+def _await(key: str, iteration: int, recounting: Sequence[int] | None) -> Verb[bytes]:
+    """Wait for a key. With ``recounting``, a roster, look again and again whether a round is complete meanwhile."""
+    if recounting is None:
+        return (yield Wait(key))  # type: ignore[no-any-return]
     while True:
-        found: bytes | None = yield Wait(key, patience)
+        found: bytes | None = yield Wait(key, RECOUNT)
         if found is not None:
             return found
-        yield from _refuse_behind(iteration)
-        if recounting is not None:
-            yield from recount(iteration, recounting)
+        yield from refuse_behind(iteration)
+        yield from recount(iteration, recounting)
 
 
-def _refuse_behind(iteration: int) -> Verb[None]:
+def refuse_behind(iteration: int) -> Verb[None]:
+    """For a monitor, before it waits for a verdict: whether that is deleted. Raises Behind.
+
+    Once before, and not now and then: torch prints two warnings for each wait that does not last for ever.
+    """
     found = yield Read(ROSTER_KEY)
     if found is not None and (roster := load_roster(found, ROSTER_KEY)).iteration >= iteration + KEEP_VERDICTS:
         raise Behind(iteration, roster)
@@ -179,7 +178,7 @@ def give_up(iteration: int, reason: str) -> Verb[None]:
         found = yield Claim(f"{iteration}/next", verdict.decode())
         if found == verdict or _is_the_end(found):
             try:
-                yield from _refuse_behind(iteration)
+                yield from refuse_behind(iteration)
             except Behind as behind:  # nobody reads that one any more
                 iteration = behind.roster.iteration
                 continue

@@ -259,6 +259,7 @@ class Link:
         if iteration > coordinator.JOINING:
             if self._is_rendezvous_host():
                 self._rendezvous.offer(iteration, connection)
+            _drive(coordinator.refuse_behind(iteration), connection)
             if _drive(coordinator.await_outcome(iteration), connection).completed:
                 return None
             self._on_interrupted(iteration, connection)

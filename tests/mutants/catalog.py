@@ -241,8 +241,8 @@ COORDINATOR = (
     verbs(
         "woken_by_one_only",
         "who was not woken because the interrupting member died sleeps on",
-        "        yield from _wake(iteration)\n        found = yield from _await",
-        "        found = yield from _await",
+        "        yield from _wake(iteration)\n        found = yield Wait",
+        "        found = yield Wait",
     ),
     verbs(
         "followers_sleep_on",
@@ -313,8 +313,7 @@ COORDINATOR = (
     seeds(
         "no_recount",
         "nobody decides a round whose last arriver died before it could",
-        "            yield from recount(iteration, recounting)\n",
-        "            pass\n",
+        "        yield from recount(iteration, recounting)\n",
     ),
     # around the rounds
     verbs(
@@ -350,7 +349,7 @@ COORDINATOR = (
     verbs(
         "nobody_is_behind",
         "who waits for a verdict that was deleted waits for ever",
-        "            return found\n        yield from _refuse_behind(iteration)\n",
+        "            return found\n        yield from refuse_behind(iteration)\n",
         "            return found\n",
     ),
     verbs(
@@ -362,7 +361,7 @@ COORDINATOR = (
     verbs(
         "gives_up_in_the_past",
         "who was out of reach tells everybody to leave where nobody reads it",
-        "            try:\n                yield from _refuse_behind(iteration)\n",
+        "            try:\n                yield from refuse_behind(iteration)\n",
         "            try:\n                pass\n",
     ),
     verbs("forget_nothing", "a long job fills the store", "    if old < 0:\n", "    if old < iteration:\n"),

@@ -92,6 +92,7 @@ class Monitor(Process):
 
     def _await_decision(self) -> Verb[Decision | None]:
         if self.book.iteration >= 0:
+            yield from coordinator.refuse_behind(self.book.iteration)
             if (yield from coordinator.await_outcome(self.book.iteration)).completed:
                 return None
             self.interrupted = (self.book.iteration, self.engine.now)

@@ -153,7 +153,7 @@ def test_interruption_by_one_that_died_half_way(store: SimStore) -> None:
     assert waiting.send(None) == Read("roster")
     woken = [waiting.send(None), waiting.send(b"")]
     assert [op.key for op in woken] == ["0/rendezvous", "0/start"]
-    assert waiting.send(b"") == Wait("0/next", coordinator.LATE)
+    assert waiting.send(b"") == Wait("0/next")
 
 
 def test_end_round_wakes_followers_that_nobody_woke(store: SimStore) -> None:
@@ -392,21 +392,30 @@ def test_the_roster_never_goes_back(store: SimStore) -> None:
         assert store.data["roster"] == b'{"iteration":18,"removed":[2,3]}'
 
 
-@pytest.mark.parametrize("wait", [coordinator.await_outcome, coordinator.await_next, coordinator.await_next_awake])
-def test_who_waits_for_a_deleted_verdict_is_told(store: SimStore, wait: Any) -> None:
+@pytest.mark.parametrize(
+    "verb",
+    [
+        coordinator.refuse_behind,
+        coordinator.await_next_awake,
+        lambda iteration: coordinator.await_outcome(iteration, (0, 2)),
+        lambda iteration: coordinator.await_next(iteration, (0, 2)),
+    ],
+)
+def test_who_waits_for_a_deleted_verdict_is_told(store: SimStore, verb: Any) -> None:
     do(store, coordinator.forget(LATE + 3, at(LATE + 3, 1)))
     with pytest.raises(coordinator.Behind, match="in iteration 3; the others are in 19") as found:
-        do(store, wait(3))
+        do(store, verb(3))
     assert found.value.roster == Roster(LATE + 3, (1,))
 
 
 def test_who_waits_for_a_verdict_to_come_goes_on_waiting(store: SimStore) -> None:
     """Also where the others have come further since it looked last: that verdict is still there."""
     do(store, coordinator.forget(LATE + 3, at(LATE + 3, 1)))
-    waiting = coordinator.await_outcome(4)
-    assert next(waiting) == Wait("4/outcome", coordinator.LATE)
+    do(store, coordinator.refuse_behind(4))
+    waiting = coordinator.await_next_awake(4)
+    assert next(waiting) == Wait("4/next", coordinator.RECOUNT)
     assert waiting.send(None) == Read("roster")
-    assert waiting.send(store.data["roster"]) == Wait("4/outcome", coordinator.LATE)
+    assert waiting.send(store.data["roster"]).key == "4/rendezvous"
 
 
 def test_giving_up_by_one_that_was_out_of_reach_reaches_the_others(store: SimStore) -> None:
@@ -417,7 +426,7 @@ def test_giving_up_by_one_that_was_out_of_reach_reaches_the_others(store: SimSto
 
 def test_a_broken_roster_is_named(store: SimStore) -> None:
     store.data["roster"] = b'{"iteration":-1}'
-    for verb in (coordinator.await_outcome(0), coordinator.forget(LATE, at(LATE))):
+    for verb in (coordinator.refuse_behind(0), coordinator.forget(LATE, at(LATE))):
         with pytest.raises(BadMessage, match="store key 'roster'"):
             do(store, verb)
 
