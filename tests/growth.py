@@ -23,6 +23,8 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import psutil
@@ -295,10 +297,21 @@ def series(
     return found
 
 
-def growth(values: Sequence[tuple[int, float]]) -> float:
-    """Per restart, between the second fifth of the samples and the last one: the first fifth is warming up."""
+def growth(name: str, values: Sequence[tuple[int, float]]) -> float:
+    """Per restart, between the second fifth of the samples and the last one: the first fifth is warming up.
+
+    Resident memory: the median of the slopes between one tenth and the next. malloc takes memory from the kernel in
+    steps of megabytes, and one such step in a thousand restarts is no growth; what was given out (``heap``) has no steps.
+    """
     fifth = max(len(values) // 5, 1)
-    early, late = values[fifth : 2 * fifth], values[-fifth:]
+    if name.endswith(("rss", "uss")):
+        tenth = max(fifth // 2, 1)
+        parts = [values[start : start + tenth] for start in range(fifth, len(values) - tenth + 1, tenth)]
+        return statistics.median(_slope(early, late) for early, late in pairwise(parts))
+    return _slope(values[fifth : 2 * fifth], values[-fifth:])
+
+
+def _slope(early: Sequence[tuple[int, float]], late: Sequence[tuple[int, float]]) -> float:
     x0, x1 = (statistics.median(x for x, _ in part) for part in (early, late))
     y0, y1 = (statistics.median(y for _, y in part) for part in (early, late))
     return (y1 - y0) / (x1 - x0)
@@ -314,7 +327,7 @@ def grown(found: Mapping[tuple[int, str], Sequence[tuple[int, float]]], kind: st
     return [
         f"{kind}: {name} of rank {rank} grows by {per_restart:.3f} per restart, more than {allowed[name]:g}"
         for (rank, name), values in found.items()
-        if (per_restart := growth(values)) > allowed[name]
+        if (per_restart := growth(name, values)) > allowed[name]
     ]
 
 
@@ -324,10 +337,10 @@ def table(found: Mapping[tuple[int, str], Sequence[tuple[int, float]]], kind: st
     for name, allowed in limits(kind).items():
         of_name = [values for (_, number), values in found.items() if number == name]
         if of_name:
-            worst = max(of_name, key=growth)
+            worst = max(of_name, key=partial(growth, name))
             early = worst[len(worst) // 5][1]
             lines.append(
-                f"{name:14}{worst[0][1]:14,.0f}{early:14,.0f}{worst[-1][1]:14,.0f}{growth(worst):14.3f}{allowed:12g}"
+                f"{name:14}{worst[0][1]:14,.0f}{early:14,.0f}{worst[-1][1]:14,.0f}{growth(name, worst):14.3f}{allowed:12g}"
             )
     return "\n".join(lines)
 
