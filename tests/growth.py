@@ -301,7 +301,7 @@ def growth(name: str, values: Sequence[tuple[int, float]]) -> float:
     """Per restart, between the second fifth of the samples and the last one: the first fifth is warming up.
 
     Resident memory: the median of the slopes between one tenth and the next. malloc takes memory from the kernel in
-    steps of megabytes, and one such step in a thousand restarts is no growth; what was given out (``heap``) has no steps.
+    steps of megabytes, one of which in a thousand restarts is no growth; what was given out (``heap``) has no steps.
     """
     fifth = max(len(values) // 5, 1)
     if name.endswith(("rss", "uss")):
@@ -338,10 +338,8 @@ def table(found: Mapping[tuple[int, str], Sequence[tuple[int, float]]], kind: st
         of_name = [values for (_, number), values in found.items() if number == name]
         if of_name:
             worst = max(of_name, key=partial(growth, name))
-            early = worst[len(worst) // 5][1]
-            lines.append(
-                f"{name:14}{worst[0][1]:14,.0f}{early:14,.0f}{worst[-1][1]:14,.0f}{growth(name, worst):14.3f}{allowed:12g}"
-            )
+            shown = "".join(f"{worst[place][1]:14,.0f}" for place in (0, len(worst) // 5, -1))
+            lines.append(f"{name:14}{shown}{growth(name, worst):14.3f}{allowed:12g}")
     return "\n".join(lines)
 
 
