@@ -900,6 +900,14 @@ MONITOR = (
         "if other is not None and _is_foreign(other, training_pid):",
         "if other is None:",
     ),
+    _in(
+        "monitor_link.py",
+        "tests/threads/test_monitor_process.py::test_one_that_is_far_behind_goes_on_where_the_others_are",
+    )(
+        "late_monitor_waits",
+        "a monitor waits for a verdict that is deleted",
+        "            _drive(coordinator.refuse_behind(iteration), connection)\n",
+    ),
     _in("monitor_link.py", "tests/threads/test_monitor_process.py")(
         "lease_without_heartbeats",
         "the monitor does not note its heartbeats, so there is no lease",

@@ -427,6 +427,22 @@ def test_the_smallest_live_member_serves_where_nobody_is_the_host(base: Base, ra
     assert base.do(coordinator.await_rendezvous(1)) != "-"
 
 
+def test_one_that_is_far_behind_goes_on_where_the_others_are(base: Base, rank: Make) -> None:
+    """The verdicts that it would walk along are deleted."""
+    late = rank(members=3, rendezvous="smallest", iteration=2)
+    base.do(coordinator.forget(20, Book(0, (0, 1), iteration=20, founders=frozenset((0, 1, 2)))))
+    late.start()
+    base.connection.wait(["20/rendezvous"], timedelta(seconds=SOON))  # no timer ends a wait in C
+
+
+def test_one_that_is_far_behind_and_was_given_up_ends_its_rank(base: Base, rank: Make) -> None:
+    late = rank(iteration=2, soft_timeout=0.2, hard_timeout=0.4)
+    late.do("board.begin(2); board.enter(Phase.RUN); board.unprotect()")
+    base.do(coordinator.forget(20, Book(1, (1,), iteration=20, founders=frozenset((0, 1)))))
+    late.start(joined=False)
+    assert late.ended() in (-signal.SIGTERM, -signal.SIGKILL)
+
+
 # --- goodbye --------------------------------------------------------------------------------------------------------
 
 
