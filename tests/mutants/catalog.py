@@ -902,7 +902,7 @@ MONITOR = (
     ),
     _in(
         "monitor_link.py",
-        "tests/threads/test_monitor_process.py::test_one_that_is_far_behind_goes_on_where_the_others_are",
+        "tests/threads/test_monitor_process.py",
     )(
         "late_monitor_waits",
         "a monitor waits for a verdict that is deleted",
