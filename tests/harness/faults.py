@@ -174,7 +174,7 @@ class KillHost(Fault):
 
 @dataclass(frozen=True)
 class Swallow(Fault):
-    """Swallow `times` interruptions in a busy loop, then let the next one pass."""
+    """Swallow `times` interruptions in a busy loop, then let the next one pass; and Ctrl-C, as programs should."""
 
     times: int = 1
 
@@ -184,6 +184,8 @@ class Swallow(Fault):
         while True:
             try:
                 spin()
+            except KeyboardInterrupt:
+                raise
             except BaseException as error:
                 context.emit("swallowed", type=type(error).__name__)
                 if swallowed == self.times:
