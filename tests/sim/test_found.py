@@ -30,7 +30,7 @@ FOUND = {
     ),
     # found by a mutant that takes a numbering for the frame before its iteration has started: the members disagree
     "an assignment that only some have made when a rank dies": Scenario(
-        3844, 4, (Kill(3, "training", time=0.5),), assignment="tree", longest=1.0, slow=(1,)
+        3002, 4, (Kill(3, "training", time=0.4),), assignment="tree", longest=1.0, slow=(1,)
     ),
     # the last one was killed while it left as discarded: its monitor waited for an outcome that nobody was left to set
     "the last member dies while it leaves quietly": Scenario(
