@@ -6,10 +6,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-import torch.distributed as dist
 
 from inprocess.interrupt import Gate, Interrupter
-from tests.threads.groups import init, settle
 
 
 @pytest.fixture
@@ -33,8 +31,8 @@ def excepthook(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def group(excepthook: None) -> Iterator[None]:
-    init()
+    from tests.threads import groups
+
+    groups.init()
     yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    settle()
+    groups.end()

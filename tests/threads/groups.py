@@ -16,3 +16,9 @@ def settle() -> None:
     for thread in threading.enumerate():
         if thread.name == "inprocess-abort":
             thread.join()
+
+
+def end() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    settle()
