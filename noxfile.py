@@ -5,6 +5,8 @@ The pins are those of constraints.txt, so a run here and a run elsewhere use the
 
 from __future__ import annotations
 
+import shutil
+
 import nox
 
 nox.needs_version = ">=2024.4"
@@ -65,7 +67,8 @@ def fuzz(session: nox.Session) -> None:
     """Long: many random values for every parser, and hostile values in a real store; an argument says how many."""
     install(session, "-e", ".[test]")
     examples = session.posargs[0] if session.posargs else "20000"
-    tests = ["tests/unit/test_messages.py", "tests/unit/test_parsers.py", "tests/ranks/test_hostile.py"]
+    tests = [f"tests/unit/test_{name}.py" for name in ("messages", "parsers", "launcher_timeouts")]
+    tests.append("tests/ranks/test_hostile.py")
     settings = ["--timeout=3600", "--hypothesis-show-statistics", "-p", "no:cacheprovider"]
     session.run("python", "-m", "pytest", *settings, *tests, env={"INPROCESS_FUZZ_EXAMPLES": examples})
 
@@ -102,7 +105,7 @@ def partitions(session: nox.Session) -> None:
 @nox.session(python=["3.10", "3.11", "3.12", "3.13", "3.14"])
 def versions(session: nox.Session) -> None:
     """On each Python that is found, without torch: what needs none, and its row for docs/versions.md."""
-    session.install("-c", "constraints.txt", "psutil", "pytest", "pytest-timeout", "hypothesis")
+    session.install("-c", "constraints.txt", "psutil", "pyyaml", "pytest", "pytest-timeout", "hypothesis")
     session.run("python", "-m", "tests.versions", *session.posargs)
 
 
@@ -118,3 +121,15 @@ def leaks(session: nox.Session) -> None:
     """Long: a thousand restarts of each kind, and what grows with them; `-- --restarts 200 --kind ordinary`."""
     install(session, "-e", ".[test]")
     session.run("python", "-m", "tests.growth", *session.posargs)
+
+
+@nox.session
+def etcd(session: nox.Session) -> None:
+    """EtcdStore against real servers, which the tests start; arguments go to pytest. Needs the program etcd."""
+    if shutil.which("etcd") is None:
+        session.error(
+            "there is no program etcd on PATH: apt-get install etcd-server (Debian, Ubuntu), or an etcd release"
+        )
+    install(session, "-e", ".[test]")
+    files = ("tests/contracts/test_store.py", "tests/contracts/test_etcd_store.py", "tests/ranks/test_etcd.py")
+    session.run("python", "-m", "pytest", *files, *session.posargs)

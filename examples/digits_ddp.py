@@ -2,9 +2,10 @@
 
     python examples/digits_ddp.py --nproc 4 --faults "kill:rank=2,step=60 raise:rank=1,step=120 kill:rank=0,step=200"
 
-It starts its own processes, or runs as one of them where a launcher has set RANK and the other usual variables:
+It starts its own processes, or runs as one of them where a launcher has set RANK and the other usual variables. Under
+this one, which replaces a rank that died, the world comes back to its size:
 
-    torchrun --nproc-per-node 4 examples/digits_ddp.py --checkpoint-dir /a/directory/that/all/ranks/see
+    inprocess run --nproc-per-node 4 examples/digits_ddp.py --faults "kill:rank=0,step=50 kill:rank=2,step=100"
 
 `train` is what the library restarts. All it needs is `ping`, `atomic`, and to begin with the last checkpoint.
 """
@@ -15,6 +16,7 @@ import argparse
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -33,6 +35,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import inprocess
+from inprocess.initialize import RetryController
+from inprocess.store import EtcdStore
 
 GOAL = 0.95  # accuracy on images the network has not seen
 QUIET = {
@@ -149,15 +153,37 @@ def work(args: argparse.Namespace) -> int:
     torch.set_num_threads(1)  # the ranks share the machine's cores
     logging.basicConfig(format="%(message)s")
     wrap = inprocess.Wrapper(
+        initialize=RetryController(min_world_size=args.min_ranks, wait_for_replacement=60),
         soft_timeout=args.soft_timeout,
         hard_timeout=args.hard_timeout,
+        heartbeat_timeout=10,  # a lost machine is given up after that
+        **store(args),
         monitor_process_logfile=str(Path(args.checkpoint_dir).resolve() / "monitor_{rank}.log"),
     )
-    faults = fault_schedule.Faults(args.faults, int(os.environ["RANK"]))
-    rank, accuracy = wrap(train)(args, Digits(device), faults)
+    # who replaces a rank that died has no faults of its own
+    faults = fault_schedule.Faults([] if replaces() else args.faults, int(os.environ["RANK"]))
+    result = wrap(train)(args, Digits(device), faults)
+    if result is None:  # this process was to replace another one, and the others finished before it was ready
+        return 0
+    rank, accuracy = result
     if rank == 0:
         print(f"accuracy on held-out images: {accuracy:.3f} (goal: {GOAL})", flush=True)
+        if args.temporary:
+            shutil.rmtree(args.checkpoint_dir, ignore_errors=True)
     return 0 if accuracy >= GOAL else 1
+
+
+def store(args: argparse.Namespace) -> dict[str, object]:
+    """Through what the ranks agree: by default a store that ends with its host."""
+    if args.etcd is None:
+        return {}
+    namespace = os.environ.get("TORCHELASTIC_RUN_ID", "digits")
+    return {"store_factory": EtcdStore, "store_kwargs": {"endpoints": [args.etcd], "namespace": namespace}}
+
+
+def replaces() -> bool:
+    """Whether the launcher started this process in place of one that died."""
+    return os.environ.get("INPROCESS_RESTART", "0") != "0"
 
 
 def pick_device() -> torch.device:
@@ -210,6 +236,15 @@ def reserved_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
+def shared_directory(parser: argparse.ArgumentParser) -> str:
+    """For the ranks of one machine: they have the same parent, also those that it starts later."""
+    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
+        parser.error("--checkpoint-dir is missing: with several machines, name a directory that all ranks see")
+    path = Path(tempfile.gettempdir(), f"digits-{os.getuid()}-{os.getppid()}")
+    path.mkdir(mode=0o700, exist_ok=True)
+    return str(path)
+
+
 def faults_option(text: str) -> list[fault_schedule.Fault]:
     try:
         return fault_schedule.parse(text)
@@ -227,6 +262,8 @@ def arguments() -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of the first weights and of the order of the images (default 0)")
     add("--checkpoint-dir", help="where to save, and to resume from (default: a temporary directory)")
     add("--checkpoint-every", type=int, default=20, metavar="STEPS", help="(default 20)")
+    add("--min-ranks", type=int, help="with fewer, wait a minute for others (default: all under inprocess run, else 1)")
+    add("--etcd", metavar="URL", help="agree through this etcd: then any machine may be lost (default: no etcd)")
     add("--log-every", type=int, default=20, metavar="STEPS", help="(default 20)")
     add(
         "--soft-timeout", type=float, default=3, metavar="S", help="without progress for S seconds: restart (default 3)"
@@ -239,14 +276,17 @@ def arguments() -> argparse.Namespace:
 
 def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     ranks = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else args.nproc
-    for name in ("nproc", "steps", "batch", "checkpoint_every", "log_every"):
+    if args.min_ranks is None:
+        args.min_ranks = ranks if "INPROCESS_LAUNCHER" in os.environ else 1
+    for name in ("nproc", "min_ranks", "steps", "batch", "checkpoint_every", "log_every"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')}={getattr(args, name)}: must be at least 1")
     for fault in args.faults:
         if fault.rank >= ranks or fault.step >= args.steps:
             parser.error(f"--faults: {fault} would never strike with {ranks} ranks and {args.steps} steps")
-    if "RANK" in os.environ and not args.checkpoint_dir:
-        parser.error("--checkpoint-dir is missing: under a launcher, name a directory that all ranks see")
+    args.temporary = "RANK" in os.environ and not args.checkpoint_dir
+    if args.temporary:
+        args.checkpoint_dir = shared_directory(parser)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
         TimeoutError,
     )
     from inprocess.exception import RankShouldRestart as RankShouldRestart
+    from inprocess.learned import LearnedTimeouts
     from inprocess.state import FrozenState, Mode, State, Status
+    from inprocess.watch import Watch, ask_launcher, monitored
     from inprocess.wrap import Wrapper
 
 __version__ = "0.1.0"
@@ -33,6 +35,7 @@ _HOME = {
     "FrozenState": "state",
     "HealthCheckError": "exception",
     "InternalError": "exception",
+    "LearnedTimeouts": "learned",
     "Mode": "state",
     "OptionError": "exception",
     "RankDiscarded": "exception",
@@ -42,8 +45,11 @@ _HOME = {
     "State": "state",
     "Status": "state",
     "TimeoutError": "exception",
+    "Watch": "watch",
     "Wrapper": "wrap",
+    "ask_launcher": "watch",
     "current_call": "call_wrapper",
+    "monitored": "watch",
 }
 
 #: submodules with public names; ``inprocess.rank_assignment.ShiftRanks`` works after ``import inprocess``
@@ -77,6 +83,7 @@ __all__ = [
     "FrozenState",
     "HealthCheckError",
     "InternalError",
+    "LearnedTimeouts",
     "Mode",
     "OptionError",
     "RankDiscarded",
@@ -86,9 +93,12 @@ __all__ = [
     "State",
     "Status",
     "TimeoutError",
+    "Watch",
     "Wrapper",
     "__version__",
+    "ask_launcher",
     "current_call",
+    "monitored",
 ]
 
 

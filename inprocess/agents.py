@@ -7,43 +7,71 @@ all of it back whatever happened; each step is tried even where another failed.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
+import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from inprocess import clock, coordinator, strict_json
+from inprocess.arbiter import Contact, Contacts
 from inprocess.board import LEASE, Board
 from inprocess.environment import Borrowed, Launch
 from inprocess.exception import OptionError, RestartError, StoreLost, TimeoutError
+from inprocess.interpreter import pass_time
 from inprocess.interrupt import Interrupter
 from inprocess.job import Job
 from inprocess.monitor_process import MonitorConfig, MonitorProcess
-from inprocess.monitor_thread import Mailbox, MonitorThread
+from inprocess.monitor_thread import Mailbox, MonitorThread, WayIn
 from inprocess.options import Options
-from inprocess.policy import SILENCE_SHARE
+from inprocess.policy import SILENCE_SHARE, Unheard
 from inprocess.progress_watchdog import ProgressWatchdog
+from inprocess.protocol.arbitration import patience, standbys
 from inprocess.protocol.book import Book
+from inprocess.protocol.messages import Entry, Fate, Verdict, Vote
 from inprocess.protocol.ops import Verb
-from inprocess.store import StoreSpec, TCPStore, connect, connect_to, drive, numeric_address
+from inprocess.store import Seat, StoreSpec, TCPStore, connect, connect_to, drive, numeric_address, shut_connections
+from inprocess.watch import announce_wrapped
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 #: how long the monitor is listened to before the board is looked at again (seconds); what it says wakes at once
 LOOK = 0.05
+#: how long a server that has our port may take to show that it is that of our job (seconds)
+PROBE = 5.0
+#: in shares of heartbeat_timeout: by then a store that hears too few members has closed itself
+OUTLASTS = 1.25
 #: TCPStore's, here and in torch
 _TCP_ARGUMENTS = frozenset(
     {"host_name", "port", "timeout", "is_master", "bind", "world_size", "wait_for_workers", "use_libuv", "multi_tenant"}
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Lost:
+    """What goes on in a call whose store was lost."""
+
+    #: of the standby that serves the store now
+    contact: Contact
+    #: when that began (s), and with how many active ranks
+    at: float
+    active_world_size: int
+
+
 class Agents:
     """What one call of a wrapped function needs beside the main thread."""
 
     def __init__(
-        self, options: Options, job: Job, book: Book, abort: Callable[[int], None], release: Callable[[], None]
+        self,
+        options: Options,
+        job: Job,
+        book: Book,
+        abort: Callable[[int], None],
+        release: Callable[[], None],
+        lost: Lost | None = None,
     ) -> None:
         self._options, self._job, self._book = options, job, book
         self.environment = Borrowed()
@@ -53,7 +81,15 @@ class Agents:
         self.thread = MonitorThread(
             self._spec,
             book,
-            job.me,
+            WayIn(
+                job.entry,
+                job.ticket,
+                options.join == "now",
+                self._await_monitor,
+                self._identify,
+                self._arbiters,
+                self._meet,
+            ),
             self._interrupter.new_gate,
             abort,
             release,
@@ -61,11 +97,20 @@ class Agents:
             options.barrier_timeout,
         )
         self.board = Board.create()  # from here on there is something to close
+        before = lost.contact if lost is not None else None
+        self.contacts = Contacts(job.prefix, job.host, self._find_standby, before)
         self._monitor = MonitorProcess(config, self.board)
         self._watchdog = ProgressWatchdog(
-            self.board, options.progress_watchdog_interval, self._monitor, self._monitor_died
+            self.board,
+            options.progress_watchdog_interval,
+            self._monitor,
+            self._monitor_died,
+            Unheard(options.heartbeat_timeout),
+            self._silent if self._standbys() else None,
         )
         self._store: Any = None
+        #: of the standby with which the job goes on
+        self.kept: Contact | None = None
 
     @property
     def mailbox(self) -> Mailbox:
@@ -73,12 +118,91 @@ class Agents:
 
     def open(self) -> None:
         """Start everything. Raises OptionError for a port that is taken, TimeoutError where nobody serves the store."""
+        spec, launch = self._spec, self._job.launch
+        announce_wrapped(own_store=bool(spec.factory) or not _is_agents(spec.host, spec.port, launch))
         self._interrupter.install()
         self._monitor.start()
         self._watchdog.start()
         if self._hosts_store():
-            self._monitor.wait_serving(self._options.barrier_timeout)
+            self._wait_serving()
         self.thread.start()
+
+    def _wait_serving(self) -> None:
+        try:
+            self._monitor.wait_serving(self._options.barrier_timeout)
+        except OptionError:
+            if not self._is_served():
+                raise
+            # rank 0 died, and its monitor serves on
+            self._monitor.step_aside()
+
+    def _is_served(self) -> bool:
+        """Whether a store of this call is where this process was to serve it."""
+        with contextlib.suppress(StoreLost, TimeoutError):
+            return drive(coordinator.has_begun(), connect(self._spec, PROBE))
+        return False
+
+    def _identify(self, member: int) -> None:
+        self._monitor.identify(member)
+
+    def _meet(self, addresses: dict[int, str]) -> None:
+        """In the MonitorThread, in each iteration: make contact with those who can say where the job goes on."""
+        if addresses:
+            self.contacts.make(self._book.member, addresses)
+
+    def _arbiters(self, roster: Sequence[int]) -> Sequence[int]:
+        """Those that stand by, in the order in which they are asked, and the host of the store."""
+        host = self._job.host
+        chosen = standbys(roster, self._standbys(), host)
+        return (*chosen, host) if chosen and not self._job.moved else chosen
+
+    def _find_standby(self, member: int, address: str) -> tuple[str, int] | None:
+        """In the thread of the contacts; None where that member cannot stand by. Who has only just become one may not
+        have published where it is: a wait for the key could not be ended with the call."""
+        closing, seconds = self.contacts.closing, self._options.heartbeat_timeout
+        connection = None if address else connect(self._spec, seconds, closing)
+        until, pause = clock.monotonic() + seconds, LOOK
+        while not address and (left := until - clock.monotonic()) > 0 and not closing.wait(min(pause, left)):
+            address, pause = drive(coordinator.find_standby(member), connection), 2 * pause
+        if not address:
+            raise TimeoutError(f"initial rank {member} has not said where its arbiter is")
+        return None if address == "-" else self.numeric(address)
+
+    def vote(self) -> tuple[Verdict, str] | None:
+        """The store is lost: whether the job goes on elsewhere, and on which host. None: nobody answers."""
+        self._monitor.moves()
+        book, options = self._book, self._options
+        vote = Vote.of(book.place, book.note(book.iteration))
+        seconds = patience(options.heartbeat_timeout, options.heartbeat_interval) + options.termination_grace_time
+        found = self.contacts.vote(vote, seconds)
+        if found is None:
+            return None
+        verdict, contact = found
+        if verdict.fate is Fate.GO and book.place in verdict.members:
+            self.contacts.keep(contact)
+            self.kept = contact
+            if verdict.host == book.place:
+                self._monitor.serves(verdict.port)
+        return verdict, contact.host
+
+    def may_return(self, iteration: int) -> bool:
+        """Tell the arbiters that this iteration is completed. False: the others may have gone on without this rank.
+
+        Where one of them may not know it, others may go on there; unless the store is still there when one that hears
+        too little has closed itself.
+        """
+        known = self.contacts.say_completed(iteration)
+        if known is None:
+            log.warning("a standby does not answer; waiting until the others have certainly not gone on without it")
+            pass_time(OUTLASTS * self._options.heartbeat_timeout)
+            known = self.do(coordinator.has_begun())
+        return known
+
+    def _await_monitor(self) -> None:
+        """Before a running job is interrupted to let this process in: the others would wait for its heartbeats."""
+        timeout = self._options.barrier_timeout
+        missing = f"the monitor process did not reach the store within barrier_timeout={timeout:g}s"
+        self._await(lambda: self._monitor.connected, timeout, missing)
 
     def connect(self, timeout: float) -> None:
         """The main thread's own connection, once everybody has joined (or somebody has to be named who did not)."""
@@ -90,16 +214,21 @@ class Agents:
         The others judge this rank by its heartbeats: without one there would be no lease to stop it when they give it
         up. Raises TimeoutError, or why there is no monitor.
         """
+        self._await(
+            lambda: bool(self.board.slots[LEASE]) or self.mailbox.take("start", iteration, 0.0) is not None,
+            timeout,
+            f"the monitor process sent no heartbeat within barrier_timeout={timeout:g}s; its log has more "
+            "(monitor_process_logfile)",
+        )
+
+    def _await(self, ready: Callable[[], bool], timeout: float, missing: str) -> None:
+        """Wait until the monitor, or the one that the watchdog starts in its place, has come so far."""
         deadline = clock.monotonic() + timeout
-        alive = True  # else it has nothing to say, and the watchdog is starting another
-        while not self.board.slots[LEASE] and not self.mailbox.take("start", iteration, 0.0 if alive else LOOK):
+        while not ready():
             self._monitor.check()
             if clock.monotonic() >= deadline:
-                raise TimeoutError(
-                    f"the monitor process sent no heartbeat within barrier_timeout={timeout:g}s; its log has more "
-                    "(monitor_process_logfile)"
-                )
-            alive = self._monitor.listen(LOOK)
+                raise TimeoutError(missing)
+            self._monitor.listen(LOOK)
 
     def do(self, verb: Verb[T]) -> T:
         """Carry out a verb in the calling thread."""
@@ -118,13 +247,14 @@ class Agents:
     def close(self, how: str, cut: bool, why: str = "") -> None:
         """Put everything back.
 
-        ``how``: completed, left (the others know), failed (the monitor tells them, and ``why``). ``cut``: the
-        MonitorThread waits for something that may never come.
+        ``how``: completed, left (the others know), failed (the monitor tells them, and ``why``), moved (to another
+        store). ``cut``: the MonitorThread waits for something that may never come.
         """
         with contextlib.ExitStack() as stack:  # runs from the last to the first, each even where another raised
             stack.callback(self.board.close)
             stack.callback(self.environment.restore)
             stack.callback(self._interrupter.restore)
+            stack.callback(self.contacts.close)
             stack.callback(self._monitor.bye, how, why=why)
             stack.callback(self._drop_store)
             stack.callback(self._say_gone, how)
@@ -134,15 +264,18 @@ class Agents:
 
     def _say_gone(self, how: str) -> None:
         """Its monitor says so too, but may have died; the store's host would wait for it."""
-        if self._store is not None and how != "failed":
+        if self._store is not None and how not in ("failed", "moved"):
             with contextlib.suppress(StoreLost):
-                self.do(coordinator.gone(self._book.member, self._monitor.config.members))
+                self.do(coordinator.gone(self._book.member, len(self._book.known)))
 
     def _drop_store(self) -> None:
         self._store = None
 
     def _hosts_store(self) -> bool:
-        return self._serves() and self._job.host == self._job.launch.rank
+        return self._is_host_a_member() and self._job.host == self._job.place and not self._job.outside
+
+    def _standbys(self) -> int:
+        return self._options.standby_stores if self._serves() and len(self._book.roster) > 1 else 0
 
     def _serves(self) -> bool:
         """Whether a monitor of this library serves the base store; otherwise it is torchrun's agent or the user's."""
@@ -152,15 +285,16 @@ class Agents:
         options = self._options
         return MonitorConfig(
             member=self._book.member,
+            rank=self._book.member,
+            me=self._job.me,
+            identified=False,
             roster=self._book.roster,
-            members=len(self._book.roster),
-            founders=self._book.roster,
             store=self._spec.to_json(),
             serve_port=self._spec.port if self._hosts_store() else None,
             serve_host=self._spec.host,
             bind=_bind(options, self._serves()),
-            rendezvous=("always" if self._hosts_store() else "never") if self._serves() else "smallest",
-            rendezvous_host="@" if self._serves() else _own_address(self._spec),
+            rendezvous=("always" if self._hosts_store() else "never") if self._is_host_a_member() else "smallest",
+            rendezvous_host="@" if self._is_host_a_member() else _own_address(self._spec),
             monitor_process_interval=options.monitor_process_interval,
             heartbeat_interval=options.heartbeat_interval,
             heartbeat_timeout=options.heartbeat_timeout,
@@ -168,20 +302,39 @@ class Agents:
             hard_timeout=options.hard_timeout,
             barrier_timeout=options.barrier_timeout,
             termination_grace_time=options.termination_grace_time,
+            standby_stores=self._standbys(),
+            store_host=self._job.host,
             logfile=options.logfile_for(self._book.member),
-            pidfile=options.pidfile_for(self._book.member),
+            pidfile=self._pidfile(),
         )
+
+    def _is_host_a_member(self) -> bool:
+        """Whether the store is served by the monitor of a rank: then that also serves the iterations' own stores."""
+        return self._serves() and not self._job.moved
+
+    def _pidfile(self) -> str | None:
+        """The monitor of the process that this one replaces may still be there, and serve the store."""
+        path = self._options.pidfile_for(self._book.member)
+        return path if path is None or self._job.entry is Entry.FOUND else f"{path}.{os.getpid()}"
+
+    def _silent(self) -> None:
+        """In the watchdog's thread."""
+        log.warning("no heartbeat of initial rank %d gets through: the store counts as lost", self._job.place)
+        self.thread.cut()
+        if self._store is not None and not self._spec.factory:
+            shut_connections(numeric_address(self._store), self._spec.port)
 
     def _monitor_died(self) -> None:
         """In the watchdog's thread."""
-        if self._hosts_store():
-            log.error("the monitor process of rank %d, which serves the store, is gone", self._book.member)
+        if self._monitor.config.serve_port is not None:
+            if self._monitor.failed is None:
+                log.error("the monitor process of rank %d, which serves the store, is gone", self._book.member)
             return  # the MonitorThread notices that the store is gone
         log.warning("the monitor process of initial rank %d is gone; starting a new one", self._book.member)
-        # a roster newer than the iteration does no harm: decisions only take members away, so applying one twice is
-        # the same
+        # the iteration first: with a newer roster a decision is applied twice, which is the same
+        iteration = self._book.iteration
         try:
-            self._monitor.replace(Book(self._book.member, self._book.roster, self._book.iteration))
+            self._monitor.replace(dataclasses.replace(self._book, iteration=iteration))
         except RestartError as error:
             if self._book.iteration == coordinator.JOINING:
                 self.mailbox.fail(error)  # a wrong option, say: told at once, not when the others miss this rank
@@ -201,6 +354,10 @@ def _store_spec(options: Options, job: Job) -> StoreSpec:
         )
     for key, value in kwargs.items():
         _check_travels(key, value)
+    if (enter := getattr(factory, "inprocess_enter", None)) is not None:
+        seat = Seat(job.place, job.me, job.launch.attempt, job.entry, lambda: job.members, lambda: job.last)
+        kwargs, founds = enter(kwargs, seat, options.barrier_timeout)
+        job.outside = not founds
     return StoreSpec(factory=f"{module}:{name}", kwargs=kwargs, host=job.launch.host, prefix=job.prefix)
 
 
@@ -223,7 +380,8 @@ def _tcp_spec(options: Options, job: Job) -> StoreSpec:
         raise OptionError(
             f"store_kwargs: TCPStore has no argument {unknown[0]!r}; use host_name, port, bind or timeout"
         )
-    host, port = str(kwargs.get("host_name") or job.launch.host), int(kwargs.get("port") or job.launch.port)
+    given = str(kwargs.get("host_name") or job.launch.host), int(kwargs.get("port") or job.launch.port)
+    host, port = job.base or given
     stale_key = "" if _is_agents(host, port, job.launch) else job.stale_key
     silence = SILENCE_SHARE * options.heartbeat_timeout
     return StoreSpec(host=host, port=port, prefix=job.prefix, stale_key=stale_key, silence=silence)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["Interruption", "InterruptionRecord", "one_line", "summary"]
+__all__ = ["Interruption", "InterruptionRecord", "one_line", "ranges", "summary"]
 
 MESSAGE_LIMIT = 500  # characters; a record must stay small: every rank reads all of them
 WHERE_LIMIT = 200
@@ -24,6 +24,7 @@ class Interruption(enum.Enum):
     TERMINATED = "terminated"  #: the training process died
     UNRESPONSIVE = "unresponsive"  #: no heartbeat within heartbeat_timeout: the host is gone
     MONITOR_PROCESS_EXCEPTION = "monitor_process_exception"  #: the rank's monitor process failed
+    JOINED = "joined"  #: no failure: a process joins the running job
 
 
 _WORDS = {
@@ -34,6 +35,7 @@ _WORDS = {
     Interruption.TERMINATED: "process died",
     Interruption.UNRESPONSIVE: "does not answer",
     Interruption.MONITOR_PROCESS_EXCEPTION: "monitor process failed",
+    Interruption.JOINED: "joins",
 }
 
 
@@ -104,6 +106,27 @@ _GONE = frozenset(
 #: what a rank sees of another one's failure: Gloo, NCCL, the iteration's store
 _ECHOES = ("connection closed by peer", "connection reset by peer", "remote process exited", "ncclremoteerror")
 SHORT = 100  # characters of a message in a summary
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """``0-2, 5``: ranks for people, the first sixteen stretches of them."""
+    found = stretches(ranks)
+    shown = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found[:16])
+    return f"{shown} and more" if len(found) > 16 else shown or "none"
+
+
+def stretches(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Numbers as closed ranges, ascending."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        follows = bool(found) and found[-1][1] == number - 1
+        found.append((found.pop()[0] if follows else number, number))
+    return tuple(found)
+
+
+def within(found: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+    """The numbers in these closed ranges."""
+    return tuple(number for first, last in found for number in range(first, last + 1))
 
 
 def summary(records: Sequence[InterruptionRecord], count: int | None = None) -> str:

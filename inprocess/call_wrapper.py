@@ -11,17 +11,11 @@ from inprocess.board import ATOMIC, LEASE, PING, Board
 from inprocess.clock import monotonic_ns
 from inprocess.exception import OptionError, RestartError
 from inprocess.interrupt import Gate
+from inprocess.learned import LearnedTimeouts
 from inprocess.options import seconds
 from inprocess.state import FrozenState
 
 __all__ = ["CallWrapper", "current_call"]
-
-#: a section without a timeout of its own gets this many times its longest duration so far ...
-SAFETY_FACTOR = 5.0
-#: ... once it was seen this often ...
-OBSERVATIONS = 3
-#: ... and never less than this (seconds)
-SHORTEST_LIMIT = 5.0
 
 
 class CallWrapper:
@@ -39,7 +33,7 @@ class CallWrapper:
         # set by the loop in each iteration
         self._gate: Gate | None = None
         self._state: FrozenState | None = None
-        self._seen: dict[str, tuple[int, float]] = {}
+        self._timeouts = LearnedTimeouts()
 
     @property
     def iteration(self) -> int:
@@ -62,6 +56,11 @@ class CallWrapper:
         to it, so that waits on it end with an error. Its server goes after all ranks have left the function.
         """
         return self._make_store()
+
+    @property
+    def timeouts(self) -> LearnedTimeouts:
+        """What :meth:`section` has learned about durations: to agree on it with all ranks, to save and to load it."""
+        return self._timeouts
 
     def ping(self) -> None:
         """Say that this rank makes progress.
@@ -99,11 +98,12 @@ class CallWrapper:
         Args:
             name: for learning: durations are kept per name, over restarts.
             timeout: timedelta or seconds in place of ``soft_timeout``. None: learned, 5 times the longest duration seen
-                so far (at least 5 s) once it was seen three times; ``soft_timeout`` until then.
+                so far (at least 5 s) once it was seen three times; ``soft_timeout`` until then. Each rank learns by
+                itself; :attr:`timeouts` makes one value of it for all ranks and keeps it in a checkpoint.
 
         Sections nest; the innermost counts. Raises OptionError for a timeout that is not positive.
         """
-        limit = self._limit(name) if timeout is None else seconds("timeout", timeout)
+        limit = self._timeouts.section_limit(name) if timeout is None else seconds("timeout", timeout)
         if limit is not None and limit <= 0:
             raise OptionError(f"section({name!r}): timeout={timeout!r} must be greater than zero")
         outer = self._section_limit
@@ -111,7 +111,7 @@ class CallWrapper:
         self._set_limit(limit)
         try:
             yield
-            self._learn(name, clock.monotonic() - begin)
+            self._timeouts.observed.section(name, clock.monotonic() - begin)
         finally:
             self._set_limit(outer)
 
@@ -120,14 +120,6 @@ class CallWrapper:
     def _set_limit(self, limit: float | None) -> None:
         self._section_limit = limit
         self._board.section(limit)
-
-    def _limit(self, name: str) -> float | None:
-        count, longest = self._seen.get(name, (0, 0.0))
-        return None if count < OBSERVATIONS else max(SAFETY_FACTOR * longest, SHORTEST_LIMIT)
-
-    def _learn(self, name: str, duration: float) -> None:
-        count, longest = self._seen.get(name, (0, 0.0))
-        self._seen[name] = (count + 1, max(longest, duration))
 
     def _begin(self, state: FrozenState) -> None:
         """A new iteration."""

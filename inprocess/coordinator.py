@@ -14,27 +14,34 @@ Keys, below the prefix of the call; ``i`` is the iteration, -1 is the join::
     i/done#            functions that returned           i/rendezvous  host:port of the iteration's own store server
     i/record/<n>       why it was interrupted            i/record#     how many records
     i/abort            why everybody must leave          beat/<member> heartbeat counter
+    i/wanted           it waits for somebody to join
     gone/<member>      has no further need of the store  gone#, over   all have none: its host may go
+    ticket/<n>         a process that wants to join      ticket#       how many tickets
+    standby/<member>   host:port of the arbiter in a member's monitor, see ``protocol.arbitration``
+    roster             who is in the job, eight iterations ago or less
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
 from inprocess.attribution import Interruption, InterruptionRecord
-from inprocess.exception import BadMessage, Fenced, OptionError
+from inprocess.exception import BadMessage, Fenced, OptionError, RestartAbort, RestartError
 from inprocess.protocol.book import Book
 from inprocess.protocol.messages import (
+    FIRST_JOINER,
     MAX_RECORDS,
     Arrival,
     Decision,
+    Entry,
     Kind,
     Outcome,
     Roster,
     Start,
+    Ticket,
     dump,
     load_address,
     load_arrival,
@@ -45,9 +52,10 @@ from inprocess.protocol.messages import (
     load_record,
     load_roster,
     load_start,
+    load_ticket,
 )
-from inprocess.protocol.ops import Add, Claim, Delete, Exist, Read, ReadAll, Set, Verb, Wait
-from inprocess.protocol.rounds import decide_end, decide_start
+from inprocess.protocol.ops import Add, Claim, Delete, Exist, Pause, Read, ReadAll, Set, Verb, Wait
+from inprocess.protocol.rounds import decide_end, decide_start, place_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,15 +68,20 @@ RECOUNT = 1.0
 _NOBODY = "nobody was left to call the function"
 #: how many iterations are kept: their entries and counters, and their verdicts, for which somebody may wait
 KEEP, KEEP_VERDICTS = 4, 16
-#: exists once verdicts have been deleted: who is in the job
+#: who is in the job, in the words of the last iteration that noted it; verdicts from there on are not deleted
 ROSTER_KEY = "roster"
+#: how many processes took a ticket; nobody starts so many in one call
+TICKETS_KEY, MAX_TICKETS = "ticket#", 1 << 16
+
+#: of a process that does not wait any more
+CLOSED = Ticket(0, 1, closed=True)
 
 
-class Behind(Fenced):
-    """The verdict that a process waits for is deleted: it stood still, or was cut off, for many iterations.
+class Behind(Exception):
+    """The verdict that a monitor or a joiner waits for is deleted: it stood still, or was cut off, for many
+    iterations. It goes on from ``roster``, where its rank may be or not.
 
-    A training process is off the roster then, for the others wait for each of them in every end round. Its monitor need
-    not be: it goes on from ``roster``.
+    Not for members: in every end round the others wait for each training process, so one that is so late has gone.
     """
 
     def __init__(self, iteration: int, roster: Roster) -> None:
@@ -107,6 +120,26 @@ def await_next_awake(iteration: int, book: Book | None = None) -> Verb[Decision]
     return _known(load_decision(found, key), key, book)
 
 
+def glance_next(iteration: int, patience: float) -> Verb[Decision | None]:
+    """The verdict of the end round if there is one within so many seconds."""
+    yield from refuse_behind(iteration)
+    key = f"{iteration}/next"
+    found = yield Wait(key, patience)
+    return None if found is None else load_decision(found, key)
+
+
+def look_next(iteration: int) -> Verb[Decision | None]:
+    """The verdict of the end round if there is one, and the iteration has not completed: who speaks for the dead may
+    decide that round, too."""
+    yield from refuse_behind(iteration)
+    raw = yield Read(key := f"{iteration}/outcome")
+    if raw is not None and load_outcome(raw, key).completed:
+        return None
+    key = f"{iteration}/next"
+    found = yield Read(key)
+    return None if found is None else load_decision(found, key)
+
+
 def await_rendezvous(iteration: int) -> Verb[str]:
     """Wait for the address of the iteration's own store server; "-" where the iteration was interrupted before that."""
     key = f"{iteration}/rendezvous"
@@ -117,6 +150,12 @@ def await_start(iteration: int) -> Verb[Start]:
     """Wait for the verdict of the start round."""
     key = f"{iteration}/start"
     return load_start((yield Wait(key)), key)
+
+
+def has_started(iteration: int) -> Verb[bool]:
+    """Whether the start round said go."""
+    raw = yield Read(key := f"{iteration}/start")
+    return raw is not None and load_start(raw, key).go
 
 
 def await_outcome(iteration: int, recounting: Sequence[int] | None = None) -> Verb[Outcome]:
@@ -138,13 +177,22 @@ def _await(key: str, iteration: int, recounting: Sequence[int] | None) -> Verb[b
 
 
 def refuse_behind(iteration: int) -> Verb[None]:
-    """For a monitor, before it waits for a verdict: whether that is deleted. Raises Behind.
+    """For a monitor, or before joining, before it waits for a verdict: whether that is or will soon be deleted. Raises
+    Behind.
 
-    Once before, and not now and then: torch prints two warnings for each wait that does not last for ever.
+    Once before, and not now and then: torch prints two warnings for each wait that does not last for ever. So it goes
+    on from the roster long before the verdict is deleted, which it may be between this look and the wait.
     """
-    found = yield Read(ROSTER_KEY)
-    if found is not None and (roster := load_roster(found, ROSTER_KEY)).iteration >= iteration + KEEP_VERDICTS:
+    roster = yield from _roster_beyond(iteration)
+    if roster is not None:
         raise Behind(iteration, roster)
+
+
+def _roster_beyond(iteration: int) -> Verb[Roster | None]:
+    """The roster, where the verdicts of this iteration are deleted, or are the next to be."""
+    found = yield Read(ROSTER_KEY)
+    roster = None if found is None else load_roster(found, ROSTER_KEY)
+    return None if roster is None or roster.iteration < iteration + KEEP_VERDICTS // 2 else roster
 
 
 # --- values that none of us wrote ---------------------------------------------------------------------------------
@@ -177,13 +225,12 @@ def give_up(iteration: int, reason: str) -> Verb[None]:
             yield from _wake(iteration)
         found = yield Claim(f"{iteration}/next", verdict.decode())
         if found == verdict or _is_the_end(found):
-            try:
-                yield from refuse_behind(iteration)
-            except Behind as behind:  # nobody reads that one any more
-                iteration = behind.roster.iteration
-                continue
-            return
-        iteration += 1
+            roster = yield from _roster_beyond(iteration)
+            if roster is None:
+                return
+            iteration = roster.iteration  # nobody reads the old one any more
+        else:
+            iteration += 1
 
 
 def _is_the_end(verdict: bytes) -> bool:
@@ -197,32 +244,79 @@ def _is_the_end(verdict: bytes) -> bool:
 # --- the rounds ---------------------------------------------------------------------------------------------------
 
 
-def join(book: Book, by: str) -> Verb[None]:
-    """Arrive in the end round of iteration -1. Raises OptionError where another process has this rank already."""
+def join(book: Book, by: str, entry: Entry = Entry.FOUND) -> Verb[bool]:
+    """Arrive in the end round of iteration -1. False: this process is no founder, see ``joiner``: the job has begun
+    without it, or another process arrived with this rank, or was declared dead with it.
+
+    ``entry``: what the launcher says of it. Two processes that arrive with one rank are an OptionError, unless the
+    second replaces the first.
+    """
+    key = f"{book.iteration}/end/{book.member}"
+    if entry is Entry.GROW:
+        return False
+    if (yield Read(JOINED_KEY)) is not None:
+        return _is_by((yield Read(key)), key, (by,))
     arrival = Arrival(Kind.ALIVE, rank=book.rank, world_size=book.world_size, by=by)
     found = yield from _arrive(book.iteration, "end", book.member, arrival, book.roster)
-    if found.kind is Kind.ALIVE and found.by != by:
+    if found.kind is Kind.ALIVE and found.by != by and entry is not Entry.REPLACE:
         raise OptionError(
             f"RANK={book.member} is taken: process {found.by} joined this job with it, this is process {by}. "
             "Start every process with a rank of its own, and every job with a MASTER_PORT of its own."
         )
-    _refuse_fenced(found, book.member)
+    return found.kind is Kind.ALIVE and found.by == by
+
+
+def _is_by(raw: bytes | None, key: str, names: Sequence[str]) -> bool:
+    return raw is not None and load_arrival(raw, key).by in names
+
+
+def await_founder(member: int, names: Sequence[str]) -> Verb[bool]:
+    """Wait until somebody has arrived with this rank; whether it was the process that signs so, or its monitor."""
+    key = f"{JOINING}/end/{member}"
+    return _is_by((yield Wait(key)), key, names)
+
+
+def is_founder(member: int, roster: Roster) -> bool:
+    """Whether a job that has just begun counts this member."""
+    return any(first <= member <= last for first, last in roster.members)
+
+
+def refuse_stranger(book: Book) -> Verb[None]:
+    """After the verdict on iteration -1.
+
+    Raises RestartError for a process of a larger job that came just too early, Fenced for one that stood still while
+    the job went through many iterations without it.
+    """
+    roster = yield from await_begun()
+    if not is_founder(book.member, roster):
+        if roster.iteration > JOINING:
+            raise Fenced(f"initial rank {book.place} stood still or was cut off; the others went on without it")
+        raise RestartError(
+            f"RANK={book.member} of WORLD_SIZE={book.world_size}: a smaller job began just now, without this rank. "
+            "Started once more, this process joins it."
+        )
 
 
 def start_round(book: Book, arrival: Arrival) -> Verb[None]:
     """Say which rank this member took (or that it was discarded, or leaves). Raises Fenced."""
-    _refuse_fenced((yield from _arrive(book.iteration, "start", book.member, arrival, book.roster)), book.member)
+    _refuse_fenced((yield from _arrive(book.iteration, "start", book.member, arrival, book.roster)), book.place)
 
 
 def end_round(book: Book, arrival: Arrival) -> Verb[None]:
     """Say that this member goes on, or leaves. Raises Fenced."""
-    _refuse_fenced((yield from _arrive(book.iteration, "end", book.member, arrival, book.roster)), book.member)
+    _refuse_fenced((yield from _arrive(book.iteration, "end", book.member, arrival, book.roster)), book.place)
 
 
-def _refuse_fenced(found: Arrival, member: int) -> None:
+def alive(book: Book, by: str = "") -> Arrival:
+    """The entry of a member that goes on."""
+    fresh = book.rank in book.fresh
+    return Arrival(Kind.ALIVE, book.rank, book.world_size, by=by, place=book.place, fresh=fresh)
+
+
+def _refuse_fenced(found: Arrival, place: int) -> None:
     if found.kind is Kind.DEAD:
         raise Fenced(
-            f"initial rank {member} was declared dead by {found.by or 'its monitor'}: it was stopped or could not be "
+            f"initial rank {place} was declared dead by {found.by or 'its monitor'}: it was stopped or could not be "
             "reached for longer than heartbeat_timeout. The others went on without it, so it must not run again."
         )
 
@@ -274,7 +368,7 @@ def _decide_start(iteration: int, arrivals: dict[int, Arrival]) -> Verb[None]:
         yield Claim(f"{iteration}/start", dump(start))
         return
     missing = next((member for member, arrival in arrivals.items() if arrival.kind is not Kind.RANK), min(arrivals))
-    record = InterruptionRecord(missing, Interruption.TERMINATED, initial_rank=missing, message=reason)
+    record = _terminated(missing, arrivals, reason)
     yield from interrupt(iteration, record, abort=reason if hopeless else "")
 
 
@@ -287,14 +381,54 @@ def _decide_end(iteration: int, arrivals: dict[int, Arrival]) -> Verb[None]:
         raw = yield Read(key)  # None: its writer died between counting and writing; its monitor wrote another
         records += [] if raw is None else [load_record(raw, key)]
     abort = yield Read(f"{iteration}/abort")
-    decision = decide_end(arrivals, records, count, load_reason(abort))
-    if iteration > JOINING:  # a follower may still wait for it: who interrupted died after waking only some
+    tickets = {} if iteration == JOINING else (yield from waiting(arrivals))
+    decision = decide_end(arrivals, records, count, load_reason(abort), tickets)
+    if iteration == JOINING:  # first: who comes later finds it
+        yield Claim(ROSTER_KEY, dump(Book(0, tuple(sorted(arrivals))).note(JOINING)))
+    else:  # a follower may still wait for it: who interrupted died after waking only some
         yield Claim(f"{iteration}/start", dump(Start(go=False)))
         if not records:  # all have gone quietly; whoever speaks for one of them waits for an outcome
-            member = min(arrivals)
-            nobody = InterruptionRecord(member, Interruption.TERMINATED, initial_rank=member, message=_NOBODY)
+            nobody = _terminated(min(arrivals), arrivals, _NOBODY)
             yield Claim(f"{iteration}/outcome", dump(Outcome(completed=False, cause=nobody)))
     yield Claim(f"{iteration}/next", dump(decision))
+
+
+def _terminated(member: int, arrivals: Mapping[int, Arrival], why: str) -> InterruptionRecord:
+    place = place_of(member, arrivals[member])
+    return InterruptionRecord(place, Interruption.TERMINATED, initial_rank=place, message=why)
+
+
+def waiting(members: Iterable[int]) -> Verb[dict[int, Ticket]]:
+    """The tickets of processes that wait to join. One that cannot be read is that of another version: it waits on."""
+    count = yield from _read_count(TICKETS_KEY)
+    if count > MAX_TICKETS:
+        raise BadMessage(f"store key {TICKETS_KEY!r}: counts {count} processes that joined, more than {MAX_TICKETS}")
+    numbers = range(1, 1 + count)
+    keys = tuple(f"ticket/{number}" for number in numbers)
+    if not keys:
+        return {}
+    found = yield from _read_each(keys)
+    tickets = {FIRST_JOINER + n: _ticket(raw, key) for n, raw, key in zip(numbers, found, keys, strict=True)}
+    here = set(members)
+    return {member: ticket for member, ticket in tickets.items() if not ticket.closed and member not in here}
+
+
+def _read_each(keys: tuple[str, ...]) -> Verb[list[bytes | None]]:
+    """What the keys hold, in one operation where all exist. One that does not: who counted his may not have written it
+    yet, or died before."""
+    if (yield Exist(keys)):
+        return (yield ReadAll(keys))  # type: ignore[no-any-return]
+    found = []
+    for key in keys:
+        found.append((yield Read(key)))
+    return found
+
+
+def _ticket(raw: bytes | None, key: str) -> Ticket:
+    try:
+        return CLOSED if raw is None else load_ticket(raw, key)
+    except BadMessage:
+        return CLOSED
 
 
 def _cause(iteration: int) -> Verb[list[InterruptionRecord]]:
@@ -312,7 +446,8 @@ def interrupt(iteration: int, record: InterruptionRecord, abort: str = "") -> Ve
     """Propose ``interrupted``. False: everybody had finished, so it does not count any more.
 
     The outcome carries the reason of whoever is first, in one operation, for which the others wait; the reasons of
-    those that come later are noted beside it. ``abort``: everybody leaves the job, for this reason.
+    those that come later are noted beside it, where they are faults. ``abort``: everybody leaves the job, for this
+    reason.
     """
     if abort:
         yield Claim(f"{iteration}/abort", load_reason(abort.encode(errors="replace")))
@@ -328,7 +463,7 @@ def _propose(iteration: int, record: InterruptionRecord) -> Verb[bool]:
     found = yield Claim(key, text)
     if load_outcome(found, key).completed:
         return False
-    if found != text.encode():
+    if found != text.encode() and record.interruption is not Interruption.JOINED:
         yield from _note(iteration, record)
     return True
 
@@ -376,7 +511,7 @@ def speak_for_dead(
     iteration: int, roster: Sequence[int], member: int, record: InterruptionRecord, by: str
 ) -> Verb[None]:
     """Account for a dead member in one iteration; it is interrupted only where that member was to call the function."""
-    dead = Arrival(Kind.DEAD, by=by)
+    dead = Arrival(Kind.DEAD, by=by, place=record.initial_rank)
     if iteration == JOINING:
         yield from _note(iteration, record)
         yield from _arrive(iteration, "end", member, dead, roster)
@@ -439,6 +574,24 @@ def read_beat(member: int) -> Verb[int]:
     return (yield from _read_count(f"beat/{member}"))
 
 
+def read_beats(members: Sequence[int]) -> Verb[list[int]]:
+    """The heartbeat counters of all these members; 0 for one that has sent none."""
+    keys = tuple(f"beat/{member}" for member in members)
+    found = yield from _read_each(keys)
+    return [load_count(raw, key) for raw, key in zip(found, keys, strict=True)]
+
+
+def publish_standby(member: int, address: str) -> Verb[None]:
+    """Say where the arbiter of this member is; before its first heartbeat, if it is one from the beginning."""
+    yield Set(f"standby/{member}", address)
+
+
+def find_standby(member: int) -> Verb[str]:
+    """The address of a member's arbiter; empty where there is none yet."""
+    raw = yield Read(key := f"standby/{member}")
+    return "" if raw is None else load_address(raw, key)
+
+
 def gone(member: int, members: int) -> Verb[None]:
     """This member needs the store no more. ``members``: how many will say so in all."""
     if (yield from _count(f"gone/{member}", careful=True)) > 1:
@@ -447,17 +600,19 @@ def gone(member: int, members: int) -> Verb[None]:
         yield Set("over", "1")
 
 
-def await_over(timeout: float, everybody: Sequence[int] = ()) -> Verb[bool]:
-    """Wait until no member needs the store any more. Only the store's host asks.
+def await_over(timeout: float, everybody: Iterable[int] = ()) -> Verb[bool]:
+    """Wait until no member needs the store any more.
 
-    ``everybody``: all members, to look again and again whether one said so and died before it was counted.
+    ``everybody``: the members that the store's host knows of. It looks itself: who counted last may not have known of
+    those that joined late, or may have died before it could say so.
     """
     keys = tuple(f"gone/{member}" for member in everybody)
     for _ in range(max(1, math.ceil(timeout / RECOUNT))):
-        if (yield Wait("over", min(timeout, RECOUNT))) is not None:
+        said = yield Wait("over", min(timeout, RECOUNT))
+        if (yield Exist(keys)) if keys else said is not None:
             return True
-        if keys and (yield Exist(keys)):
-            return True
+        if said is not None:
+            yield Pause(min(timeout, RECOUNT))
     return False
 
 
@@ -478,10 +633,11 @@ def forget(iteration: int, book: Book) -> Verb[None]:
     count = yield from _read_count(f"{old}/record#")
     for number in range(1, min(count, MAX_RECORDS) + 1):
         yield Delete(f"{old}/record/{number}")
-    for name in ("start", "start#", "end#", "done#", "record#", "abort", "rendezvous"):
+    for name in ("start", "start#", "end#", "done#", "record#", "abort", "rendezvous", "wanted"):
         yield Delete(f"{old}/{name}")
-    if iteration >= KEEP_VERDICTS:
+    if iteration >= KEEP_VERDICTS // 2:
         yield from _note_roster(iteration, book)  # first: who misses a verdict finds it
+    if iteration >= KEEP_VERDICTS:
         for name in ("outcome", "next"):
             yield Delete(f"{iteration - KEEP_VERDICTS}/{name}")
 
@@ -491,5 +647,65 @@ def _note_roster(iteration: int, book: Book) -> Verb[None]:
     found = yield Read(ROSTER_KEY)
     if found is not None and load_roster(found, ROSTER_KEY).iteration >= iteration:
         return
-    roster = Roster(iteration, tuple(sorted(book.founders - set(book.roster))))
-    yield Claim(ROSTER_KEY, dump(roster), instead="" if found is None else found.decode())
+    yield Claim(ROSTER_KEY, dump(book.note(iteration)), instead="" if found is None else found.decode())
+
+
+# --- joining a job that runs --------------------------------------------------------------------------------------
+
+
+def has_begun() -> Verb[bool]:
+    """Whether the job has begun, and has a store."""
+    return (yield Read(JOINED_KEY)) is not None
+
+
+def await_begun() -> Verb[Roster]:
+    """Wait until the job has begun; who was in it then, or a few iterations ago. Raises RestartAbort where everybody
+    leaves at once."""
+    decision = load_decision((yield Wait(JOINED_KEY)), JOINED_KEY)
+    if decision.abort:
+        raise RestartAbort(decision.abort)
+    found = yield Read(ROSTER_KEY)
+    if found is None:  # it is written first
+        raise BadMessage(f"store key {JOINED_KEY!r}: there is no {ROSTER_KEY!r}. This library did not write it.")
+    return load_roster(found, ROSTER_KEY)
+
+
+def take_ticket(ticket: Ticket) -> Verb[int]:
+    """Say that a process wants to join; the id that it has from now on. Every end round looks for tickets."""
+    number = yield from _count(TICKETS_KEY, careful=True)
+    yield Set(f"ticket/{number}", dump(ticket))
+    return FIRST_JOINER + number
+
+
+def has_ticket(member: int) -> Verb[bool]:
+    """Whether the process with this id waits to be let in."""
+    key = f"ticket/{member - FIRST_JOINER}"
+    return not _ticket((yield Read(key)), key).closed
+
+
+def want(iteration: int, members: Sequence[int]) -> Verb[dict[int, Ticket]]:
+    """Say that this iteration waits for processes that join; the tickets of those that wait already."""
+    yield Claim(f"{iteration}/wanted", "1")
+    return (yield from waiting(members))
+
+
+def is_wanted(iteration: int) -> Verb[bool]:
+    """Whether this iteration waits for processes that join."""
+    return bool((yield Exist((f"{iteration}/wanted",))))
+
+
+def return_ticket(member: int) -> Verb[None]:
+    """It has joined, or does not want to any more. Before it can leave the roster: it would be let in again."""
+    yield Set(f"ticket/{member - FIRST_JOINER}", dump(CLOSED))
+
+
+def arrive_dead(book: Book, me: str, by: str) -> Verb[bool]:
+    """Arrive in the end round of iteration -1 for a process that died early. False: its rank is another one's."""
+    found = yield from _arrive(JOINING, "end", book.member, Arrival(Kind.DEAD, by=by), book.roster)
+    return found.by in (me, by)
+
+
+def find_ticket(by: str) -> Verb[int | None]:
+    """The id of the process that signs so, if it has a ticket and still waits."""
+    found = yield from waiting(())
+    return next((member for member, ticket in found.items() if ticket.by == by), None)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from inprocess.exception import OptionError
+from inprocess.protocol.messages import FIRST_JOINER, Entry
 
 #: what the function sees in place of the launcher's values
 CHANGED = (
@@ -18,6 +19,9 @@ CHANGED = (
     "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_RESTART_COUNT",
 )
+
+#: the socket of this library's launcher, and what a worker proves with that it is the one it was started as
+LAUNCHER, LAUNCHER_KEY = "INPROCESS_LAUNCHER", "INPROCESS_LAUNCHER_KEY"
 
 _REMEDY = (
     "Start the script with a launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (torchrun, SLURM, "
@@ -37,19 +41,35 @@ class Launch:
     agent_store: bool
     #: sets one attempt of a launcher that restarts whole jobs apart from the next
     attempt: str
+    #: whether it starts this process with the others, or later
+    entry: Entry = Entry.FOUND
 
 
 def read(environ: Mapping[str, str] | None = None) -> Launch:
     """Read the variables. Raises OptionError that names the variable, its value and the remedy."""
     env = os.environ if environ is None else environ
-    world_size = _number(env, "WORLD_SIZE", 1, 1 << 24)
-    rank = _number(env, "RANK", 0, 1 << 24)
+    world_size = _number(env, "WORLD_SIZE", 1, FIRST_JOINER)
+    rank = _number(env, "RANK", 0, FIRST_JOINER)
     if rank >= world_size:
         raise OptionError(f"RANK={rank} is not below WORLD_SIZE={world_size}: ranks are 0..{world_size - 1}. {_REMEDY}")
     host = _text(env, "MASTER_ADDR")
     port = _number(env, "MASTER_PORT", 1, 65535)
     attempt = f"{env.get('TORCHELASTIC_RUN_ID', '')}.{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    return Launch(rank, world_size, host, port, env.get("TORCHELASTIC_USE_AGENT_STORE") == "True", attempt)
+    agent_store = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return Launch(rank, world_size, host, port, agent_store, attempt, _entry(env))
+
+
+def _entry(env: Mapping[str, str]) -> Entry:
+    if env.get("INPROCESS_GROW", "") not in ("", "0"):
+        return Entry.GROW
+    return Entry.FOUND if env.get("INPROCESS_RESTART", "") in ("", "0") else Entry.REPLACE
+
+
+def launcher(environ: Mapping[str, str] | None = None) -> tuple[str, str] | None:
+    """(socket, key) of this library's launcher; None where another one started this process, or none."""
+    env = os.environ if environ is None else environ
+    path, key = env.get(LAUNCHER, ""), env.get(LAUNCHER_KEY, "")
+    return (path, key) if path and key else None
 
 
 def _text(env: Mapping[str, str], name: str) -> str:

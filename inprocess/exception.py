@@ -97,5 +97,13 @@ class RestartAbort(BaseException):
     """Raise it in the wrapped function or a hook to take this rank out of the job; it reaches the caller unchanged."""
 
 
+class TooFewRanks(RestartAbort):
+    """RetryController's: with too few ranks everybody leaves, unless replacements come within ``patience`` seconds."""
+
+    def __init__(self, message: str, patience: float) -> None:
+        super().__init__(message)
+        self.patience = patience
+
+
 class RankShouldRestart(BaseException):
     """Interrupts the wrapped function for a restart. Let it pass: a function that swallows it is interrupted again."""

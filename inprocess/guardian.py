@@ -5,12 +5,13 @@ Shared by the real monitor process (a thread and a connection for each of these)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from inprocess import coordinator
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.protocol.book import Book
+from inprocess.protocol.messages import FIRST_JOINER
 from inprocess.protocol.ops import Now, Pause, Verb
 
 
@@ -19,6 +20,8 @@ def stand_in(book: Book, member: int, record: InterruptionRecord, by: str) -> Ve
 
     Nothing where it is off the roster already: the others have gone on without it, and must not be interrupted again.
     """
+    if member >= FIRST_JOINER:
+        yield from coordinator.return_ticket(member)
     while member in book.roster:
         iteration, roster = book.iteration, book.roster
         yield from coordinator.speak_for_dead(iteration, roster, member, record, by)
@@ -78,18 +81,45 @@ class Ring:
         return True
 
 
+@dataclass
+class Heard:
+    """Whom the process that serves the store hears. By its own clock, like `Ring`."""
+
+    #: seconds after which a member counts as silent
+    timeout: float
+    seen: dict[int, tuple[int, float]] = field(default_factory=dict)
+
+    def note(self, counters: Mapping[int, int], now: float) -> None:
+        """What the heartbeat counters of all members hold now."""
+        before = self.seen
+        self.seen = {}
+        for member, counter in counters.items():
+            known = before.get(member)
+            self.seen[member] = known if known is not None and known[0] == counter else (counter, now)
+
+    def members(self, now: float) -> list[int]:
+        """Who is not silent. One that has not sent any heartbeat yet is not missed: it has no lease."""
+        return [member for member, (counter, when) in self.seen.items() if not counter or now - when < self.timeout]
+
+
 def keep_watch(
-    ring: Ring, book: Callable[[], Book], beaten: Callable[[float], None], lost: Callable[[int, float], None]
+    ring: Ring,
+    book: Callable[[], Book],
+    beaten: Callable[[float], None],
+    lost: Callable[[int, float], None],
+    ends: Callable[[], bool] = lambda: False,
 ) -> Verb[None]:
-    """Send heartbeats and read the neighbour's, for ever.
+    """Send heartbeats and read the neighbour's, until ``ends`` says so.
 
     ``beaten(when)`` is told the time at which each successful heartbeat was begun (the lease counts from there);
-    ``lost(member, seconds)`` that a member is to be declared dead.
+    ``lost(member, seconds)`` that a member is to be declared dead. The monitor of a process that waits to join sends
+    none, but watches: it may be the only one that is left.
     """
-    while True:
+    while not ends():
         now = yield Now()
-        yield from coordinator.beat(ring.member)
-        beaten(now)
+        if ring.member in book().known:
+            yield from coordinator.beat(ring.member)
+            beaten(now)
         for member in ring.targets(book().roster, now):
             counter = yield from coordinator.read_beat(member)
             if not counter and book().iteration == coordinator.JOINING:
@@ -99,7 +129,7 @@ def keep_watch(
         yield Pause(ring.interval)
 
 
-def lost_record(member: int, seconds: float) -> InterruptionRecord:
-    """The record for a member whose host does not answer."""
+def lost_record(place: int, seconds: float) -> InterruptionRecord:
+    """The record for the member in this place, whose host does not answer."""
     message = f"no heartbeat for {seconds:g} s: its host or its monitor process is gone"
-    return InterruptionRecord(member, Interruption.UNRESPONSIVE, initial_rank=member, message=message)
+    return InterruptionRecord(place, Interruption.UNRESPONSIVE, initial_rank=place, message=message)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import abc
+from datetime import timedelta
 
-from .exception import RestartAbort
+from . import clock
+from .exception import RestartAbort, TooFewRanks
+from .options import seconds
 from .rank_filter import positive
 from .state import FrozenState
 
 __all__ = ["Initialize", "RetryController"]
+
+_ENDS = "RetryController ends the job: "
 
 
 class Initialize(abc.ABC):
@@ -29,28 +34,53 @@ class RetryController(Initialize):
         max_iterations: the function is called at most this often; None: no limit.
         min_world_size: fewest ranks, reserves included.
         min_active_world_size: fewest active ranks.
+        wait_for_replacement: with fewer ranks than that, wait so long for processes that take the free places, counted
+            from the first iteration with too few; a ``timedelta`` or seconds, default 0: not at all.
 
     Raises:
-        OptionError: a limit is not an integer >= 1.
+        OptionError: a limit is not an integer >= 1, or the time is none.
         RestartAbort: at the call, when a limit is reached.
     """
 
     def __init__(
-        self, max_iterations: int | None = None, min_world_size: int = 1, min_active_world_size: int = 1
+        self,
+        max_iterations: int | None = None,
+        min_world_size: int = 1,
+        min_active_world_size: int = 1,
+        wait_for_replacement: timedelta | float = 0.0,
     ) -> None:
+        self.wait_for_replacement = seconds("wait_for_replacement", wait_for_replacement)
+        self._too_few_since: float | None = None
         self.max_iterations = None if max_iterations is None else positive("max_iterations", max_iterations)
         self.min_world_size = positive("min_world_size", min_world_size)
         self.min_active_world_size = positive("min_active_world_size", min_active_world_size)
 
     def __call__(self, state: FrozenState) -> FrozenState:
-        reasons = []
+        too_few = self._too_few(state)
         if self.max_iterations is not None and state.iteration >= self.max_iterations:
-            reasons.append(f"iteration={state.iteration} reached max_iterations={self.max_iterations}")
+            reached = f"iteration={state.iteration} reached max_iterations={self.max_iterations}"
+            raise RestartAbort(_ENDS + "; ".join([reached, *too_few]))
+        if not too_few:
+            self._too_few_since = None
+            return state
+        left = self._patience_left()
+        if left <= 0:
+            raise RestartAbort(_ENDS + "; ".join(too_few))
+        waited = f"nobody came within wait_for_replacement={self.wait_for_replacement:g}s"
+        raise TooFewRanks(_ENDS + "; ".join([*too_few, waited]), left)
+
+    def _patience_left(self) -> float:
+        if not self.wait_for_replacement:
+            return 0.0
+        if self._too_few_since is None:
+            self._too_few_since = clock.monotonic()
+        return self._too_few_since + self.wait_for_replacement - clock.monotonic()
+
+    def _too_few(self, state: FrozenState) -> list[str]:
+        reasons = []
         if state.world_size < self.min_world_size:
             reasons.append(f"world_size={state.world_size} is less than min_world_size={self.min_world_size}")
         if state.active_world_size < self.min_active_world_size:
             size, least = state.active_world_size, self.min_active_world_size
             reasons.append(f"active_world_size={size} is less than min_active_world_size={least}")
-        if reasons:
-            raise RestartAbort("RetryController ends the job: " + "; ".join(reasons))
-        return state
+        return reasons

@@ -17,8 +17,19 @@ import gc
 import sys
 import threading
 
+from inprocess import clock
+
 #: seconds; about what a switch between two threads takes
 SHORT = 2e-5
+#: a main thread that waits wakes this often, so that pending calls (progress stamps) run (seconds)
+SLICE = 0.5
+
+
+def pass_time(seconds: float) -> None:
+    """In the main thread: wait for nothing, and show now and then that it runs."""
+    until, nobody = clock.monotonic() + seconds, threading.Event()
+    while (left := until - clock.monotonic()) > 0:
+        nobody.wait(min(left, SLICE))
 
 
 class Interpreter:

@@ -16,6 +16,7 @@ from inprocess.call_wrapper import current_call
 from inprocess.environment import Launch
 from inprocess.exception import RestartError
 from inprocess.protocol.book import Book
+from inprocess.protocol.messages import Entry, Ticket, Verdict
 from inprocess.state import FrozenState, State
 
 __all__ = ["Job"]
@@ -28,7 +29,23 @@ class Job:
     launch: Launch
     #: members that take part in the next call
     members: tuple[int, ...]
+    #: the rank of this process while everybody is there: where it was started, or the free one that it took
+    place: int
+    #: number of places
+    world_size: int
     calls: int = 0
+    #: members that were gone when the call completed
+    gone: frozenset[int] = frozenset()
+    #: it is no founder of the next call: it was not let in before its last one was over, or the store says so
+    outside: bool = False
+    #: names of this process and of all members when its last call ended
+    last: tuple[str, tuple[str, ...]] = ("", ())
+    #: where the base store is, since its first host was lost, and the place of the member whose monitor serves it
+    base: tuple[str, int] | None = None
+    base_host: int = -1
+    #: this call has been moved to the store of a standby; how many iterations there were before
+    moved: bool = False
+    before: int = 0
     #: tells this process apart from another one that claims the same rank
     me: str = field(default_factory=lambda: f"pid {os.getpid()} on {socket.gethostname()} ({secrets.token_hex(4)})")
 
@@ -55,8 +72,9 @@ class Job:
         launch = environment.read()
         job = _jobs.get(launch)
         if job is None:
-            job = _jobs[launch] = cls(launch, tuple(range(launch.world_size)))
+            job = _jobs[launch] = cls(launch, tuple(range(launch.world_size)), launch.rank, launch.world_size)
         job.calls += 1
+        job.before, job.moved = 0, False
         return job
 
     @property
@@ -72,29 +90,58 @@ class Job:
     @property
     def host(self) -> int:
         """The member whose monitor serves the base store."""
-        return self.members[0]
+        return self.base_host if self.base_host in self.members else self.members[0]
+
+    @property
+    def entry(self) -> Entry:
+        """How it comes to the next call."""
+        if self.outside:
+            return Entry.GROW
+        if self.moved:
+            return Entry.FOUND
+        return Entry.FOUND if self.launch.entry is Entry.GROW and self.calls > 1 else self.launch.entry
+
+    @property
+    def ticket(self) -> Ticket:
+        """With which it joins a call that runs already."""
+        return Ticket(self.place, max(self.launch.world_size, self.place + 1), by=self.me)
 
     def book(self) -> Book:
-        return Book.founder(self.launch.rank, self.members, self.launch.world_size)
+        return Book.founder(self.place, self.members, self.world_size)
 
     def state(self) -> FrozenState:
         """The state before ranks have been assigned."""
         launch = self.launch
         return State(
-            rank=launch.rank,
-            world_size=launch.world_size,
+            rank=self.place,
+            world_size=max(self.world_size, self.place + 1),
             initial_rank=launch.rank,
             initial_world_size=launch.world_size,
         ).freeze()
 
     def removed(self, members: Iterable[int]) -> None:
         """Reserves that were gone when the call completed."""
-        gone = set(members)
-        self.members = tuple(member for member in self.members if member not in gone)
+        self.gone = frozenset(members)
+
+    def move(self, book: Book, verdict: Verdict, host: str) -> None:
+        """The call goes on, with these members and over another store."""
+        self.members, self.place, self.gone = verdict.members, book.place, frozenset()
+        self.world_size = self.members[-1] + 1  # the same for all, also where they were started with different ones
+        self.base, self.base_host = (host, verdict.port), verdict.host
+        self.before += verdict.iteration + 1
+        self.moved = True
 
     def leave(self, book: Book) -> None:
-        """The call is over: its last roster begins the next call."""
-        self.members = tuple(member for member in self.members if member in book.roster)
+        """The call is over: the places of its last roster begin the next call."""
+        if not book.was_founder:
+            self.outside = book.member not in book.known
+        if self.outside:
+            return
+        stay = [member for member in book.roster if member not in self.gone]
+        self.last = (f"{self.calls}.{book.member}", tuple(f"{self.calls}.{member}" for member in stay))
+        self.members, self.place, self.gone = tuple(sorted(map(book.place_of, stay))), book.place, frozenset()
+        if any(member in book.places for member in stay):
+            self.world_size = self.members[-1] + 1
 
 
 _jobs: dict[Launch, Job] = {}

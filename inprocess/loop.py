@@ -10,31 +10,37 @@ import logging
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch.distributed as dist
 
 from inprocess import clock, coordinator, fence
 from inprocess.abort import held, shutdown_gloo_connections, unfinished
-from inprocess.agents import Agents
-from inprocess.attribution import Interruption, InterruptionRecord, summary
+from inprocess.agents import Agents, Lost
+from inprocess.attribution import Interruption, InterruptionRecord, ranges, summary
 from inprocess.call_wrapper import CallWrapper, set_current
+from inprocess.coordinator import JOINING
 from inprocess.exception import (
+    BadMessage,
     Fenced,
     RankDiscarded,
     RestartAbort,
     RestartError,
     StoreLost,
     TimeoutError,
+    TooFewRanks,
 )
 from inprocess.hooks import Injector
-from inprocess.interpreter import interpreter
+from inprocess.interpreter import interpreter, pass_time
 from inprocess.interrupt import Interrupted, Raised, Returned
 from inprocess.job import Job
+from inprocess.monitor_thread import LetIn
 from inprocess.options import Options
-from inprocess.protocol.messages import Arrival, Decision, Kind, Outcome
+from inprocess.protocol.book import Book
+from inprocess.protocol.messages import Arrival, Decision, Fate, Kind, Outcome, Verdict
 from inprocess.protocol.ops import Verb
 from inprocess.protocol.phases import TRANSITIONS, Event, Phase, next_phase
+from inprocess.protocol.rounds import seat
 from inprocess.rank_assignment import RankAssignmentCtx
 from inprocess.state import FrozenState, Mode, State
 from inprocess.store import PrefixStore, shut_connections
@@ -79,12 +85,14 @@ class Loop:
         fn: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        job: Job,
+        since: Lost | None = None,
     ) -> None:
         self._options, self._hooks = options, hooks
-        self._job = Job.enter()
+        self._job = job
         self._book = self._job.book()
         self._state = self._job.state()
-        self._agents = Agents(options, self._job, self._book, self._abort, self._release)
+        self._agents = Agents(options, self._job, self._book, self._abort, self._release, since)
         self._call = CallWrapper(self._agents.board, self._iteration_store)
         bound_args, bound_kwargs = injector.bind(tuple(args), dict(kwargs), self._call)
         self._fn: Callable[[], Any] = lambda: fn(*bound_args, **bound_kwargs)
@@ -101,6 +109,7 @@ class Loop:
             Phase.FINALIZE: self._finalize,
             Phase.RECHECK: self._recheck,
             Phase.END: self._end,
+            Phase.MOVE: self._move,
             Phase.LEAVE: self._leave,
         }
         self._phase = Phase.JOIN
@@ -120,8 +129,14 @@ class Loop:
         self._said_so = False
         #: whether it leaves without an interruption
         self._quietly = False
-        self._interrupted_at = 0.0
-        self._size_before = 0
+        #: whether this rank's function has returned in this iteration
+        self._has_returned = False
+        self._interrupted_at = 0.0 if since is None else since.at
+        self._size_before = 0 if since is None else since.active_world_size
+        #: the loss of the store
+        self._loss: StoreLost | None = None
+        #: the call goes on in another loop, over another store
+        self.lost: Lost | None = None
 
     def run(self) -> Any:
         """Walk the table. Returns the function's value (None on a reserve rank), or raises."""
@@ -157,11 +172,13 @@ class Loop:
         self._call._gate = self._store = None
         self._fn = _nothing  # the user's arguments must not live as long as this object
         how = "completed" if self._leaving is None else "left" if self._said_so else "failed"
+        how = how if self.lost is None else "moved"
         # a rank that goes quietly leaves its MonitorThread waiting for something that may come late or never
         why = "" if self._leaving is None else _in_words(self._leaving)
-        self._agents.close(how, cut=how == "failed" or self._quietly, why=why)
+        self._agents.close(how, cut=how in ("failed", "moved") or self._quietly, why=why)
         held.end()
-        self._job.leave(self._book)
+        if self.lost is None:
+            self._job.leave(self._book)
 
     def _cut_off(self) -> bool:
         return isinstance(self._leaving, StoreLost | Fenced)
@@ -172,10 +189,20 @@ class Loop:
         except (StoreLost, Fenced) as error:
             if self._phase in (Phase.COMPLETE, Phase.FINALIZE, Phase.RECHECK, Phase.LEAVE):
                 return self._quit(error)
+            if self._may_move(error):
+                self._loss = self._loss or error
+                self._note_interruption()
+                return Event.LOST
             self._leaving = self._leaving or error
             return Event.CUT_OFF
         except BaseException as error:
             return self._quit(error)
+
+    def _may_move(self, error: StoreLost | Fenced) -> TypeGuard[StoreLost]:
+        """Whether there is somebody to ask where the job goes on."""
+        if not isinstance(error, StoreLost) or isinstance(error, BadMessage) or self._leaving is not None:
+            return False
+        return self._agents.contacts.some and (self._phase, Event.LOST) in TRANSITIONS
 
     def _quit(self, error: BaseException) -> Event:
         """This rank leaves the job with ``error``; the others are told."""
@@ -185,7 +212,7 @@ class Loop:
         self._leaving = error
         self._agents.thread.leave_after_outcome()
         self._quietly = self._leaves_quietly(error)
-        if self._quietly or self._phase in (Phase.JOIN, Phase.END, Phase.COMPLETE, Phase.LEAVE):
+        if self._quietly or self._phase in (Phase.JOIN, Phase.END, Phase.COMPLETE, Phase.MOVE, Phase.LEAVE):
             return Event.QUIT
         abort = f"{_who(self._state)}: initialize raised {_in_words(error)}" if self._phase is Phase.INITIALIZE else ""
         try:
@@ -202,9 +229,19 @@ class Loop:
     # --- an undisturbed call ------------------------------------------------------------------------------------
 
     def _join(self) -> Event:
-        decision = self._take("next", 0, self._options.barrier_timeout, self._name_missing("end"))
-        self._agents.connect(self._options.barrier_timeout)
-        self._next_iteration(decision)
+        timeout = self._options.barrier_timeout
+        begin = clock.monotonic()
+        entered: Book = self._take("entered", JOINING, timeout, self._name_missing("end"))
+        if not entered.was_founder:
+            log.warning("%s: the job runs already; this process waits for a place in it", _who(self._state))
+        left = max(0.0, timeout - (clock.monotonic() - begin)) if entered.was_founder else None
+        let_in: LetIn = self._take("let in", JOINING, left, self._name_missing("end"))
+        self._book.become(let_in.book)
+        if let_in.decision is None:
+            log.warning("%s: the job completed before there was a place for this process", _who(self._state))
+            return Event.COMPLETED
+        self._agents.connect(timeout)
+        self._next_iteration(let_in.decision)
         return Event.OK
 
     def _assign(self) -> Event:
@@ -214,7 +251,7 @@ class Loop:
             self._agents.thread.assigned.set()
             return Event.NO_START
         self._rendezvous = self._agents.numeric(address)
-        if len(self._book.roster) > 1:
+        if len(self._book.known) > 1:
             self._agents.await_lease(self._book.iteration, self._options.barrier_timeout)
         ctx = RankAssignmentCtx(
             state=State(
@@ -224,10 +261,11 @@ class Loop:
                 active_world_size=self._placed.active_world_size,
                 initial_rank=self._job.launch.rank,
                 initial_world_size=self._job.launch.world_size,
-                iteration=self._book.iteration,
+                iteration=self._job.before + self._book.iteration,
             ),
             store=_Lazy(lambda: PrefixStore("rank_assignment", self._iteration_store())),
             terminated_ranks=set(self._book.terminated),
+            joined=self._joined(),
         )
         try:
             self._proposed = self._hooks.assign(ctx).state.freeze()
@@ -263,7 +301,37 @@ class Loop:
         self._agents.environment.show(state.active_rank, state.active_world_size, *self._rendezvous)
 
     def _initialize(self) -> Event:
-        return self._in_window(lambda: self._hook("initialize"))
+        return self._in_window(self._initialize_with_enough)
+
+    def _initialize_with_enough(self) -> None:
+        try:
+            self._hook("initialize")
+            return
+        except TooFewRanks as error:
+            too_few = error
+        # not while it is handled: it would be what this rank leaves with, also where it is interrupted
+        self._await_replacements(too_few.patience)
+        raise too_few
+
+    def _await_replacements(self, patience: float) -> None:
+        book = self._book
+        free = ranges(
+            set(range(max(self._job.world_size, *[place + 1 for place in book.taken]))).difference(book.taken)
+        )
+        log.log(
+            logging.WARNING if self._state.active_rank == 0 else logging.DEBUG,
+            "%s; %d ranks are too few: waiting %.0f s for processes that replace initial ranks %s",
+            summary(book.last.records, book.last.record_count),
+            len(book.roster),
+            patience,
+            free,
+        )
+        waiting = self._do(coordinator.want(book.iteration, book.roster))
+        if seats := seat(book.taken, waiting):
+            place = min(seats.values())
+            record = InterruptionRecord(place, Interruption.JOINED, initial_rank=place, message="it was waited for")
+            self._do(coordinator.interrupt(book.iteration, record))
+        pass_time(patience)
 
     def _check(self) -> Event:
         return self._in_window(lambda: self._hook("health_check"), quit_on_exception=True)
@@ -279,6 +347,7 @@ class Loop:
     def _finish(self) -> Event:
         if self._is_reserve():
             return self._await_outcome(None)
+        self._has_returned = True
         self._do(coordinator.finish(self._book.iteration, self._placed.active_world_size, self._book.roster))
         return self._await_outcome(self._options.completion_timeout)
 
@@ -291,8 +360,17 @@ class Loop:
         return Event.COMPLETED if self._phase is Phase.FINISH else Event.OK
 
     def _complete(self) -> Event:
+        # before anybody can see that it has returned: should the store be lost now, the others learn it there
+        if self._loss is None and not self._may_return():
+            raise Fenced(f"{_who(self._state)}: the store was lost, and the others may have gone on without this rank")
         self._hook("completion")
         return Event.OK
+
+    def _may_return(self) -> bool:
+        try:
+            return self._agents.may_return(self._book.iteration)
+        except StoreLost:
+            return False
 
     def _leave(self) -> Event:
         if self._leaving is not None:
@@ -303,15 +381,26 @@ class Loop:
 
     def _wait_for_abort(self) -> Event:
         """Wait until the MonitorThread has run the ladder; then sweep up what the function made while it ran."""
-        outcome: Outcome | None = None
-        if not self._cut_off() and not self._quietly:
-            outcome = self._take("outcome", self._book.iteration, self._options.barrier_timeout, _no_outcome)
-        if outcome is not None and not outcome.completed:
-            self._take("aborted", self._book.iteration, self._options.barrier_timeout, _no_abort)
+        if self._loss is None and not self._cut_off() and not self._quietly:
+            self._await_aborted()
+        if self._loss is not None:
+            self._agents.thread.lose(self._options.barrier_timeout)
         if self._hooks.abort is not None and unfinished():
             self._abort(self._book.iteration)
         self._agents.board.answer(self._book.iteration)
+        if self._loss is not None:
+            return Event.LOST
         return Event.CUT_OFF if self._cut_off() else Event.OK
+
+    def _await_aborted(self) -> None:
+        try:
+            outcome: Outcome = self._take("outcome", self._book.iteration, self._options.barrier_timeout, _no_outcome)
+            if not outcome.completed:
+                self._take("aborted", self._book.iteration, self._options.barrier_timeout, _no_abort)
+        except StoreLost as error:
+            if not self._may_move(error):
+                raise
+            self._loss = error
 
     def _finalize(self) -> Event:
         self._hook("finalize")
@@ -330,10 +419,12 @@ class Loop:
             if not self._arrived:
                 kind = Kind.DISCARDED if isinstance(self._leaving, RankDiscarded) else Kind.LEFT
                 self._do(coordinator.start_round(self._book, Arrival(kind)))
-            self._do(coordinator.end_round(self._book, Arrival(Kind.LEFT, *here)))
+            self._do(coordinator.end_round(self._book, Arrival(Kind.LEFT, *here, place=self._book.place)))
             self._said_so = True
             return Event.QUIT
-        self._do(coordinator.end_round(self._book, Arrival(Kind.ALIVE, *here)))
+        if self._loss is not None:
+            return Event.LOST
+        self._do(coordinator.end_round(self._book, coordinator.alive(self._book)))
         following = self._book.iteration + 1
         self._next_iteration(self._take("next", following, self._options.barrier_timeout, self._name_missing("end")))
         return Event.OK
@@ -345,9 +436,47 @@ class Loop:
         self._book.apply(decision)
         if not self._book.included:
             raise Fenced(f"{_who(self._state)} was declared dead by the others and must not run again")
+        self._has_returned = False
         self._store = self._value = None
         held.begin()
         self._agents.board.begin(self._book.iteration)
+
+    # --- the store is lost --------------------------------------------------------------------------------------
+
+    def _move(self) -> Event:
+        """Ask whether the job goes on over another store. This rank has left the function."""
+        assert self._loss is not None
+        log.warning("%s: %s; asking the standbys where the job goes on", _who(self._state), self._loss)
+        self._forget_exception()
+        answer = self._agents.vote()
+        if answer is None:
+            self._leaving = self._loss
+            return Event.CUT_OFF
+        verdict, host = answer
+        if verdict.fate is Fate.COMPLETED and verdict.iteration == self._book.iteration and self._has_done_all():
+            return Event.COMPLETED
+        if verdict.fate is Fate.GO and self._agents.kept is not None:
+            self.lost = Lost(self._agents.kept, self._interrupted_at, self._size_before)
+            self._job.move(self._book, verdict, host)
+            return Event.OK
+        self._leaving = self._not_here(verdict)
+        return Event.CUT_OFF
+
+    def _has_done_all(self) -> bool:
+        """Its function has returned, or it has none to run in this iteration."""
+        return self._has_returned or (self._arrived and self._is_reserve())
+
+    def _not_here(self, verdict: Verdict) -> RestartError:
+        if verdict.fate is Fate.REFUSED:
+            return StoreLost(f"{self._loss}. The job does not go on over another store: {verdict.reason}")
+        return Fenced(f"{_who(self._state)} was given up by the others, and must not run again")
+
+    def _joined(self) -> set[int]:
+        """Over another store everybody is back in its place, as after somebody has joined."""
+        book = self._book
+        if self._job.moved and book.iteration == 0:
+            return set(range(book.world_size)).difference(book.terminated)
+        return set(book.fresh)
 
     # --- running the user's code --------------------------------------------------------------------------------
 
@@ -419,7 +548,7 @@ class Loop:
     def _interrupt(self, error: BaseException, kind: Interruption, abort: str = "") -> bool:
         """Tell the others; False: everybody had finished, so it changes nothing."""
         record = InterruptionRecord(
-            self._book.rank, kind, initial_rank=self._book.member, message=_in_words(error), where=_where(error)
+            self._book.rank, kind, initial_rank=self._book.place, message=_in_words(error), where=_where(error)
         )
         counts = self._do(coordinator.interrupt(self._book.iteration, record, abort))
         if not counts:
@@ -456,7 +585,8 @@ class Loop:
             except (StoreLost, TimeoutError) as error:
                 return f"nobody arrived within barrier_timeout={timeout:g}s: {error}"
             return (
-                f"initial ranks {_some(absent)} did not arrive within barrier_timeout={timeout:g}s "
+                f"initial ranks {ranges(map(self._book.place_of, absent))} did not arrive within "
+                f"barrier_timeout={timeout:g}s "
                 f"({self._phase.value}, iteration {self._book.iteration}, {len(self._book.roster)} members). Check "
                 "that all of them were started with the same WORLD_SIZE, or raise barrier_timeout."
             )
@@ -485,9 +615,13 @@ class Loop:
             return
         took, self._interrupted_at = clock.monotonic() - self._interrupted_at, 0.0
         why = summary(self._book.last.records, self._book.last.record_count)
+        if self._job.moved and self._book.iteration == 0:
+            why = "the host of the store was lost"
         level = logging.WARNING if self._state.active_rank == 0 else logging.DEBUG
-        size = f"{self._state.active_world_size} of {self._size_before} ranks go on"
-        log.log(level, "restart %d: %s; %s after %.0f ms", self._book.iteration, why, size, took * 1e3)
+        now, before = self._state.active_world_size, self._size_before
+        size = f"{now} of {before} ranks go on" if now <= before else f"{now} ranks go on, {before} before"
+        number = self._job.before + self._book.iteration
+        log.log(level, "restart %d: %s; %s after %.0f ms", number, why, size, took * 1e3)
 
 
 def _nothing() -> None:
@@ -540,8 +674,3 @@ def _where(error: BaseException) -> str:
             place = f"{code.co_filename}:{step.tb_lineno} in {code.co_name}"
         step = step.tb_next
     return place
-
-
-def _some(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:16]))
-    return f"{shown} and {len(numbers) - 16} more" if len(numbers) > 16 else shown

@@ -29,10 +29,15 @@ class MonitorConfig:
     member: int
     roster: tuple[int, ...]
     iteration: int = -1
-    #: the members that the call began with; empty: the roster
-    founders: tuple[int, ...] = ()
-    #: how many members will say that they need the store no more: the founders
-    members: int
+    #: all members that the call has had; empty: the roster
+    known: tuple[int, ...] = ()
+    #: the places of those that joined: member, place, member, place, ...
+    places: tuple[int, ...] = ()
+    #: the rank that this process was started with, and how it signs
+    rank: int = 0
+    me: str = ""
+    #: whether ``member`` is certain; otherwise the store or the training process will tell
+    identified: bool = True
     #: how to reach the base store: a ``StoreSpec`` as JSON
     store: str
     #: serve the base store on this port (0: any free one); None: somebody else does
@@ -53,6 +58,10 @@ class MonitorConfig:
     barrier_timeout: float = 120.0
     termination_grace_time: float = 5.0
     monitor_process_interval: float = 1.0
+    #: how many members stand by to serve the store
+    standby_stores: int = 0
+    #: the member whose monitor serves it
+    store_host: int = 0
     #: absolute paths, or None
     logfile: str | None = None
     pidfile: str | None = None
@@ -76,20 +85,20 @@ class MonitorConfig:
 
 
 class Lines:
-    """JSON objects out of a stream, one in each line."""
+    """JSON objects out of a stream, one in each line; ``limit``: the longest that is waited for (bytes)."""
 
-    def __init__(self) -> None:
-        self._rest = b""
+    def __init__(self, limit: int = LONGEST_LINE) -> None:
+        self._rest, self._limit = b"", limit
 
     def take(self, data: bytes) -> list[dict[str, Any]]:
         """The objects that are complete with this piece of the stream."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        self._rest = self._rest[:LONGEST_LINE]  # what is longer is no line of ours and will not parse
-        return [message for line in lines if isinstance(message := _parsed(line), dict)]
+        self._rest = self._rest[: self._limit]  # what is longer is no line of ours and will not parse
+        return [message for line in lines if isinstance(message := _parsed(line, self._limit), dict)]
 
 
-def _parsed(line: bytes) -> Any:
+def _parsed(line: bytes, limit: int) -> Any:
     try:
-        return strict_json.parse(line, LONGEST_LINE)
+        return strict_json.parse(line, limit)
     except ValueError:
         return None

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import dataclasses
 import logging
+import resource
 import select
 import socket
 import threading
@@ -17,19 +18,35 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from inprocess import clock, coordinator, guardian, light_torch, policy
+from inprocess import clock, coordinator, guardian, joiner, light_torch, policy
 from inprocess.attribution import InterruptionRecord
 from inprocess.board import LEASE, Board
-from inprocess.exception import BadMessage, OptionError, StoreLost, TimeoutError
+from inprocess.exception import BadMessage, OptionError, RestartAbort, StoreLost, TimeoutError
 from inprocess.monitor_config import MonitorConfig
+from inprocess.protocol import arbitration
 from inprocess.protocol.book import Book
 from inprocess.protocol.messages import Decision
 from inprocess.protocol.ops import Verb
 
 if TYPE_CHECKING:
+    from inprocess.standby import Standby
     from inprocess.store import StoreSpec
 
-__all__ = ["Crashed", "Event", "HalfLoaded", "Joined", "Link", "Lost", "Over", "Serving", "Spoken", "Woken"]
+__all__ = [
+    "Connected",
+    "Crashed",
+    "Event",
+    "HalfLoaded",
+    "Joined",
+    "Link",
+    "Lost",
+    "Over",
+    "Serving",
+    "Spoken",
+    "StandbyChanged",
+    "Unbegun",
+    "Woken",
+]
 
 T = TypeVar("T")
 log = logging.getLogger("inprocess.monitor")
@@ -49,8 +66,13 @@ class Serving:
 
 
 @dataclass(frozen=True)
+class Connected:
+    """The store has been reached: heartbeats can begin as soon as the rank is in the job."""
+
+
+@dataclass(frozen=True)
 class Joined:
-    """The store has been reached: the first heartbeat is there."""
+    """The first heartbeat is there."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +101,20 @@ class Woken:
 
 
 @dataclass(frozen=True)
+class Unbegun:
+    """Not everybody has joined yet."""
+
+
+@dataclass(frozen=True)
 class Spoken:
     """All has been said for a member, the store is not needed for it any more."""
 
     member: int
+
+
+@dataclass(frozen=True)
+class StandbyChanged:
+    """Somebody more, or less, may need this standby."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +124,9 @@ class Over:
     complete: bool
 
 
-Event: TypeAlias = Serving | Joined | Lost | Crashed | HalfLoaded | Woken | Spoken | Over
+Event: TypeAlias = (
+    Serving | Connected | Joined | Lost | Crashed | HalfLoaded | Woken | Unbegun | Spoken | StandbyChanged | Over
+)
 
 
 class Link:
@@ -102,20 +136,35 @@ class Link:
         self, config: MonitorConfig, board: Board, post: Callable[[Event], None], predecessor: int = -1
     ) -> None:
         self._config, self._board, self._post, self._predecessor = config, board, post, predecessor
-        self._by = f"the monitor of initial rank {config.member} on {socket.gethostname()}"
+        self._by = f"the monitor of initial rank {config.rank} on {socket.gethostname()}"
         self._spec: StoreSpec
         self._imported = threading.Event()
         self._give_up = threading.Event()
         self._base: Any = None
+        #: where members meet when the store is lost, if this is a standby, or serves the store
+        self._standby: Standby | None = None
+        #: no heartbeats any more: the rank votes
+        self._moves = threading.Event()
         self._rendezvous = _Rendezvous(config.rendezvous_host, config.serve_host, config.bind)
         #: the member's view of the job
-        self.book = Book(config.member, config.roster, iteration=config.iteration, founders=frozenset(config.founders))
+        self.book = _book(config)
+        #: of the last iteration that started, and of those since then; changed under the lock, with the book
+        self._rosters: list[tuple[int, ...]] = [self.book.roster]
+        self._moving = threading.Lock()
+        #: the rank is a founder, or has a ticket; until then ``member`` is what a founder would be
+        self._identified = threading.Event()
+        #: the rank is a member, or was one
+        self._inside = threading.Event()
+        if config.identified:
+            self.identify(config.member)
         #: the last iteration that was seen interrupted, and when (ns)
         self.interrupted: tuple[int, int] = (-2, 0)
         #: when this member was found off the roster (ns)
         self.removed_at: int | None = None
         self.limits = policy.Limits.of(config.soft_timeout, config.hard_timeout, config.heartbeat_timeout)
-        self._beats = False
+        #: when the last heartbeat that got through was begun (s); protected by the lock, with the lease on the board
+        self._beat_at: float | None = None
+        self._lease = threading.Lock()
         #: the job has ended, or goes on without this member
         self.ended = threading.Event()
         #: members for which it has begun to speak and is not done
@@ -133,7 +182,29 @@ class Link:
 
     def speak(self, record: InterruptionRecord) -> None:
         """Account for the dead training process until it is off the roster or the job has ended; posts Spoken."""
-        self._speak_for(self._config.member, record)
+        if self.inside:
+            self._speak_for(self.member, record)
+        else:
+            self._spawn(self._with_store, lambda connection: self._speak_outside(record, connection))
+
+    def identify(self, member: int) -> None:
+        """Who the rank is: a founder that has arrived, or the id on its ticket."""
+        self.book = dataclasses.replace(self.book, member=member)
+        self._look_inside()
+        self._identified.set()
+
+    @property
+    def member(self) -> int:
+        return self.book.member
+
+    @property
+    def inside(self) -> bool:
+        """The rank is a member of the job, or was one."""
+        return self._inside.is_set()
+
+    def ask_begun(self) -> None:
+        """Posts Unbegun where the job has not begun."""
+        self._spawn(self._with_store, self._ask_begun)
 
     def say_gone(self) -> None:
         """The rank has said all by itself; posts Spoken."""
@@ -143,9 +214,24 @@ class Link:
         """Wait until the others need this host no more; posts Over, perhaps twice."""
         self._spawn(self._linger)
 
-    def give_up(self) -> None:
-        """Stop waiting for a store that is not up."""
-        self._give_up.set()
+    def move(self) -> None:
+        """The rank asks an arbiter where the job goes on: what serves the store now must not count on it."""
+        self._moves.set()
+
+    @property
+    def patience(self) -> float:
+        """How long members that lost the store wait for each other at most, and then some (seconds)."""
+        config = self._config
+        return 2 * arbitration.patience(config.heartbeat_timeout, config.heartbeat_interval)
+
+    def lose(self) -> None:
+        """The store is lost: members may come to this standby."""
+        if self._standby is not None:
+            self._standby.desk.lost()
+
+    def give_up_after(self, seconds: float) -> None:
+        """Stop waiting for a store that is not up; not before there was so much time to look for it."""
+        self._spawn(self._give_up_after, seconds)
 
     @property
     def lease_until(self) -> int | None:
@@ -156,6 +242,16 @@ class Link:
     def is_host(self) -> bool:
         """Whether others use a store that is served here."""
         return self._config.serve_port is not None or (self._rendezvous.serving and self.book.included)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether there are members that may ask this standby, or use its store."""
+        return self._standby is not None and self._standby.asked
+
+    @property
+    def serves_again(self) -> bool:
+        """Whether the job goes on here."""
+        return self._standby is not None and self._standby.serves
 
     # --- threads ------------------------------------------------------------------------------------------------
 
@@ -181,7 +277,9 @@ class Link:
 
     def _join(self) -> None:
         # a user's own store class may need all of torch
-        known = any(name in self._config.store for name in ('"factory": ""', '"inprocess.store:'))
+        known = any(
+            name in self._config.store for name in ('"factory": ""', '"inprocess.store:', '"inprocess.etcd_store:')
+        )
         kind = light_torch.load(full=self._config.full_torch or not known)
         from inprocess import store  # noqa: PLC0415  (imports torch)
 
@@ -190,6 +288,8 @@ class Link:
         if self._config.serve_port is not None:
             self._serve(self._config.serve_port)
         self._imported.set()
+        if not self._identified.is_set():
+            self._spawn(self._with_store, self._ask_identity)
         self._spawn(self._with_store, self._follow)
         self._spawn(self._with_store, self._watch)
 
@@ -200,6 +300,7 @@ class Link:
             poll = select.poll()
             poll.register(self._predecessor, select.POLLIN)
             poll.poll(self._config.barrier_timeout * 1e3)
+        _raise_limit()
         self._base = store.serve(self._config.serve_host, port, self._config.bind)
         if not self._spec.factory and not self._spec.port:
             self._spec = dataclasses.replace(self._spec, port=self._base.port)
@@ -237,10 +338,34 @@ class Link:
 
     # --- following the job --------------------------------------------------------------------------------------
 
+    def _ask_identity(self, connection: Any) -> None:
+        """A founder is known by its entry, also where it stops, or dies, before it can say so."""
+        if _drive(coordinator.await_founder(self._config.rank, (self._config.me, self._by)), connection):
+            self.identify(self._config.rank)
+
+    def _give_up_after(self, seconds: float) -> None:
+        self._imported.wait()
+        self._give_up.wait(seconds)
+        if self._beat_at is None:
+            self._give_up.set()
+
+    def _ask_begun(self, connection: Any) -> None:
+        if not _drive(coordinator.has_begun(), connection):
+            self._post(Unbegun())
+
     def _follow(self, connection: Any) -> None:
         """next -> outcome -> next -> ...: the chain of decisions, until the job ends or goes on without this member."""
+        self._identified.wait()
+        if not self.inside:  # it has a ticket
+            try:
+                self.book = _drive(joiner.follow(self.member), connection)
+            except RestartAbort:
+                self.ended.set()
+                return
         if self.book.iteration == coordinator.JOINING and self._config.rendezvous == "always":
             self._rendezvous.offer(0, connection)
+        if self._config.iteration > coordinator.JOINING:
+            self._stand_by(connection)
         while not self.ended.is_set():
             try:
                 decision = self._await_decision(connection)
@@ -250,8 +375,18 @@ class Link:
                 continue
             if decision is None:
                 break
+            outside = not self.inside
             self._go_on(decision)
+            if outside and self.inside:  # at once: the others wait for its first heartbeat
+                self._beat(connection)
+            if self.book.iteration > 0:  # for the first one it was before the first heartbeat
+                self._stand_by(connection)
         self.ended.set()
+
+    def _beat(self, connection: Any) -> None:
+        now = clock.monotonic()
+        _drive(coordinator.beat(self.member), connection)
+        self._beaten(now)
 
     def _await_decision(self, connection: Any) -> Decision | None:
         """How this iteration ended; None: everybody has returned."""
@@ -265,13 +400,18 @@ class Link:
             self._on_interrupted(iteration, connection)
         return _drive(coordinator.await_next_awake(iteration, book=self.book), connection)
 
+    def _look_inside(self) -> None:
+        if self.member in self.book.known:
+            self._inside.set()
+
     def _is_rendezvous_host(self) -> bool:
-        smallest = self._config.rendezvous == "smallest" and self.book.roster[0] == self._config.member
+        smallest = self._config.rendezvous == "smallest" and self.book.roster[0] == self.member
         return smallest or self._config.rendezvous == "always"
 
     def _on_interrupted(self, iteration: int, connection: Any) -> None:
-        self.interrupted = (iteration, clock.monotonic_ns())
-        self._post(Woken())
+        if self.inside:
+            self.interrupted = (iteration, clock.monotonic_ns())
+            self._post(Woken())
         if self._config.rendezvous == "always":
             self._rendezvous.offer(iteration + 1, connection)  # off the critical path: nobody asks for it yet
 
@@ -287,29 +427,40 @@ class Link:
         """Go to another iteration, of which this member may not be a part any more."""
         book = copy.copy(self.book)
         change(book, how)
-        if not book.included and self.removed_at is None:
+        with self._moving:
+            self.book = book
+            self._rosters.append(book.roster)
+        self._look_inside()
+        if self.inside and not book.included and self.removed_at is None:
             self.removed_at = clock.monotonic_ns()
-        self.book = book
+        if not self.lease_until:
+            self._note_lease()  # it was alone from the start, and somebody has joined
         # not before: who still tries to connect would try for as long as its own timeout
         self._rendezvous.close_before(book.iteration)
         log.info("iteration %d: %d members", book.iteration, len(book.roster))
-        concerned = book.included or self._config.serve_port is not None
+        concerned = book.included or not self.inside or self._config.serve_port is not None
         if not book.roster or not concerned:
             self.ended.set()
 
     # --- heartbeats ---------------------------------------------------------------------------------------------
 
     def _watch(self, connection: Any) -> None:
+        self._post(Connected())
+        self._identified.wait()
         config = self._config
-        ring = guardian.Ring(config.member, config.heartbeat_timeout, config.heartbeat_interval)
+        if config.iteration == coordinator.JOINING:
+            self._stand_by(connection)
+        ring = guardian.Ring(self.member, config.heartbeat_timeout, config.heartbeat_interval)
 
         def lost(member: int, seconds: float) -> None:
-            log.warning("initial rank %d sends no heartbeats any more", member)
-            self._speak_for(member, guardian.lost_record(member, seconds))
+            place = self.book.place_of(member)
+            log.warning("initial rank %d sends no heartbeats any more", place)
+            self._speak_for(member, guardian.lost_record(place, seconds))
 
         while True:
             try:
-                _drive(guardian.keep_watch(ring, lambda: self.book, self._beaten, lost), connection)
+                _drive(guardian.keep_watch(ring, lambda: self.book, self._beaten, lost, self._moves.is_set), connection)
+                return
             except BadMessage:
                 raise
             except StoreLost as error:
@@ -321,7 +472,7 @@ class Link:
 
         try:
             connection = store.connect(self._spec, AGAIN, self._give_up)
-            _drive(coordinator.read_beat(self._config.member), connection)
+            _drive(coordinator.read_beat(self.member), connection)
         except BadMessage:
             raise
         except (StoreLost, TimeoutError):
@@ -334,16 +485,62 @@ class Link:
         lease = self.lease_until
         if lease is not None and clock.monotonic_ns() >= lease:
             return
-        alone = self.book.roster == (self._config.member,)  # for good: nobody comes back
-        self._board.slots[LEASE] = 0 if alone else int(when * 1e9) + self.limits.lease
-        if not self._beats:
-            self._beats = True
+        first, self._beat_at = self._beat_at is None, when
+        self._note_lease()
+        if first:
             self._post(Joined())
+
+    def _note_lease(self) -> None:
+        """There is none where it was alone from the start. Who is the last of many has one: a process that waits to
+        join watches it, and goes on without it."""
+        with self._lease:
+            if self._beat_at is not None:
+                alone = self.book.known == {self.member}
+                self._board.slots[LEASE] = 0 if alone else int(self._beat_at * 1e9) + self.limits.lease
+
+    # --- standing by --------------------------------------------------------------------------------------------
+
+    def _stand_by(self, connection: Any) -> None:
+        """Open an arbiter as soon as this member is one of those that stand by. It stays, those who stand by change."""
+        config, roster = self._config, self.book.roster
+        hosts = config.serve_port is not None
+        chosen = arbitration.standbys(roster, config.standby_stores, config.store_host)
+        if self._standby is not None or not self.inside or not chosen or not (hosts or self.member in chosen):
+            return
+        from inprocess import standby  # noqa: PLC0415
+
+        _raise_limit()
+        config = dataclasses.replace(config, member=self.member)
+        self._standby = standby.Standby.make(
+            config, self.book.place, self._spec, self._spawn, self._on_standby, connection
+        )
+        if self._standby is not None and hosts:
+            self._spawn(self._with_store, self._keep_store)
+
+    def _on_standby(self) -> None:
+        self._post(StandbyChanged())
+
+    def _keep_store(self, connection: Any) -> None:
+        from inprocess import standby  # noqa: PLC0415
+
+        assert self._standby is not None
+        standby.keep(self._config, connection, lambda: self._known_rosters(connection), self._standby.desk, self.ended)
+        if not self.ended.is_set():
+            self._base = None  # torch shuts it down when the last reference goes
+            self._rendezvous.close_before(1 << 62)
+
+    def _known_rosters(self, connection: Any) -> list[tuple[int, ...]]:
+        book = self.book
+        started = book.iteration > coordinator.JOINING and _drive(coordinator.has_started(book.iteration), connection)
+        with self._moving:
+            if started and self.book is book:
+                self._rosters = [book.roster]
+            return list(self._rosters)
 
     # --- speaking for the dead, and the end ---------------------------------------------------------------------
 
     def _speak_for(self, member: int, record: InterruptionRecord) -> None:
-        log.warning("speaking for initial rank %d: %s", member, record)
+        log.warning("speaking for initial rank %d: %s", self.book.place_of(member), record)
         self.speaking.add(member)
 
         def action(connection: Any) -> None:
@@ -363,30 +560,53 @@ class Link:
             self.speaking.discard(member)
         self._post(Spoken(member))
 
+    def _speak_outside(self, record: InterruptionRecord, connection: Any) -> None:
+        """It may have been let in by now; and where nobody knows yet who it is, the store does."""
+        try:
+            if self._identified.is_set():
+                book = _drive(joiner.follow(self.member), connection)
+                _drive(joiner.speak_for(book, record, self._by), connection)
+            else:
+                book = copy.copy(self.book)
+                verb = joiner.speak_for_unknown(book, self._config.me, record, self._by, self.identify)
+                _drive(verb, connection)
+        except BadMessage as error:
+            self._spoiled(error)
+            self._gone(self.member, connection)  # it may be a founder's, for which the store's host waits
+        except RestartAbort as error:
+            log.info("everybody leaves: %s", error)
+        self._post(Spoken(self.member))
+
     def _say_gone(self) -> None:
         def action(connection: Any) -> None:
-            self._gone(self._config.member, connection)
+            if not self.inside:  # the job was over before it was let in
+                if not self.book.was_founder:
+                    _drive(coordinator.return_ticket(self.member), connection)
+                return
+            self._gone(self.member, connection)
             # usually all leave together; a next call then finds no server of this one
             _drive(coordinator.await_over(SHORTLY), connection)
 
         self._with_store(action)
-        self._post(Spoken(self._config.member))
+        self._post(Spoken(self.member))
 
     def _gone(self, member: int, connection: Any) -> None:
         try:
-            _drive(coordinator.gone(member, self._config.members), connection)
+            _drive(coordinator.gone(member, len(self.book.known)), connection)
         except BadMessage as error:
             log.error("%s", error)  # the host waits for nobody longer than barrier_timeout
 
     def _linger(self) -> None:
-        if self.ended.wait(SHORTLY) and self._with_store(self._driving(lambda: coordinator.await_over(SHORTLY))):
+        if self.ended.wait(SHORTLY) and self._everybody_has_gone(SHORTLY):
             self._post(Over(True))
             return
         self._post(Over(False))  # not yet: the training process need not wait for it
         self.ended.wait()
-        patience, everybody = self._config.barrier_timeout, self._config.roster
-        self._with_store(self._driving(lambda: coordinator.await_over(patience, everybody)))
+        self._everybody_has_gone(self._config.barrier_timeout)
         self._post(Over(True))
+
+    def _everybody_has_gone(self, patience: float) -> bool:
+        return self._with_store(self._driving(lambda: coordinator.await_over(patience, self.book.known)))
 
 
 class _Rendezvous:
@@ -420,6 +640,19 @@ class _Rendezvous:
         from inprocess import store  # noqa: PLC0415
 
         return store.serve(self._where[0], 0, self._where[1])
+
+
+def _raise_limit() -> None:
+    """As many descriptors as this process may have: each rank has four connections to the store."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _book(config: MonitorConfig) -> Book:
+    places = dict(zip(config.places[::2], config.places[1::2], strict=True))
+    known = frozenset(config.known)
+    return Book(config.member, config.roster, iteration=config.iteration, known=known, places=places)
 
 
 def _drive(verb: Verb[T], connection: Any) -> T:

@@ -55,12 +55,15 @@ class Monitor:
             self._poll.register(fd, select.POLLIN)
         self._link = monitor_link.Link(config, board, self.post, predecessor)
         self._started = start_time(config.training_pid)
-        self._view = policy.View(config.member, self._link.limits, config.iteration)
+        self._view = policy.View(config.rank, self._link.limits, config.iteration)
         self._looked = clock.monotonic_ns()
+        self._unheard = policy.Unheard(config.heartbeat_timeout)
         self._lines = Lines()
         #: the rank is in the call and alive: the rules apply
         self._protecting = True
         self._joined = False
+        #: it stays for members that may ask it where the job goes on, or use the store that it serves
+        self._stands_by = False
         #: nothing more is to be said for this rank
         self._said_all = False
         #: since when the store is lost (ns)
@@ -122,6 +125,7 @@ class Monitor:
     # --- protecting the rank ------------------------------------------------------------------------------------
 
     def _protect(self) -> None:
+        self._look_at_lease()
         now, seen = clock.monotonic_ns(), self._board.snapshot()
         if self._joined:  # not while torch is imported, which may take long and lets no other thread run
             self._board.slots[WATCHED] = now
@@ -134,9 +138,16 @@ class Monitor:
             else:
                 self._kill(action)
 
+    def _look_at_lease(self) -> None:
+        until, now = self._link.lease_until, clock.monotonic_ns()
+        if self._lost_at is not None or until is None or not self._config.standby_stores:
+            return
+        if self._unheard.is_sure((until - now) / 1e9, now / 1e9):
+            self._on_lost("no heartbeat gets through")
+
     def _current_view(self, now: int, seen: Snapshot) -> policy.View:
         link, view = self._link, self._view
-        iteration = link.book.iteration
+        iteration = link.book.iteration if link.inside else coordinator.JOINING
         interrupted, when = link.interrupted
         interrupted_at = when if interrupted == iteration else None
         # a gap this long: this process was stopped, perhaps together with its rank, whose silence then means nothing
@@ -187,7 +198,7 @@ class Monitor:
             return
         rank = self._board.snapshot().rank
         how = how_died(self._pid, self._started)
-        record = InterruptionRecord(rank, Interruption.TERMINATED, initial_rank=self._config.member, message=how)
+        record = InterruptionRecord(rank, Interruption.TERMINATED, initial_rank=self._config.rank, message=how)
         log.warning("the training process %d is gone: %s", self._pid, how)
         self._finish(lambda: self._link.speak(self._killed or record), self._config.barrier_timeout)
 
@@ -200,17 +211,25 @@ class Monitor:
             self._poll.unregister(self._control)
             return
         for message in self._lines.take(data):
+            if isinstance(member := message.get("member"), int):
+                self._link.identify(member)
+            if "moves" in message:
+                self._link.move()
             if "bye" in message and self._protecting:
                 self._on_bye(one_line(str(message["bye"]), 20), one_line(str(message.get("why", "")), 400))
 
     def _on_bye(self, how: str, why: str) -> None:
         log.info("the rank has left the call (%s)", how)
+        if how == "moved":
+            self._protecting = False
+            self._leave()
+            return
         if how != "failed":
             self._finish(self._link.say_gone, self._config.barrier_timeout)
             return
         text = f"left the call{': ' if why else ''}{why}"
         rank = self._board.snapshot().rank
-        record = InterruptionRecord(rank, Interruption.TERMINATED, initial_rank=self._config.member, message=text)
+        record = InterruptionRecord(rank, Interruption.TERMINATED, initial_rank=self._config.rank, message=text)
         self._finish(lambda: self._link.speak(record), self._config.termination_grace_time)
         self._at(SHORTLY, lambda: self.tell(lingering=True))
 
@@ -218,11 +237,29 @@ class Monitor:
         """The rank is no more: say so and go. A job that has not begun is waited for ``patience`` seconds."""
         self._protecting = False
         if self._lost_at is not None:
+            self._leave()
+            return
+        self._link.give_up_after(GIVE_UP)
+        self._at(patience, self._ask_begun)
+        last_words()
+
+    def _leave(self) -> None:
+        """The store is lost, or this rank has gone on without it. Who votes here may still do so."""
+        if not self._link.is_asked:
             self._exit = DONE
             return
-        self._at(GIVE_UP, lambda: None if self._joined else self._link.give_up())
-        self._at(patience, self._leave_unbegun)
-        last_words()
+        self._stands_by = True
+        self.tell(lingering=True)
+        self._at(self._link.patience, self._leave_unasked)
+
+    def _leave_unasked(self) -> None:
+        if not self._link.serves_again:
+            self._exit = DONE
+
+    def _ask_begun(self) -> None:
+        if self._link.book.iteration == coordinator.JOINING:
+            self._link.ask_begun()  # it may have been importing torch until now
+            self._at(self._config.barrier_timeout, self._leave_unbegun)
 
     def _leave_unbegun(self) -> None:
         if self._link.book.iteration == coordinator.JOINING:
@@ -236,9 +273,9 @@ class Monitor:
         match event:
             case monitor_link.Serving(port):
                 self.tell(serving=port)
-            case monitor_link.Joined():
-                self._joined = True
-                self.tell(joined=True)
+            case monitor_link.Connected() | monitor_link.Joined():
+                self._joined = isinstance(event, monitor_link.Joined)
+                self.tell(**{"joined" if self._joined else "connected": True})
             case monitor_link.Lost(text):
                 self._on_lost(text)
             case monitor_link.Crashed(text, option):
@@ -247,16 +284,27 @@ class Monitor:
             case monitor_link.HalfLoaded():
                 self._exit = AGAIN
             case monitor_link.Spoken(member):
-                self._said_all = self._said_all or member == self._config.member
-                if self._said_all:
-                    self._on_all_said()
+                self._on_spoken(member)
+            case _:
+                self._on_end(event)
+
+    def _on_end(self, event: monitor_link.Event) -> None:
+        match event:
+            case monitor_link.Unbegun():
+                self._leave_unbegun()
+            case monitor_link.StandbyChanged():
+                if self._stands_by and not self._link.is_asked:
+                    self._exit = DONE
             case monitor_link.Over(True):
                 self._exit = DONE
             case monitor_link.Over(False):
                 self.tell(lingering=True)
 
-    def _on_all_said(self) -> None:
+    def _on_spoken(self, member: int) -> None:
         """Go, unless others need this process: those it speaks for would have to be missed once more."""
+        self._said_all = self._said_all or member == self._link.member
+        if not self._said_all:
+            return
         if self._link.speaking:
             self.tell(lingering=True)
         elif self._link.is_host:
@@ -265,9 +313,10 @@ class Monitor:
             self._exit = DONE
 
     def _on_lost(self, text: str) -> None:
+        self._link.lose()
         if not self._protecting:
-            log.info("leaving: %s", text)
-            self._exit = DONE
+            log.info("the store is lost: %s", text)
+            self._leave()
         elif self._lost_at is None and not self._link.ended.is_set():
             log.error("store lost: %s", text)
             self._lost_at = clock.monotonic_ns()
@@ -309,7 +358,7 @@ def how_died(pid: int, started: str) -> str:
 # --- log and pid file: private, and never through a link that somebody else has put there ------------------------
 
 
-def open_log(path: str | None, member: int) -> None:
+def open_log(path: str | None, rank: int) -> None:
     """Log to this file and let C++ code write to it too; without one, errors go to the inherited stderr."""
     if path is not None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -321,7 +370,7 @@ def open_log(path: str | None, member: int) -> None:
             os.dup2(fd, 2)
         finally:
             os.close(fd)
-    text = f"%(asctime)s.%(msecs)03d monitor of initial rank {member} [%(process)d] %(levelname)s: %(message)s"
+    text = f"%(asctime)s.%(msecs)03d monitor of initial rank {rank} [%(process)d] %(levelname)s: %(message)s"
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(text, "%Y-%m-%d %H:%M:%S"))
     logging.getLogger().addHandler(handler)
@@ -394,7 +443,7 @@ def read_config(fd: int) -> MonitorConfig:
 def _prepare(config: MonitorConfig, monitor: Monitor) -> bool:
     name, value = "monitor_process_logfile", config.logfile
     try:
-        open_log(config.logfile, config.member)
+        open_log(config.logfile, config.rank)
         name, value = "monitor_process_pidfile", config.pidfile
         if config.pidfile is not None:
             write_pidfile(config.pidfile, config.training_pid)

@@ -18,10 +18,12 @@ import socket
 import subprocess
 import sys
 import threading
+from itertools import chain
 from typing import Any
 
 from inprocess import clock
 from inprocess.board import Board
+from inprocess.coordinator import JOINING
 from inprocess.exception import OptionError, RestartError, StoreLost, TimeoutError
 from inprocess.monitor_config import Lines, MonitorConfig
 from inprocess.protocol.book import Book
@@ -65,6 +67,9 @@ class MonitorProcess:
         self._lines = Lines()
         # protects the fields below and reading from the socket
         self._lock = threading.RLock()
+        self._another = threading.Condition(self._lock)
+        #: how many there have been
+        self._started = 0
         self._said: dict[str, Any] = {}
         self._deaths: list[float] = []
         self._closed = False
@@ -101,6 +106,12 @@ class MonitorProcess:
         self._hear()
         return self._said.get("store_lost")
 
+    @property
+    def connected(self) -> bool:
+        """Whether it has reached the store, so that heartbeats can begin."""
+        self._hear()
+        return "connected" in self._said
+
     # --- start ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -132,6 +143,8 @@ class MonitorProcess:
                 for fd in mine:
                     os.close(fd)
             self._control = ours
+            self._started += 1
+            self._another.notify_all()
 
     def _predecessor(self) -> list[int]:
         """A descriptor of the monitor that still serves our port for an earlier call, if there is one."""
@@ -153,9 +166,12 @@ class MonitorProcess:
         """Wait until the monitor has sent its first heartbeat; at once where it has. Raises as `wait_serving` does."""
         self._await("joined", timeout)
 
-    def listen(self, timeout: float) -> bool:
-        """Wait until the monitor says something, ``timeout`` seconds at most; False where it is dead."""
-        return self._hear(timeout)
+    def listen(self, timeout: float) -> None:
+        """Wait until the monitor says something, or another one takes its place; ``timeout`` seconds at most."""
+        number = self._started
+        if not self._hear(timeout):
+            with self._lock:
+                self._another.wait_for(lambda: self._started != number, timeout)
 
     def _await(self, what: str, timeout: float) -> Any:
         deadline = clock.monotonic() + timeout
@@ -177,6 +193,33 @@ class MonitorProcess:
         text = self.failed
         if text is not None:
             raise (OptionError if self._said.get("option") else RestartError)(text)
+
+    def identify(self, member: int) -> None:
+        """Tell it, and those that may replace it, the id on the ticket of this process."""
+        with self._lock:
+            self.config = dataclasses.replace(self.config, member=member, roster=(), identified=True)
+            if self._control is not None:
+                with contextlib.suppress(OSError):  # it is dead; the next one reads it from its configuration
+                    self._control.send(json.dumps({"member": member}).encode() + b"\n", socket.MSG_NOSIGNAL)
+
+    def moves(self) -> None:
+        """This process asks an arbiter where the job goes on; no heartbeats any more."""
+        with self._lock:
+            if self._control is not None:
+                with contextlib.suppress(OSError):  # it is dead
+                    self._control.send(b'{"moves": true}\n', socket.MSG_NOSIGNAL)
+
+    def serves(self, port: int) -> None:
+        """It serves the store from now on, on this port: who takes it over one day waits for its end."""
+        with self._lock:
+            self.config = dataclasses.replace(self.config, serve_port=port)
+
+    def step_aside(self) -> None:
+        """The port is served already, by a monitor of the same job: start one that does not serve."""
+        with self._lock:
+            self.config = dataclasses.replace(self.config, serve_port=None, rendezvous="never")
+            self._drop()
+            self.start()
 
     # --- hearing from it -------------------------------------------------------------------------------------------
 
@@ -268,18 +311,25 @@ class MonitorProcess:
         with self._lock:
             if self._closed:
                 return False
+            if self._hear():  # there is another one already
+                return True
             self.check()
             if self.config.serve_port is not None:
                 raise StoreLost("the monitor process that served the store was killed, and the store with it")
             self._count_death()
             # perhaps the light import of torch is what ended it, unless somebody else did
             crashed = "joined" not in self._said and self._ended_by() != signal.SIGKILL
-            self.config = dataclasses.replace(
-                self.config,
-                roster=book.roster,
-                iteration=book.iteration,
-                full_torch=self.config.full_torch or crashed,
-            )
+            self.config = dataclasses.replace(self.config, full_torch=self.config.full_torch or crashed)
+            if book.iteration > JOINING:
+                self.config = dataclasses.replace(
+                    self.config,
+                    member=book.member,
+                    roster=book.roster,
+                    iteration=book.iteration,
+                    known=tuple(sorted(book.known)),
+                    places=tuple(chain.from_iterable(sorted(book.places.items()))),
+                    identified=True,
+                )
             self._drop()
             self.start()
             return True

@@ -9,23 +9,24 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from inprocess import clock, coordinator
-from inprocess.exception import BadMessage, InternalError, RankShouldRestart, RestartError, StoreLost
-from inprocess.interpreter import interpreter
+from inprocess import clock, coordinator, joiner
+from inprocess.attribution import ranges
+from inprocess.coordinator import JOINING
+from inprocess.exception import BadMessage, InternalError, RankShouldRestart, RestartAbort, RestartError, StoreLost
+from inprocess.interpreter import SLICE, interpreter
 from inprocess.interrupt import Gate
 from inprocess.protocol.book import Book
-from inprocess.protocol.messages import Decision, Outcome, Start
-from inprocess.store import StoreSpec, connect, connections, drive, shut
+from inprocess.protocol.messages import Decision, Entry, Outcome, Start, Ticket
+from inprocess.store import StoreSpec, connect, connections, cut, drive, shut
 
-__all__ = ["Mailbox", "MonitorThread", "RankShouldRestart"]
+__all__ = ["LetIn", "Mailbox", "MonitorThread", "RankShouldRestart", "WayIn"]
 
 log = logging.getLogger(__name__)
 
-#: the main thread wakes this often while it waits, so that pending calls (progress stamps) run (seconds)
-SLICE = 0.5
 #: how long a thread that should end by itself is waited for before its connection is cut (seconds)
 PATIENCE = 2.0
 #: first pause before a rank assignment is released again; doubled each time (seconds)
@@ -41,20 +42,29 @@ class Mailbox:
         self._changed = threading.Condition()
         # under the condition
         self._letters: dict[tuple[str, int], Any] = {}
-        self._failure: RestartError | None = None
+        self._failure: RestartError | RestartAbort | None = None
 
     def put(self, name: str, iteration: int, value: Any) -> None:
         with self._changed:
             # what an earlier iteration learned is of no use any more
-            self._letters = {key: letter for key, letter in self._letters.items() if key[1] >= iteration - 1}
+            recent = {key: letter for key, letter in self._letters.items() if key[1] >= iteration - 1}
+            self._letters = {key: letter for key, letter in self._letters.items() if key[1] == JOINING} | recent
             self._letters[name, iteration] = value
             self._changed.notify_all()
 
-    def fail(self, error: RestartError) -> None:
+    def fail(self, error: RestartError | RestartAbort) -> None:
         """Nothing more will come; whoever takes gets ``error``."""
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()
+
+    def await_failure(self, timeout: float) -> bool:
+        """Wait until nothing more will come; False after ``timeout`` seconds."""
+        deadline = clock.monotonic() + timeout
+        with self._changed:
+            while self._failure is None and (left := deadline - clock.monotonic()) > 0:
+                self._changed.wait(min(left, SLICE))
+            return self._failure is not None
 
     def take(self, name: str, iteration: int, timeout: float | None = None) -> Any:
         """Wait for a letter; None after ``timeout`` seconds. Raises what the MonitorThread failed with."""
@@ -70,18 +80,46 @@ class Mailbox:
             return self._letters[name, iteration]
 
 
+@dataclass(frozen=True)
+class WayIn:
+    """How a process comes to the job."""
+
+    entry: Entry
+    #: with which it joins, where the job runs already
+    ticket: Ticket
+    #: whether it interrupts a running iteration for that
+    interrupts: bool
+    #: waits until all is ready for the others to begin
+    get_ready: Callable[[], None]
+    #: told the id on its ticket
+    identify: Callable[[int], None]
+    #: whose monitors have arbiters, with that roster
+    arbiters: Callable[[Sequence[int]], Sequence[int]]
+    #: told where they are, in each iteration; empty: not known yet
+    meet: Callable[[dict[int, str]], None]
+
+
+@dataclass(frozen=True)
+class LetIn:
+    """The verdict that lets a process in (None: the job completed before), and its book as it stands before that."""
+
+    book: Book
+    decision: Decision | None
+
+
 class MonitorThread(threading.Thread):
     """One per call of a wrapped function. Joins the job for it, too.
 
-    Letters it puts into the mailbox: ``next`` (a Decision: the iteration begins), ``rendezvous`` (str), ``start``
-    (Start), ``outcome`` (Outcome), ``aborted`` (True: the abort ladder of an interrupted iteration has ended).
+    Letters it puts into the mailbox: ``entered`` (a Book: this process is a founder, or waits to join), ``let in``
+    (LetIn), ``next`` (a Decision: the iteration begins), ``rendezvous`` (str), ``start`` (Start), ``outcome``
+    (Outcome), ``aborted`` (True: the abort ladder of an interrupted iteration has ended).
     """
 
     def __init__(
         self,
         spec: StoreSpec,
         book: Book,
-        me: str,
+        way_in: WayIn,
         new_gate: Callable[[], Gate],
         abort: Callable[[int], None],
         release: Callable[[], None],
@@ -90,15 +128,18 @@ class MonitorThread(threading.Thread):
     ) -> None:
         super().__init__(name="inprocess-monitor", daemon=True)
         self.mailbox = Mailbox()
-        self._spec, self._me, self._timeout = spec, me, timeout
+        self._spec, self._way_in, self._timeout = spec, way_in, timeout
         self._new_gate, self._abort, self._release, self._retry_after = new_gate, abort, release, retry_after
         self._own = copy.copy(book)
         self._lock = threading.Lock()
-        # under the lock: the gate of the running iteration; whether that iteration is over; sockets to the store
+        # under the lock: the gate of the running iteration; whether that iteration is over; the store and sockets to it
         self._gate: Gate | None = None
         self._over = False
+        self._store: Any = None
         self._sockets: list[int] = []
         self._ending = threading.Event()
+        #: it knows where the arbiters are
+        self._has_met = False
         #: set by the main thread when it has its ranks, or has given up on them
         self.assigned = threading.Event()
 
@@ -116,6 +157,11 @@ class MonitorThread(threading.Thread):
         """The rank leaves the job: do not follow it into another iteration."""
         self._ending.set()
 
+    def lose(self, timeout: float) -> bool:
+        """The store is lost for this rank: wait until this thread has seen it too, and has aborted."""
+        self.cut()
+        return self.mailbox.await_failure(timeout)
+
     def stop(self, cut: bool) -> None:
         """End the thread. It usually has ended by itself; otherwise its connection is cut, at once with ``cut``."""
         self._ending.set()
@@ -124,52 +170,78 @@ class MonitorThread(threading.Thread):
             return
         self.join(0 if cut else PATIENCE)
         if self.is_alive():
-            self._cut()
+            self.cut()
             self.join(PATIENCE)
 
-    def _cut(self) -> None:
+    def cut(self) -> None:
+        """Have it find the store lost, if it waits for that now."""
         with self._lock:
             for descriptor in self._sockets:
                 shut(descriptor)
+            cut(self._store)
 
     # --- this thread --------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         try:
-            self._follow(*self._join())
-        except RestartError as error:
+            store, let_in = self._join()
+            self.mailbox.put("let in", JOINING, let_in)
+            if let_in.decision is not None:
+                self._own = copy.copy(let_in.book)
+                self._follow(store, let_in.decision)
+        except (RestartError, RestartAbort) as error:
             self._fail(error)
         except Exception as error:
             log.exception("the monitor thread failed")
             self._fail(InternalError(f"the monitor thread failed: {error!r}"))
         finally:
             with self._lock:
-                self._sockets = []
+                self._store, self._sockets = None, []
 
     def _connect(self) -> Any:
         before = {descriptor for descriptor, _ in connections()}
         store = connect(self._spec, self._timeout, self._ending)
         with self._lock:
             mine = [descriptor for descriptor, peer in connections() if peer[1] == self._spec.port]
-            self._sockets = [descriptor for descriptor in mine if descriptor not in before]
+            self._store, self._sockets = store, [descriptor for descriptor in mine if descriptor not in before]
         return store
 
-    def _join(self) -> tuple[Any, Decision]:
+    def _join(self) -> tuple[Any, LetIn]:
         """Arrive and wait for everybody. A server that goes away meanwhile was that of the call before: begin again."""
         deadline = clock.monotonic() + self._timeout
         while True:
             store = self._connect()
             try:
-                drive(coordinator.join(self._own, self._me), store)
-                return store, drive(coordinator.await_next(coordinator.JOINING, book=self._own), store)
+                if drive(coordinator.join(self._own, self._way_in.ticket.by, self._way_in.entry), store):
+                    return store, self._found(store)
+                return store, self._join_late(store)
             except BadMessage:
                 raise
             except StoreLost:
-                if self._ending.wait(RECONNECT) or clock.monotonic() > deadline:
+                late = not self._own.was_founder  # with a ticket, which went with the store
+                if late or self._ending.wait(RECONNECT) or clock.monotonic() > deadline:
                     raise
 
+    def _found(self, store: Any) -> LetIn:
+        self.mailbox.put("entered", JOINING, self._own)
+        decision = drive(coordinator.await_next(JOINING, book=self._own), store)
+        drive(coordinator.refuse_stranger(self._own), store)
+        return LetIn(self._own, decision)
+
+    def _join_late(self, store: Any) -> LetIn:
+        """The job runs already: wait for a place in it."""
+        ticket = self._way_in.ticket
+        self._way_in.get_ready()
+        self._own = drive(joiner.register(ticket), store)
+        self._way_in.identify(self._own.member)
+        self.mailbox.put("entered", JOINING, copy.copy(self._own))
+        decision = drive(joiner.await_place(self._own, ticket, self._way_in.interrupts, _report_waiting), store)
+        if decision is not None:
+            drive(coordinator.return_ticket(self._own.member), store)
+        return LetIn(self._own, decision)
+
     def _follow(self, store: Any, decision: Decision) -> None:
-        iteration = coordinator.JOINING + 1
+        iteration = self._own.iteration + 1
         while True:
             self._own.apply(decision)
             self._begin(iteration, decision)
@@ -193,9 +265,14 @@ class MonitorThread(threading.Thread):
         if not start.go:
             with self._lock:
                 self._over = True
+        first = start.go and not self._has_met
+        if first:  # before this rank enters: from then on the store may be lost
+            self._meet(store)
         self.mailbox.put("start", iteration, start)
         if start.go:
             drive(coordinator.forget(iteration, self._own), store)
+            if not first:
+                self._meet(store)
         else:
             self._release_assignment()
         outcome: Outcome = drive(coordinator.await_outcome(iteration), store)
@@ -206,6 +283,13 @@ class MonitorThread(threading.Thread):
             return False
         self._get_out(iteration)
         return True
+
+    def _meet(self, store: Any) -> None:
+        """By now the monitors that stand by have sent a heartbeat, and said before that where their arbiter is. Those
+        that do so since this iteration may not have said it yet."""
+        self._has_met = True
+        chosen = self._way_in.arbiters(self._own.roster)
+        self._way_in.meet({member: drive(coordinator.find_standby(member), store) for member in chosen})
 
     def _get_out(self, iteration: int) -> None:
         """The iteration is over: abort what the main thread waits for, and interrupt it until it has left."""
@@ -227,10 +311,14 @@ class MonitorThread(threading.Thread):
             self._release()
             pause = min(2 * pause, SLICE)
 
-    def _fail(self, error: RestartError) -> None:
+    def _fail(self, error: RestartError | RestartAbort) -> None:
         if not self._ending.is_set():
             self._get_out(self._own.iteration)
         self.mailbox.fail(error)
+
+
+def _report_waiting(book: Book) -> None:
+    log.info("iteration %d of the job runs without this process, on ranks %s", book.iteration, ranges(book.taken))
 
 
 def _report_atomic(waited: float, holder: str) -> None:

@@ -54,8 +54,13 @@ class Options:
     monitor_process_logfile: str | None = None
     #: absolute path of the monitor process's pid file, ``{rank}`` is filled in; None: no pid file
     monitor_process_pidfile: str | None = None
+    #: how many monitors, besides the one that serves the store, can go on with the job where that one is lost
+    standby_stores: int = 2
     #: signal that interrupts the main thread's blocking calls; None: a free real-time signal
     interrupt_signal: int | None = None
+    #: when a process that replaces a dead one comes in: "now" interrupts the iteration, "next_restart"
+    #: waits for it to end
+    join: str = "now"
     #: False: `Wrapper` returns the function itself
     enabled: bool = True
 
@@ -86,6 +91,9 @@ class Options:
         return None if self.monitor_process_pidfile is None else self.monitor_process_pidfile.format(rank=rank)
 
 
+#: when a process that comes to a running job is let in
+JOIN = ("now", "next_restart")
+MOST_STANDBYS = 16
 _NAMES = frozenset(field.name for field in dataclasses.fields(Options))
 
 # (smaller, larger, why): each pair must be strictly increasing; what follows from others is not repeated
@@ -176,6 +184,23 @@ def _signal(name: str, value: object) -> int | None:
     return int(value)
 
 
+def _count(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_STANDBYS:
+        raise OptionError(
+            f"{name}={value!r} must be a number from 0, which means that the job ends with its store, to "
+            f"{MOST_STANDBYS}: each costs every rank a connection"
+        )
+    return value
+
+
+def _join(name: str, value: object) -> str:
+    if value not in JOIN:
+        raise OptionError(
+            f"{name}={value!r} must be 'now', to interrupt the running iteration, or 'next_restart', to wait for one"
+        )
+    return str(value)
+
+
 def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise OptionError(f"{name}={value!r} must be True or False")
@@ -189,6 +214,8 @@ _CONVERT: dict[str, Callable[[str, object], Any]] = {
     "last_call_wait": seconds,
     "monitor_process_logfile": _path,
     "monitor_process_pidfile": _path,
+    "standby_stores": _count,
     "interrupt_signal": _signal,
+    "join": _join,
     "enabled": _flag,
 }

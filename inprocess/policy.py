@@ -13,19 +13,51 @@ from typing import TypeAlias
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.protocol.phases import Phase
 
-__all__ = ["RUNNING", "Action", "Kill", "Limits", "Report", "Snapshot", "View", "decide", "wake_at"]
+__all__ = ["RUNNING", "Action", "Kill", "Limits", "Report", "Snapshot", "Unheard", "View", "decide", "wake_at"]
 
 #: the share of heartbeat_timeout after which a rank that cannot be heard is stopped: before the others go on without it
 LEASE_SHARE = 0.9
 #: the share after which its connections to the store count as lost: it has the rest of the lease to leave by itself
 SILENCE_SHARE = 0.75
 
+
+#: of that, for how long it is looked twice: after everything stood still, heartbeats get through at once
+SURE_SHARE = 0.05
+
+
+@dataclass
+class Unheard:
+    """Whether heartbeats do not get through, though no connection is lost: the store's host may stand still. It counts
+    as lost at the same time as a connection that is silent. Times in seconds."""
+
+    heartbeat_timeout: float
+    #: since when it is looked closely
+    since: float | None = None
+
+    def look_at(self, left: float) -> float:
+        """How long before that it is to be asked, with so much of the lease left."""
+        return max(0.0, left - self._early)
+
+    def is_sure(self, left: float, now: float) -> bool:
+        if left > self._early:
+            self.since = None
+            return False
+        self.since = now if self.since is None else self.since
+        return now - self.since >= SURE_SHARE * self.heartbeat_timeout
+
+    @property
+    def _early(self) -> float:
+        return (LEASE_SHARE - SILENCE_SHARE + SURE_SHARE) * self.heartbeat_timeout
+
+
 #: phases that come after the function of the iteration has been left
-_AFTERWARDS = frozenset({Phase.COMPLETE, Phase.ABORT, Phase.FINALIZE, Phase.RECHECK, Phase.END, Phase.LEAVE, Phase.OUT})
+_AFTERWARDS = frozenset(
+    {Phase.COMPLETE, Phase.ABORT, Phase.FINALIZE, Phase.RECHECK, Phase.END, Phase.MOVE, Phase.LEAVE, Phase.OUT}
+)
 #: phases in which the user's code runs that the others wait for
 RUNNING = frozenset({Phase.INITIALIZE, Phase.CHECK, Phase.RUN})
 #: phases of a rank that will not call the function again and that nobody waits for
-_LEAVING = frozenset({Phase.COMPLETE, Phase.LEAVE, Phase.OUT})
+_LEAVING = frozenset({Phase.COMPLETE, Phase.MOVE, Phase.LEAVE, Phase.OUT})
 
 
 @dataclass(frozen=True)
@@ -73,7 +105,7 @@ class View:
     #: when it last saw the rank inside ``atomic()`` since the interruption
     atomic_at: int = 0
     #: until when the others do not go on without this rank: ``limits.lease`` after the last successful heartbeat was
-    #: begun; None: there was none yet, or there are no others
+    #: begun; None: there was none yet, or there never were others
     lease_until: int | None = None
     #: since when the rank has had nobody to talk to: the store is lost, or the others removed this member
     cut_off_at: int | None = None

@@ -30,6 +30,7 @@ from typing import Protocol
 from inprocess import fence
 from inprocess.board import WATCHED, Board
 from inprocess.clock import monotonic
+from inprocess.policy import Unheard
 
 __all__ = ["ProgressWatchdog", "Silence"]
 
@@ -110,6 +111,8 @@ class ProgressWatchdog(threading.Thread):
             life.
         on_monitor_death: called in this thread when the monitor has died; it may start a new one. What it raises is
             logged, and the monitor is not watched any more.
+        unheard: says from the lease whether heartbeats do not get through.
+        on_silence: called then, once.
     """
 
     def __init__(
@@ -118,10 +121,13 @@ class ProgressWatchdog(threading.Thread):
         interval: float,
         monitor: _Monitor | None = None,
         on_monitor_death: Callable[[], None] | None = None,
+        unheard: Unheard | None = None,
+        on_silence: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(name="inprocess-watchdog", daemon=True)
         self._board, self._interval = board, interval
         self._monitor, self._on_monitor_death = monitor, on_monitor_death
+        self._unheard, self._on_silence = unheard, on_silence
         self._silence = Silence()
         self._probe = _the_probe()
         self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -149,10 +155,22 @@ class ProgressWatchdog(threading.Thread):
             # a main thread that runs answers soon; one that does not is looked at once per interval
             soon = self._probe.pending and now < ask_at - self._interval + SOON
             pause = SOON if soon else max(0.0, ask_at - now)
-            lease = fence.watch(self._board) / 1e9
+            lease = self._look_at_lease()
             # one that is over outside the function ends nothing, however often it is looked at
             if self._wait(min(pause, lease) if lease > 0 else pause):
                 return
+
+    def _look_at_lease(self) -> float:
+        """Seconds until there is something to do about it."""
+        left = fence.watch(self._board) / 1e9
+        unheard, on_silence = self._unheard, self._on_silence
+        if unheard is None or on_silence is None or left <= 0:
+            return left
+        if unheard.is_sure(left, monotonic()):
+            self._on_silence = None
+            on_silence()
+            return left
+        return unheard.look_at(left) or min(left, SOON)
 
     def _wait(self, seconds: float) -> bool:
         """Sleep; True when it is time to stop."""

@@ -1,7 +1,8 @@
 """Stores: connecting, serving, carrying out a verb's operations. The only file that calls a torch Store.
 
 Public classes (``TCPStore``, ``FileStore``, ``PrefixStore``) are torch's own with two methods more; any other torch
-Store with ``set, get, add, compare_set, wait, check, multi_get, delete_key`` works too.
+Store with ``set, get, add, compare_set, wait, check, multi_get, delete_key`` works too. ``EtcdStore`` is in a file of
+its own and imported with its first use.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import re
 import socket
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed  # noqa: F401  (registers the module below; a stub in the monitor process)
 from torch._C._distributed_c10d import FileStore as _FileStore
@@ -30,9 +31,33 @@ from torch._C._distributed_c10d import TCPStore as _TCPStore
 
 from inprocess import clock, strict_json
 from inprocess.exception import OptionError, StoreLost, TimeoutError
+from inprocess.protocol.messages import Entry
 from inprocess.protocol.ops import Add, Claim, Delete, Exist, Now, Op, Pause, Read, ReadAll, Set, Verb, Wait
 
-__all__ = ["FileStore", "PrefixStore", "StoreMixin", "StoreSpec", "TCPStore", "connect", "drive", "serve"]
+__all__ = [
+    "EtcdStore",
+    "FileStore",
+    "PrefixStore",
+    "Seat",
+    "StoreMixin",
+    "StoreSpec",
+    "TCPStore",
+    "connect",
+    "drive",
+    "listen",
+    "own_address",
+    "serve",
+]
+
+if TYPE_CHECKING:
+    from inprocess.etcd_store import EtcdStore
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name == "EtcdStore":
+            return importlib.import_module("inprocess.etcd_store").EtcdStore
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 T = TypeVar("T")
 #: torch passes milliseconds to poll() as a C int, so a longer wait is made of several
@@ -103,6 +128,34 @@ class FileStore(StoreMixin, _FileStore):
 class PrefixStore(StoreMixin, _PrefixStore):
     """A view of another store in which each key has a prefix."""
 
+    def __init__(self, prefix: str, store: Any) -> None:
+        super().__init__(prefix, store)
+        # torch keeps the part of it that is C++; of a class that is written in Python that is nothing
+        self._kept = store
+
+
+@dataclasses.dataclass(frozen=True)
+class Seat:
+    """A process's place in its job, for a store that outlives jobs and so has to tell them apart.
+
+    A store class that has ``inprocess_enter(kwargs, seat, timeout)`` is asked before each call for the arguments of
+    this job's connections, and whether the call begins with this process; otherwise it joins a call that runs.
+    """
+
+    #: its rank while everybody is there
+    rank: int
+    #: tells this process apart from another one that claims the same rank
+    me: str
+    #: sets one attempt of a launcher that restarts whole jobs apart from the next
+    attempt: str
+    #: whether it comes with the others, or later
+    entry: Entry
+    #: the ranks with which the call begins, as far as this process knows
+    members: Callable[[], Sequence[int]]
+    #: names, each unique in the job: of this process in the last call in which it took part, and of all that took part
+    #: until its end; empty where there was none
+    last: Callable[[], tuple[str, Sequence[str]]]
+
 
 @dataclasses.dataclass(frozen=True)
 class StoreSpec:
@@ -142,7 +195,8 @@ class StoreSpec:
         return spec
 
     def __str__(self) -> str:
-        return f"{self.factory}({self.kwargs})" if self.factory else f"{self.host}:{self.port}"
+        # names alone: a value may be a password
+        return f"{self.factory}({', '.join(self.kwargs)})" if self.factory else f"{self.host}:{self.port}"
 
 
 # --- connecting and serving ---------------------------------------------------------------------------------------
@@ -158,7 +212,7 @@ def connect(spec: StoreSpec, timeout: float, stopped: threading.Event | None = N
         base = getattr(importlib.import_module(module), name)(**spec.kwargs)
     else:
         base = _connect_tcp(spec, timeout, stopped or threading.Event())
-    return _PrefixStore(spec.prefix, base) if spec.prefix else base
+    return PrefixStore(spec.prefix, base) if spec.prefix else base
 
 
 def _connect_tcp(spec: StoreSpec, timeout: float, stopped: threading.Event) -> Any:
@@ -268,15 +322,33 @@ def shut_connections(address: str, port: int) -> int:
     return len(found)
 
 
+def own_address(port: int) -> str:
+    """The address of this host on its connection to a server with that port; "@" where the server is on it as well."""
+    for _, own, peer in _ends():
+        if peer[1] == port:
+            return "@" if own[0] == peer[0] else own[0]
+    return "@"
+
+
 def connections() -> Iterator[tuple[int, tuple[str, int]]]:
     """The TCP connections of this process: descriptor, and the peer's numeric address and port."""
+    for descriptor, _, peer in _ends():
+        yield descriptor, peer
+
+
+def _ends() -> Iterator[tuple[int, tuple[str, int], tuple[str, int]]]:
+    """Descriptor, own and the peer's address and port."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # not connected, not TCP, or closed meanwhile
             if stat.S_ISSOCK(os.stat(int(name)).st_mode):
                 with socket.socket(fileno=os.dup(int(name))) as copy:
-                    peer = copy.getpeername()
+                    own, peer = copy.getsockname(), copy.getpeername()
                 if isinstance(peer, tuple):
-                    yield int(name), (str(peer[0]).removeprefix("::ffff:"), int(peer[1]))
+                    yield int(name), _plain(own), _plain(peer)
+
+
+def _plain(address: tuple[Any, ...]) -> tuple[str, int]:
+    return str(address[0]).removeprefix("::ffff:"), int(address[1])
 
 
 def shut(descriptor: int) -> None:
@@ -316,8 +388,7 @@ def serve(host: str, port: int, bind: str = "") -> Any:
         port: see above.
         bind: listen on this local address only; empty: on all, or loopback, as ``host`` says.
     """
-    family, address = _bound_to(bind, host) if bind else _bind_address(host)
-    listener = _listen(family, address, port, bind)
+    family, address, listener = _open(host, port, bind)
     number = listener.getsockname()[1]
     local = address if not _is_any(address) else "127.0.0.1" if family == socket.AF_INET else "::1"
     descriptor = listener.detach()  # TCPStore owns it from here on
@@ -334,6 +405,16 @@ def serve(host: str, port: int, bind: str = "") -> Any:
             f"torch {version} cannot serve a store on a socket that is given to it ({_first_line(error)}): install a "
             "version that the library was run with, see docs/versions.md"
         ) from None
+
+
+def listen(host: str, bind: str = "") -> socket.socket:
+    """A socket on any free port, reachable as a store would be that `serve` starts with these arguments."""
+    return _open(host, 0, bind)[2]
+
+
+def _open(host: str, port: int, bind: str) -> tuple[socket.AddressFamily, str, socket.socket]:
+    family, address = _bound_to(bind, host) if bind else _bind_address(host)
+    return family, address, _listen(family, address, port, bind)
 
 
 def _listen(family: socket.AddressFamily, address: str, port: int, bind: str) -> socket.socket:
@@ -484,7 +565,10 @@ def _wait(store: Any, op: Wait) -> bytes | None:
         try:
             # get waits too, and gives the interpreter lock up once instead of twice
             store.set_timeout(timedelta(seconds=patience))
-            return bytes(store.get(op.key))
+            if found := bytes(store.get(op.key)):
+                return found
+            # torch's server also wakes us where somebody reads the key with a compare-and-set, and it is not there yet
+            patience = min(patience, clock.monotonic() - begin)
         except RuntimeError as error:
             if not _is_timeout(error) and not (clock.monotonic() - begin >= patience and _answers(store)):
                 raise StoreLost(
@@ -514,6 +598,12 @@ def _first_line(error: BaseException) -> str:
 def numeric_address(store: Any) -> str:
     """The address at which a connection reaches the TCPStore server."""
     return str(_innermost(store).host)
+
+
+def cut(store: Any) -> None:
+    """Have whoever waits for something of this store fail at once, where the store knows how to do that by itself."""
+    if (end := getattr(_innermost(store), "inprocess_cut", None)) is not None:
+        end()
 
 
 def _innermost(store: Any) -> Any:

@@ -1,4 +1,7 @@
-"""The ``Wrapper`` decorator: checks its options once, then runs one ``Loop`` per call. Start to read here."""
+"""The ``Wrapper`` decorator: checks its options once, then runs one ``Loop`` per call. Start to read here.
+
+Where the host of the store is lost, another ``Loop`` goes on with the call, over another store.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from inprocess.abort import AbortTorchDistributed
 from inprocess.call_wrapper import CallWrapper
 from inprocess.exception import OptionError
 from inprocess.hooks import Injector, adapt, adapt_rank_assignment
+from inprocess.job import Job
 from inprocess.loop import Hooks, Loop
 from inprocess.options import Options
 from inprocess.rank_assignment import ShiftRanks
@@ -56,10 +60,17 @@ class Wrapper:
         termination_grace_time: between SIGTERM and SIGKILL; 5 s.
         monitor_process_logfile: absolute path of the monitor's log (mode 0600), ``{rank}`` is filled in; None: errors
             go to standard error.
-        monitor_process_pidfile: absolute path of its pid file, likewise; for ``python -m inprocess.wait_daemon``.
+        monitor_process_pidfile: absolute path of its pid file, likewise; for ``python -m inprocess.wait_daemon``. A
+            process that replaces another one (``INPROCESS_RESTART``) puts a dot and its own id behind it.
         completion: hook after everybody returned.
         terminate: hook before the call raises.
+        standby_stores: how many monitors, besides that of rank 0, can go on with the job where the host of its store is
+            lost; default 2, 0: the job ends with it. The job goes on where more than half of the ranks meet.
+            Only for the store that the library itself serves.
         interrupt_signal: signal that interrupts the main thread; None: a free real-time signal.
+        join: what this process does where the job runs already, because it replaces one that died: ``"now"``
+            interrupts the running iteration to take the free place, ``"next_restart"`` waits for a restart. Where no
+            place is free it waits in both cases, as a spare.
         enabled: False: the function itself is returned, unchanged.
 
     Raises:
@@ -92,7 +103,9 @@ class Wrapper:
         monitor_process_pidfile: str | None = None,
         completion: Callable[..., Any] | None = None,
         terminate: Callable[..., Any] | None = None,
+        standby_stores: int = 2,
         interrupt_signal: int | None = None,
+        join: str = "now",
         enabled: bool = True,
         **unknown: NoReturn,
     ) -> None:
@@ -113,7 +126,9 @@ class Wrapper:
             termination_grace_time=termination_grace_time,
             monitor_process_logfile=monitor_process_logfile,
             monitor_process_pidfile=monitor_process_pidfile,
+            standby_stores=standby_stores,
             interrupt_signal=interrupt_signal,
+            join=join,
             enabled=enabled,
         )
         self._hooks = Hooks(
@@ -136,6 +151,11 @@ class Wrapper:
 
         @functools.wraps(fn)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            return Loop(self._options, self._hooks, injector, fn, args, kwargs).run()
+            job, lost = Job.enter(), None
+            while True:
+                loop = Loop(self._options, self._hooks, injector, fn, args, kwargs, job, lost)
+                value = loop.run()
+                if (lost := loop.lost) is None:
+                    return value
 
         return wrapped  # type: ignore[return-value]

@@ -21,8 +21,10 @@ FILES = (
     "inprocess/protocol/*.py",
     "inprocess/coordinator.py",
     "inprocess/guardian.py",
+    "inprocess/joiner.py",
     "inprocess/interrupt.py",
     "inprocess/policy.py",
+    "inprocess/timeouts.py",
 )
 TESTS = (
     "tests/unit",

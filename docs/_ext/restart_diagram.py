@@ -17,7 +17,7 @@ P = Phase
 #: phase -> (column, row)
 PLACES = {phase: (0, row) for row, phase in enumerate((P.JOIN, P.ASSIGN, P.START, P.INITIALIZE, P.CHECK, P.RUN))}
 PLACES |= {phase: (0, row) for row, phase in enumerate((P.FINISH, P.COMPLETE, P.LEAVE, P.OUT), start=6)}
-PLACES |= {phase: (1, row) for row, phase in enumerate((P.END, P.RECHECK, P.FINALIZE, P.ABORT), start=2)}
+PLACES |= {phase: (1, row) for row, phase in enumerate((P.MOVE, P.END, P.RECHECK, P.FINALIZE, P.ABORT), start=1)}
 
 #: what is drawn: event -> (color, dashes, the words beside the arrow or none)
 DRAWN = {
@@ -25,7 +25,12 @@ DRAWN = {
     Event.COMPLETED: ("#3a7d44", "", "completed"),
     Event.INTERRUPTED: ("#c0392b", "5 3", "interrupted"),
     Event.NO_START: ("#b9770e", "2 3", "no start"),
+    Event.LOST: ("#7d3c98", "4 2", "store lost"),
 }
+#: the call goes on in a new life
+AGAIN = {(P.MOVE, Event.OK): P.JOIN}
+#: where there are words beside an arrow: once per kind is enough
+NAMED = (P.FINISH, P.START, P.END)
 WIDTH, HEIGHT = 190, 30
 COLUMN, ROW = 340, 56
 MARGIN = 14
@@ -54,7 +59,7 @@ def arrow(source: Phase, event: Event, target: Phase) -> str:
         f'<line x1="{x}" y1="{y}" x2="{to_x}" y2="{to_y}" stroke="{color}" stroke-width="1.6" '
         f'stroke-dasharray="{dashes}" marker-end="url(#tip-{event.name})"/>'
     )
-    if words and source in (Phase.FINISH, Phase.START):  # once per kind of arrow is enough
+    if words and source in NAMED:
         beside = 10 if x == to_x else 40
         line += f'<text x="{x + beside}" y="{y + 17}" fill="{color}">{words}</text>'
     return line
@@ -76,10 +81,19 @@ def tip(event: Event) -> str:
     )
 
 
+def is_main(phase: Phase, event: Event) -> bool:
+    """The store may be lost anywhere; that is drawn where a rank has left its function."""
+    return (phase is not Phase.MOVE and event is not Event.LOST) or (phase, event) in ((P.END, Event.LOST), *AGAIN)
+
+
 def svg() -> str:
     right = 2 * MARGIN + COLUMN + WIDTH
     bottom = 2 * MARGIN + max(row for _, row in PLACES.values()) * ROW + HEIGHT
-    arrows = [arrow(phase, event, target) for (phase, event), target in TRANSITIONS.items() if event in DRAWN]
+    arrows = [
+        arrow(phase, event, target)
+        for (phase, event), target in (TRANSITIONS | AGAIN).items()
+        if event in DRAWN and is_main(phase, event)
+    ]
     parts = [f"<defs>{''.join(map(tip, DRAWN))}</defs>", *arrows, *map(box, Phase)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {right} {bottom}" role="img" font-size="14" '

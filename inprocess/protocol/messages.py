@@ -13,10 +13,10 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from inprocess import strict_json
-from inprocess.attribution import InterruptionRecord, one_line
+from inprocess.attribution import InterruptionRecord, one_line, within
 from inprocess.exception import BadMessage
 
 __all__ = [
@@ -25,10 +25,15 @@ __all__ = [
     "Arrival",
     "BadMessage",
     "Decision",
+    "Entry",
+    "Fate",
     "Kind",
     "Outcome",
     "Roster",
     "Start",
+    "Ticket",
+    "Verdict",
+    "Vote",
     "dump",
     "load_address",
     "load_arrival",
@@ -39,12 +44,17 @@ __all__ = [
     "load_record",
     "load_roster",
     "load_start",
+    "load_ticket",
+    "load_verdict",
+    "load_vote",
 ]
 
+E = TypeVar("E", bound=enum.Enum)
 #: a decision names at most this many interruption records; the rest are counted
 MAX_RECORDS = 32
 MAX_RANKS = 1 << 24
-
+#: members from here on joined a running job; below it are founders, whose ids are ranks
+FIRST_JOINER = 1 << 20
 
 #: longest reason for which everybody leaves, and longest name of a writer (characters)
 REASON_LIMIT, BY_LIMIT = 2000, 400
@@ -55,6 +65,17 @@ ADDRESS_CHARACTERS = frozenset(string.ascii_letters + string.digits + ".-_:%@")
 MAX_COUNT = 1 << 53
 #: how much of a broken value an error shows (characters)
 SHOWN = 80
+
+
+class Entry(enum.Enum):
+    """How a process comes to the job, as its launcher says."""
+
+    #: together with the others
+    FOUND = "found"
+    #: after one that died: in its place, whether the job has begun or not
+    REPLACE = "replace"
+    #: beside those that there are: only once the job has begun
+    GROW = "grow"
 
 
 class Kind(enum.Enum):
@@ -87,6 +108,10 @@ class Arrival:
     active_rank: int | None = None
     #: who wrote this entry; tells two processes apart that speak for the same member
     by: str = ""
+    #: end round: the rank that this member has while everybody is there
+    place: int | None = None
+    #: end round: it joined, and no iteration has started since
+    fresh: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by", one_line(self.by, BY_LIMIT))
@@ -126,6 +151,13 @@ class Decision:
     record_count: int = 0
     #: not empty: everybody leaves, for this reason
     abort: str = ""
+    #: members that join now, each with its place: (member, place). Then everybody is back in its place, so the frame
+    #: is the numbering of places ...
+    joined: tuple[tuple[int, int], ...] = ()
+    #: ... with so many of them (0: nobody joins, the frame stays), free ones are ``terminated``
+    places: int = 0
+    #: ranks of the frame whose members have joined since an iteration started
+    fresh: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "abort", one_line(self.abort, REASON_LIMIT))
@@ -133,14 +165,92 @@ class Decision:
 
 @dataclass(frozen=True)
 class Roster:
-    """Who is in the job at an iteration: for a process that was out of reach while the verdicts before it went."""
+    """Who is in the job at an iteration: for a process that was out of reach while the verdicts before it went, and
+    for one that joins."""
 
-    iteration: int
-    #: members that have gone since the call began
-    removed: tuple[int, ...] = ()
+    #: -1: before the first
+    iteration: int = -1
+    #: the members, as closed ranges: (first, last)
+    members: tuple[tuple[int, int], ...] = ()
+    #: those of them that joined, each with its place: (member, place)
+    joined: tuple[tuple[int, int], ...] = ()
 
 
-def dump(message: Arrival | Start | Outcome | Decision | Roster | InterruptionRecord) -> str:
+@dataclass(frozen=True)
+class Ticket:
+    """A process that wants to join a running job."""
+
+    #: its RANK: the place it takes if that is free
+    place: int
+    #: its WORLD_SIZE: it takes any free place below, where its own is taken
+    world_size: int
+    by: str = ""
+    #: it has joined, or does not want to any more
+    closed: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by", one_line(self.by, BY_LIMIT))
+
+
+@dataclass(frozen=True)
+class Vote:
+    """A member that has lost the store, and left its function."""
+
+    #: the rank that it has while everybody is there
+    place: int
+    #: the roster that it knows, as in `Roster`
+    iteration: int = -1
+    members: tuple[tuple[int, int], ...] = ()
+    joined: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, place: int, roster: Roster) -> Vote:
+        return cls(place, roster.iteration, roster.members, roster.joined)
+
+    @property
+    def roster(self) -> Roster:
+        return Roster(self.iteration, self.members, self.joined)
+
+
+class Fate(enum.Enum):
+    """What becomes of a job whose store is lost."""
+
+    #: it goes on with another store
+    GO = "go"
+    #: it was completed before
+    COMPLETED = "completed"
+    #: it does not go on here
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an arbiter decides, the same for all that ask it."""
+
+    fate: Fate
+    #: go: the places of the members that go on, as closed ranges
+    places: tuple[tuple[int, int], ...] = ()
+    #: go: the last iteration that one of them knew of
+    iteration: int = -1
+    #: go: where the new store is served: the standby's place, and the port
+    host: int = 0
+    port: int = 0
+    #: refused: why
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", one_line(self.reason, REASON_LIMIT))
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Go: who begins anew, by place."""
+        return within(self.places)
+
+
+Message: TypeAlias = Arrival | Start | Outcome | Decision | Roster | Ticket | Vote | Verdict | InterruptionRecord
+
+
+def dump(message: Message) -> str:
     """The message as compact JSON."""
     return json.dumps(_encode(message), separators=(",", ":"), sort_keys=True)
 
@@ -148,8 +258,8 @@ def dump(message: Arrival | Start | Outcome | Decision | Roster | InterruptionRe
 def _encode(message: Any) -> dict[str, Any]:
     if isinstance(message, InterruptionRecord):
         return message.to_dict()
-    fields = {name: _encode_value(value) for name, value in vars(message).items()}
-    return {name: value for name, value in fields.items() if value not in (None, [], "")}
+    told = [field for field in dataclasses.fields(message) if getattr(message, field.name) != field.default]
+    return {field.name: _encode_value(getattr(message, field.name)) for field in told}
 
 
 def _encode_value(value: Any) -> Any:
@@ -165,12 +275,10 @@ def _encode_value(value: Any) -> Any:
 def load_arrival(raw: bytes | str, key: str) -> Arrival:
     """Parse one arrival; ``key`` is for the error message. Raises BadMessage."""
     data = _object(raw, key, Arrival)
-    try:
-        kind = Kind(data.get("kind"))
-    except ValueError:
-        _refuse(key, f"unknown arrival kind {one_line(repr(data.get('kind')), SHOWN)}", raw)
-    names = ("rank", "world_size", "active_world_size", "active_rank")
-    arrival = Arrival(kind, **{name: _number(data, name, key) for name in names}, by=_text(data, "by", key))
+    kind = _one_of(Kind, data.get("kind"), key, "arrival kind")
+    names = ("rank", "world_size", "active_world_size", "active_rank", "place")
+    numbers = {name: _number(data, name, key) for name in names}
+    arrival = Arrival(kind, **numbers, by=_text(data, "by", key), fresh=_flag(data, "fresh", key, default=False))
     if not _has_a_place(arrival):
         _refuse(key, "ranks and sizes do not fit each other", raw)
     return arrival
@@ -216,18 +324,67 @@ def load_decision(raw: bytes | str, key: str) -> Decision:
         records=tuple(_record(item, key) for item in records),
         record_count=_number(data, "record_count", key) or 0,
         abort=_text(data, "abort", key),
+        joined=_pairs(data, "joined", key),
+        places=_number(data, "places", key) or 0,
+        fresh=_numbers(data, "fresh", key),
     )
     if decision.record_count < len(decision.records):
         _refuse(key, "'record_count' is less than the number of 'records'", decision.record_count)
+    if not _fits(decision):
+        _refuse(key, "'joined', 'places', 'terminated' and 'fresh' do not fit each other", raw)
     return decision
 
 
+def _fits(decision: Decision) -> bool:
+    """Whether those who join have a place each, and are no founders."""
+    taken = [place for _, place in decision.joined]
+    named = {*taken, *decision.terminated, *decision.fresh}
+    if not decision.joined or decision.abort:
+        return not decision.joined and not decision.places
+    if any(member < FIRST_JOINER for member, _ in decision.joined) or max(named) >= decision.places:
+        return False
+    return len(set(taken)) == len(taken) and set(taken) <= set(decision.fresh).difference(decision.terminated)
+
+
 def load_roster(raw: bytes | str, key: str) -> Roster:
-    data = _object(raw, key, Roster)
-    iteration = _number(data, "iteration", key)
-    if iteration is None:
-        _refuse(key, "has no 'iteration'", raw)
-    return Roster(iteration, _numbers(data, "removed", key))
+    return _roster(_object(raw, key, Roster), key)
+
+
+def _roster(data: Mapping[str, Any], key: str) -> Roster:
+    return Roster(_iteration(data, key), _ranges(data, "members", key), _pairs(data, "joined", key))
+
+
+def load_vote(raw: bytes | str, key: str) -> Vote:
+    data = _object(raw, key, Vote)
+    place, roster = _number(data, "place", key), _roster(data, key)
+    if place is None:
+        _refuse(key, "has no 'place'", raw)
+    return Vote.of(place, roster)
+
+
+def load_verdict(raw: bytes | str, key: str) -> Verdict:
+    data = _object(raw, key, Verdict)
+    fate = _one_of(Fate, data.get("fate"), key, "fate")
+    host, port = _number(data, "host", key) or 0, _number(data, "port", key) or 0
+    verdict = Verdict(
+        fate,
+        _ranges(data, "places", key),
+        _iteration(data, key),
+        host,
+        port,
+        _text(data, "reason", key),
+    )
+    if port >= 1 << 16 or (fate is Fate.GO) is not (bool(port) and bool(verdict.places)):
+        _refuse(key, "'fate', 'places' and 'port' do not fit each other", raw)
+    return verdict
+
+
+def load_ticket(raw: bytes | str, key: str) -> Ticket:
+    data = _object(raw, key, Ticket)
+    place, world_size = _number(data, "place", key), _number(data, "world_size", key)
+    if place is None or world_size is None or not place < world_size <= FIRST_JOINER:
+        _refuse(key, f"'place' and 'world_size' are not two numbers, ascending, of at most {FIRST_JOINER}", raw)
+    return Ticket(place, world_size, _text(data, "by", key), _flag(data, "closed", key, default=False))
 
 
 def load_record(raw: bytes | str, key: str) -> InterruptionRecord:
@@ -304,6 +461,19 @@ def _number(data: Mapping[str, Any], name: str, key: str) -> int | None:
     _refuse(key, f"field {name!r} is not a number in 0..{MAX_RANKS - 1}", value)
 
 
+def _iteration(data: Mapping[str, Any], key: str) -> int:
+    """-1 is not sent."""
+    value = _number(data, "iteration", key)
+    return -1 if value is None else value
+
+
+def _one_of(kind: type[E], value: Any, key: str, what: str) -> E:
+    try:
+        return kind(value)
+    except ValueError:
+        _refuse(key, f"unknown {what} {one_line(repr(value), SHOWN)}", value)
+
+
 def _numbers(data: Mapping[str, Any], name: str, key: str) -> tuple[int, ...]:
     value = data.get(name, [])
     if isinstance(value, list) and all(_is_number(item) for item in value) and _ascend(value):
@@ -315,8 +485,28 @@ def _ascend(numbers: list[int]) -> bool:
     return all(low < high for low, high in pairwise(numbers))
 
 
-def _flag(data: Mapping[str, Any], name: str, key: str) -> bool:
-    value = data.get(name)
+def _pairs(data: Mapping[str, Any], name: str, key: str) -> tuple[tuple[int, int], ...]:
+    value = data.get(name, [])
+    if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        _refuse(key, f"field {name!r} is not a list of pairs", value)
+    if not all(_is_number(item) for pair in value for item in pair) or not _ascend([pair[0] for pair in value]):
+        _refuse(key, f"field {name!r} is not a list of pairs of numbers that ascend", value)
+    return tuple((pair[0], pair[1]) for pair in value)
+
+
+def _ranges(data: Mapping[str, Any], name: str, key: str) -> tuple[tuple[int, int], ...]:
+    ranges = _pairs(data, name, key)
+    if not all(first <= last for first, last in ranges):
+        _refuse(key, f"field {name!r} holds a range that is empty", ranges)
+    if not all(before[1] < after[0] for before, after in pairwise(ranges)):
+        _refuse(key, f"field {name!r} holds ranges that overlap", ranges)
+    if sum(last - first + 1 for first, last in ranges) > FIRST_JOINER:
+        _refuse(key, f"names more than {FIRST_JOINER} members", ranges)
+    return ranges
+
+
+def _flag(data: Mapping[str, Any], name: str, key: str, default: bool | None = None) -> bool:
+    value = data.get(name, default)
     if isinstance(value, bool):
         return value
     _refuse(key, f"field {name!r} is neither true nor false", value)

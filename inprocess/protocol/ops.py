@@ -72,7 +72,7 @@ class Delete:
 
 @dataclass(frozen=True)
 class Pause:
-    """Let ``seconds`` pass. Only guardians yield it."""
+    """Let ``seconds`` pass. Only guardians yield it, and those that wait to join."""
 
     seconds: float
 

@@ -35,6 +35,8 @@ class Phase(enum.Enum):
     RECHECK = "health check after a fault"
     #: end round: everybody says ``alive`` or ``left``; ends with the next roster
     END = "end round"
+    #: the store is lost: ask an arbiter whether the job goes on over another one
+    MOVE = "move"
     #: the user's ``terminate`` hook where the call failed; everything is put back
     LEAVE = "leave"
     #: the call returns or raises
@@ -54,6 +56,8 @@ class Event(enum.Enum):
     COMPLETED = "completed"
     #: this rank leaves the job with an exception of its own
     QUIT = "quit"
+    #: the store is gone, and there are others that may serve one
+    LOST = "lost"
     #: the store is gone, or this rank has been declared dead: there is nobody left to talk to
     CUT_OFF = "cut off"
 
@@ -82,6 +86,21 @@ TRANSITIONS: dict[tuple[Phase, Event], Phase] = {
     (P.FINALIZE, E.OK): P.RECHECK,
     (P.RECHECK, E.OK): P.END,
     (P.END, E.OK): P.ASSIGN,
+    # the host of the store is lost; OUT: the call goes on over another store, from JOIN
+    (P.ASSIGN, E.LOST): P.MOVE,
+    (P.START, E.LOST): P.MOVE,
+    (P.INITIALIZE, E.LOST): P.ABORT,
+    (P.CHECK, E.LOST): P.ABORT,
+    (P.RUN, E.LOST): P.ABORT,
+    (P.FINISH, E.LOST): P.ABORT,
+    (P.ABORT, E.LOST): P.FINALIZE,
+    (P.END, E.LOST): P.MOVE,
+    (P.MOVE, E.OK): P.OUT,
+    (P.MOVE, E.COMPLETED): P.COMPLETE,
+    (P.MOVE, E.CUT_OFF): P.LEAVE,
+    (P.MOVE, E.QUIT): P.LEAVE,
+    # the job was over before this process was let in
+    (P.JOIN, E.COMPLETED): P.LEAVE,
     # the ways out: the others are told, then the exception is raised again
     (P.JOIN, E.QUIT): P.LEAVE,
     (P.ASSIGN, E.QUIT): P.END,

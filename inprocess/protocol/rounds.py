@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from types import MappingProxyType
 
 from inprocess.attribution import InterruptionRecord
-from inprocess.protocol.messages import MAX_RECORDS, Arrival, Decision, Kind, Start
+from inprocess.protocol.messages import FIRST_JOINER, MAX_RECORDS, Arrival, Decision, Kind, Start, Ticket
 
+NO_TICKETS: Mapping[int, Ticket] = MappingProxyType({})
 #: what a start round can say besides go: the iteration is interrupted because a rank is missing
 MISSING = "a rank of this iteration died or left before the function started"
 
@@ -35,18 +37,64 @@ def decide_start(arrivals: Mapping[int, Arrival]) -> tuple[Start, str, bool]:
 
 
 def decide_end(
-    arrivals: Mapping[int, Arrival], records: Sequence[InterruptionRecord], record_count: int, abort: str = ""
+    arrivals: Mapping[int, Arrival],
+    records: Sequence[InterruptionRecord],
+    record_count: int,
+    abort: str = "",
+    tickets: Mapping[int, Ticket] = NO_TICKETS,
 ) -> Decision:
-    """The next roster: survivors stay, everybody else is out.
+    """The next roster: survivors stay, who has a ticket and finds a place joins, everybody else is out.
 
     ``arrivals`` holds each member of the roster; ``abort`` is the reason why everybody should leave, if somebody asked
-    for that.
+    for that; ``tickets`` are those of processes that wait, by the id they would have.
     """
     alive = {member: arrival for member, arrival in arrivals.items() if arrival.kind is Kind.ALIVE}
     removed = tuple(sorted(set(arrivals) - set(alive)))
-    sizes = {arrival.world_size for arrival in alive.values()}
+    sizes = {arrival.world_size or 0 for arrival in alive.values()}
     if len(sizes) > 1:
         abort = abort or f"members disagree on the last world size: {sorted(map(str, sizes))}"
-    frame = range(next(iter(sizes)) or 0) if len(sizes) == 1 else range(0)
-    terminated = tuple(sorted(set(frame) - {arrival.rank for arrival in alive.values()}))
-    return Decision(removed, terminated, tuple(records[:MAX_RECORDS]), record_count, abort)
+    size = next(iter(sizes)) if len(sizes) == 1 else 0
+    places = {member: place_of(member, arrival) for member, arrival in alive.items()}
+    joined = {} if abort else seat(set(places.values()), tickets)
+    fresh = {member for member, arrival in alive.items() if arrival.fresh}.union(joined)
+    if joined:
+        places.update(joined)
+        size = max(size, *(place + 1 for place in places.values()))
+        ranks: Mapping[int, int | None] = places
+    else:
+        ranks = {member: arrival.rank for member, arrival in alive.items()}
+    return Decision(
+        removed,
+        records=tuple(records[:MAX_RECORDS]),
+        record_count=record_count,
+        abort=abort,
+        terminated=tuple(sorted(set(range(size)).difference(ranks.values()))),
+        joined=tuple(sorted(joined.items())),
+        places=size if joined else 0,
+        fresh=tuple(sorted(ranks[member] or 0 for member in fresh)),
+    )
+
+
+def place_of(member: int, arrival: Arrival) -> int:
+    """A founder's is its id; who joined says its own."""
+    return member if arrival.place is None else arrival.place
+
+
+def seat(taken: Set[int], tickets: Mapping[int, Ticket]) -> dict[int, int]:
+    """Who of those that wait gets which place: first each its own, if that is free, then any below its world size.
+
+    The first ticket wins; who gets none goes on waiting, as a spare.
+    """
+    seats: dict[int, int] = {}
+    used = set(taken)
+    for member, ticket in sorted(tickets.items()):
+        if ticket.place not in used:
+            seats[member] = ticket.place
+            used.add(ticket.place)
+    free = (place for place in range(FIRST_JOINER) if place not in used)
+    lowest = next(free)
+    for member, ticket in sorted(tickets.items()):
+        if member not in seats and lowest < ticket.world_size:
+            seats[member] = lowest
+            lowest = next(free)
+    return seats

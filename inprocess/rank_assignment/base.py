@@ -24,6 +24,9 @@ class RankAssignmentCtx:
     store: Any
     #: ranks, in the numbering of ``state.rank``, that are out of the job; empty once ranks are consecutive again
     terminated_ranks: set[int]
+    #: ranks in the same numbering of members that joined since an iteration started; then everybody is back in its
+    #: place: a rank is the one its member was started with, or the free one that it took
+    joined: set[int] = dataclasses.field(default_factory=set)
     #: limits set so far: each maps an active world size to one that is not larger; applied again after renumbering
     limits: list[Callable[[int], int]] = dataclasses.field(default_factory=list, repr=False)
     #: gathers done so far, which gives each its own store key
@@ -74,5 +77,5 @@ def renumber(ctx: RankAssignmentCtx, new_rank: Callable[[int, list[int]], int]) 
         raise RankDiscarded(f"rank {state.rank} (initially {state.initial_rank}) is among the terminated ranks")
     state.rank = new_rank(state.rank, terminated)
     state.world_size -= len(terminated)
-    ctx.terminated_ranks = set()
+    ctx.terminated_ranks, ctx.joined = set(), set()
     return activate_all(ctx)

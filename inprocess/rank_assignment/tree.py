@@ -99,7 +99,8 @@ class Tree(RankAssignment):
 
     5. ``world_size_filter`` may lower the active size; the ranks beyond it become reserves.
 
-    If no active rank is left although there are reserves, they are activated as at first.
+    If no active rank is left although there are reserves, they are activated as at first. Likewise when a process
+    joins: everybody is back in its first place then, and the newcomer is where its key belongs.
 
     An active rank's rank is its active rank; reserves follow behind, in their previous order. Keys are
     read once, at the first assignment of a call, so a function of ``state.rank`` sees the rank the job started with.
@@ -135,16 +136,27 @@ class Tree(RankAssignment):
             layers = enumerate(self.layers)
             self._keys = tuple(key_of(f"layers[{i}].key_or_fn", layer.key_or_fn, ctx) for i, layer in layers)
             self._books = ()
+        if ctx.joined:
+            return self._plan_afresh(ctx)
         said = self._gather(ctx)
         active_world_size = max(each.active_world_size for each in said.values())
         began = _Book(active_world_size, {rank: each.place for rank, each in said.items()})
         if active_world_size and ctx.terminated_ranks:
             began.places.update(self._places_of_dead(ctx, said, began))
         leaves = [plan.Leaf(r, *place, healthy=r in said) for r, place in sorted(began.places.items())]
-        result = plan.plan(self._rules, leaves, active_world_size, self.world_size_filter)
-        if result.ranks.get(state.rank) is None:
+        return self._carry_out(ctx, began, leaves)
+
+    def _plan_afresh(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        """Somebody has joined: everybody is back in the place it was started in, so it is as at first."""
+        ctx.state.active_rank, ctx.state.active_world_size, self._books = None, 0, ()
+        began = _Book(0, {rank: each.place for rank, each in self._gather(ctx).items()})
+        return self._carry_out(ctx, began, [plan.Leaf(r, *place) for r, place in sorted(began.places.items())])
+
+    def _carry_out(self, ctx: RankAssignmentCtx, began: _Book, leaves: list[plan.Leaf]) -> RankAssignmentCtx:
+        result = plan.plan(self._rules, leaves, began.active_world_size, self.world_size_filter)
+        if result.ranks.get(ctx.state.rank) is None:
             raise RankDiscarded(
-                f"rank {state.rank} is discarded: a branch above it ({' / '.join(self._keys)}) has fewer than "
+                f"rank {ctx.state.rank} is discarded: a branch above it ({' / '.join(self._keys)}) has fewer than "
                 "min_ranks healthy ranks"
             )
         self._books = (_ended(result, began), began)
@@ -259,5 +271,5 @@ def _take(ctx: RankAssignmentCtx, result: plan.Result) -> RankAssignmentCtx:
     state.active_world_size = result.active_world_size
     active = state.rank < result.active_world_size
     state.active_rank, state.mode = (state.rank, Mode.ACTIVE) if active else (None, Mode.INACTIVE)
-    ctx.terminated_ranks = set()
+    ctx.terminated_ranks, ctx.joined = set(), set()
     return ctx

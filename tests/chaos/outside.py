@@ -7,12 +7,15 @@ import math
 import os
 import signal
 import time
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
 from tests.chaos.schedule import Job, Signal, Strike
 from tests.harness import Run, leaks
 
+#: seconds that a new process may take until it takes part, on a busy machine
+TO_JOIN = 4.0
 #: after these a rank is on its way out by itself
 _OUT = ("returned", "raised", "value", "exception")
 
@@ -26,8 +29,12 @@ class Outside:
         self._left = [(number, strike) for number, strike in strikes if isinstance(strike.fault, Signal)]
         #: number of the strike -> when it was sent (monotonic)
         self.sent: dict[int, float] = {}
-        self._read = [0] * job.world_size
+        #: how many events of each process have been looked at
+        self._read: Counter[int] = Counter()
         self._origin = 0.0
+        #: when the job ends, after its beginning; who joins needs some time for it
+        self._last_respawn = job.seconds - TO_JOIN
+        run.respawn_until = -math.inf
         #: processes that stand still: (when to continue, pidfd)
         self._stopped: list[tuple[float, int]] = []
 
@@ -47,12 +54,13 @@ class Outside:
 
     def _new_events(self) -> set[str]:
         names = set()
-        for rank in self._run.ranks:
-            fresh = rank.events[self._read[rank.rank] :]
-            self._read[rank.rank] += len(fresh)
+        for number, rank in enumerate(self._run.ranks):
+            fresh = rank.events[self._read[number] :]
+            self._read[number] += len(fresh)
             names |= {f"phase {event['name']}" if event["event"] == "phase" else event["event"] for event in fresh}
             if not self._origin:
                 self._origin = next((event["t0"] for event in fresh if event["event"] == "roster"), 0.0)
+                self._run.respawn_until = self._origin + self._last_respawn if self._origin else -math.inf
         return names
 
     def _due(self, now: float, names: set[str]) -> list[tuple[int, Strike]]:

@@ -83,6 +83,8 @@ class Job:
     #: seconds after which the training ends
     seconds: float
     strikes: tuple[Strike, ...]
+    #: a process that died or left is replaced by a new one, which nothing strikes
+    respawn: bool = False
 
     @property
     def host(self) -> str:
@@ -113,7 +115,7 @@ def random_job(seed: int, span: tuple[float, float] = LONG) -> Job:
         plan.moment()
     if rng.random() < 0.04:
         plan.end_store()
-    return Job(seed, size, assignment, plan.now, tuple(plan.strikes))
+    return Job(seed, size, assignment, plan.now, tuple(plan.strikes), respawn=rng.random() < 0.5)
 
 
 #: events of ranks at which a signal is sent in the middle of a restart

@@ -186,7 +186,8 @@ class Strikes:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        strikes = enumerate(context.args["job"].strikes)
+        late = "INPROCESS_RESTART" in os.environ
+        strikes = enumerate(() if late else context.args["job"].strikes)
         self._left = [(n, s) for n, s in strikes if s.rank == context.rank and not isinstance(s.fault, Signal)]
 
     def point(self, place: int | str) -> None:

@@ -23,6 +23,8 @@ LINGER = 10.0
 SHARE = 0.5
 #: seconds; shorter stops of a monitor do not add up with others
 NOTICEABLE = 0.5
+#: what all others are told where a Ctrl-C hits that hook
+_INITIALIZE = re.compile(r"\(initial rank (\d+)\): initialize raised KeyboardInterrupt")
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,17 @@ class Facts:
         return inside | {number: t for number, t in self.sent.items() if self.job.strikes[number].rank == rank}
 
     @property
+    def founders(self) -> Sequence[RankResult]:
+        """By initial rank; those that joined stand behind them."""
+        return self.ranks[: self.job.world_size]
+
+    @property
+    def joiners(self) -> Sequence[RankResult]:
+        return self.ranks[self.job.world_size :]
+
+    @property
     def all_struck(self) -> list[Strike]:
-        return [self.job.strikes[number] for result in self.ranks for number in self.struck(result.rank)]
+        return [self.job.strikes[number] for result in self.founders for number in self.struck(result.rank)]
 
     @property
     def restarts(self) -> int:
@@ -57,9 +68,6 @@ class Facts:
         """Whether a Ctrl-C hit ``initialize``, where it ends the job: the rank that the others name has left so."""
         named = [_INITIALIZE.search(result.message) for result in self.ranks if fate(result) == "RestartAbort"]
         return any(found and fate(self.ranks[int(found[1])]) == "KeyboardInterrupt" for found in named)
-
-
-_INITIALIZE = re.compile(r"\(initial rank (\d+)\): initialize raised KeyboardInterrupt")
 
 
 def offences(facts: Facts) -> list[str]:
@@ -173,10 +181,22 @@ def _silences_monitor(fault: object) -> bool:
     return fault.signum == signal.SIGKILL or fault.seconds > NOTICEABLE
 
 
+def allowed_late(facts: Facts) -> set[Fate]:
+    """How a process that joined may end, or one that came when all was over."""
+    found: set[Fate] = {SURVIVES}
+    if facts.job.assignment == "pairs":
+        found.add("RankDiscarded")
+    if facts.job.active(_remaining(facts)) == 0:
+        found.add("RestartError")
+    if facts.store_lost:
+        found |= {"StoreLost", "TimeoutError", *KILLED}
+    return found | {"RestartAbort"} if facts.ended_by_initialize else found
+
+
 def _fates(facts: Facts) -> list[str]:
     lines = []
-    for result in facts.ranks:
-        may = allowed(facts, result.rank)
+    for number, result in enumerate(facts.ranks):
+        may = allowed(facts, result.rank) if number < facts.job.world_size else allowed_late(facts)
         if fate(result) not in may and not released_late(facts, result):
             expected = sorted(map(str, may))
             lines.append(f"rank {result.rank}: {fate(result)} ({result.message[:200]}), expected one of {expected}")
@@ -207,7 +227,7 @@ def _beside(facts: Facts) -> tuple[str, ...]:
 
 def limits(facts: Facts) -> list[str]:
     """Known limits that a job met, for the table."""
-    late = sum(fate(result) not in allowed(facts, result.rank) for result in facts.ranks)  # else it is an offence
+    late = sum(fate(result) not in allowed(facts, result.rank) for result in facts.founders)  # else it is an offence
     beside = [line for line in facts.ranks.problems if line.startswith("I2")] or late_lines(facts.log)
     return [
         *["killed at hard_timeout: a reset hit a write of Gloo"] * late,
@@ -285,7 +305,8 @@ def _rosters(facts: Facts) -> list[str]:
     rosters = [min(found[iteration]) for iteration in sorted(found)]
     lines += [f"order of ranks: {roster}" for roster in rosters if not _ordered(facts.job, roster)]
     for before, after in itertools.pairwise(rosters):
-        if facts.job.assignment in ("gaps", "tree") and not _keeps_places(before, after):
+        joins = set(after).difference(before)  # then everybody is back in its place
+        if facts.job.assignment in ("gaps", "tree") and not joins and not _keeps_places(before, after):
             lines.append(f"{facts.job.assignment}: {before} became {after}")
     sizes = {facts.job.active(members) for members in range(1, facts.job.world_size + 1)}
     lines += [f"{len(roster)} ranks, expected one of {sorted(sizes)}" for roster in rosters if len(roster) not in sizes]

@@ -1,4 +1,4 @@
-"""What the protocol asks of a store, on each one: the simulator's dict, torch's TCPStore, HashStore and FileStore.
+"""What the protocol asks of a store, on each one: the simulator's dict, torch's own, and one in an etcd cluster.
 
 The simulator proves the protocol over its dict; these tests carry that over to the real ones.
 """
@@ -24,6 +24,7 @@ from inprocess.exception import StoreLost
 from inprocess.protocol.book import Book
 from inprocess.protocol.messages import Arrival, Kind
 from inprocess.protocol.ops import Add, Claim, Delete, Exist, Now, Pause, Read, ReadAll, Set, Verb, Wait
+from tests.harness import etcd
 from tests.sim.engine import SimStore
 
 #: does one operation, or a verb, over one connection
@@ -94,9 +95,42 @@ class Tcp:
         self._server = None
 
 
-@pytest.fixture(params=["simulated", "tcp", "tcp prefixed", "tcp without libuv", "hash", "file"])
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[etcd.EtcdCluster | None]:
+    """One for all tests, each of which has a namespace of its own; None where etcd is not installed."""
+    if not etcd.ETCD:
+        yield None
+        return
+    cluster = etcd.EtcdCluster(tmp_path_factory.mktemp("etcd"))
+    yield cluster
+    cluster.close()
+
+
+class Etcd:
+    """Connections to one namespace."""
+
+    def __init__(self, cluster: etcd.EtcdCluster | None, namespace: str, prefix: str) -> None:
+        if cluster is None:
+            pytest.skip(etcd.MISSING)
+        pytest.importorskip("etcd3gw", reason="the extra [etcd] is not installed")
+        self._prefix, self._arguments = prefix, {"endpoints": cluster.endpoints, "namespace": namespace, "timeout": 20}
+        self.clients: list[Driving] = []
+
+    def __call__(self) -> Driving:
+        connection: Any = store.EtcdStore(**self._arguments)
+        self.clients.append(Driving(store.PrefixStore(self._prefix, connection) if self._prefix else connection))
+        return self.clients[-1]
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+
+
+@pytest.fixture(
+    params=["simulated", "tcp", "tcp prefixed", "tcp without libuv", "hash", "file", "etcd", "etcd prefixed"]
+)
 def connect(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: etcd.EtcdCluster | None
 ) -> Iterator[Callable[[], Do]]:
     """Makes connections to one fresh store."""
     if request.param == "simulated":
@@ -107,6 +141,10 @@ def connect(
         yield lambda: Driving(shared)
     elif request.param == "file":
         yield lambda: Driving(store.FileStore(str(tmp_path / "store"), timedelta(seconds=20)))
+    elif request.param.startswith("etcd"):
+        stores = Etcd(cluster, tmp_path.name, prefix="call/3" if request.param == "etcd prefixed" else "")
+        yield stores
+        stores.close()
     else:
         if request.param == "tcp without libuv":
             monkeypatch.setenv("USE_LIBUV", "0")
@@ -203,6 +241,18 @@ def test_wait_is_woken(connect: Callable[[], Do], others: ThreadPoolExecutor) ->
         waiting = others.submit(connect(), Wait(f"k{number}", 10.0))
         connect()(op)
         assert waiting.result(10) == b"v"
+
+
+def test_reading_wakes_nobody_who_waits(connect: Callable[[], Do], others: ThreadPoolExecutor) -> None:
+    """Neither a read nor a look: torch's server wakes whoever waits at a compare-and-set that changes nothing."""
+    reader, waiter = connect(), connect()
+    waiting = others.submit(waiter, Wait("k", 10.0))
+    for _ in range(50):
+        assert reader(Read("k")) is None
+        assert reader(Exist(("k",))) is False
+    assert not waiting.done()
+    reader(Claim("k", "v"))
+    assert waiting.result(10) == b"v"
 
 
 def test_one_claim_wins(connect: Callable[[], Do], others: ThreadPoolExecutor) -> None:
@@ -347,6 +397,33 @@ def test_methods_of_our_own(kind: str, tmp_path: Path) -> None:
     assert own.inprocess_claim("key", "second") == b"first"
     assert own.inprocess_read("key") == own.get("key") == b"first"
     del own  # before its server
+
+
+class Dictionary(dist.Store):
+    """A store of a user's own, written in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._data: dict[str, bytes] = {}
+
+    def set(self, key: str, value: bytes) -> None:
+        self._data[key] = value
+
+    def get(self, key: str) -> bytes:
+        return self._data[key]
+
+
+def test_a_store_written_in_python_below_a_prefix() -> None:
+    """torch's own view would keep an empty shell of it."""
+    spec = store.StoreSpec(factory=f"{__name__}:Dictionary", prefix="call/3/")
+    connection = store.connect(spec, 1.0)
+    connection.set("key", "value")
+    assert connection.get("key") == b"value"
+
+
+def test_what_is_said_of_a_store_has_no_passwords() -> None:
+    spec = store.StoreSpec(factory="package:name", kwargs={"endpoints": "host", "password": "secret"})
+    assert str(spec) == "package:name(endpoints, password)"
 
 
 # --- torch's server without libuv ---------------------------------------------------------------------------------

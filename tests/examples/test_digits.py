@@ -13,11 +13,11 @@ SCRIPT = ROOT / "examples" / "digits_ddp.py"
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def run(*arguments, **variables):
+def run(*arguments, launcher=(), **variables):
     """Run the example to its end; anything it starts is gone before this returns, see `nothing_left`."""
     environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
     environment |= {"PYTHONPATH": str(ROOT), **variables}
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    command = [sys.executable, *map(str, [*launcher, SCRIPT, *arguments])]
     return subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
 
 
@@ -45,6 +45,22 @@ def test_five_faults_with_the_death_of_rank_0():
     assert [int(after) for _, after, _ in restarts][-1] == 2, report
     assert "rank 2 process died: killed by SIGKILL" in restarts[0][0]
     assert "2 of 4 processes finished; exit codes by rank: -9, 0, -9, 0" in result.stdout
+
+
+def test_the_world_is_whole_again_after_each_death(tmp_path):
+    """Under the launcher: those that die are replaced, the others stay, and nothing has to be set up."""
+    faults = "kill:rank=0,step=50 kill:rank=2,step=100"
+    launcher = ("-m", "inprocess.run", "--nproc-per-node", 4)
+    result = run("--faults", faults, launcher=launcher, TMPDIR=str(tmp_path))
+    report = result.stdout + result.stderr
+    assert result.returncode == 0, report
+    assert accuracy(result.stdout) >= 0.95
+    assert set(re.findall(r"(\d) ranks +\d+ steps/s", result.stdout)) == {"4"}, report
+    assert "rank 0 process died" in report
+    assert "4 of 4 workers of this node finished; started again alone: rank 0: 1, rank 2: 1" in report
+    assert "restarts of all workers: 0" in report
+    # torch makes a folder of its own there now and then
+    assert not [path for path in tmp_path.iterdir() if not path.name.startswith("torchinductor")]
 
 
 def test_deaths_of_other_kinds():

@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,8 @@ PATIENT: Mapping[str, Any] = {
 HASTY: Mapping[str, Any] = PATIENT | {"soft_timeout": 1.5, "hard_timeout": 3, "progress_watchdog_interval": 0.1}
 #: for tests of lost hosts
 BEATING: Mapping[str, Any] = PATIENT | {"heartbeat_interval": 0.2, "heartbeat_timeout": 2}
+#: and where the job ends with the host of its store
+ALONE: Mapping[str, Any] = BEATING | {"standby_stores": 0}
 
 
 class Deadline(AssertionError):
@@ -225,7 +227,11 @@ class _Rank:
 
 
 class Run:
-    """Ranks that were started together. `wait` ends the run; `close` kills whatever is left of it."""
+    """Ranks that were started together. `wait` ends the run; `close` kills whatever is left of it.
+
+    ``respawn``: for each of the first so many ranks that die or fail, another one is started in its place; it stands
+    behind those that were there.
+    """
 
     def __init__(
         self,
@@ -237,6 +243,7 @@ class Run:
         faults: Mapping[At, Fault] | None = None,
         wrapper: Options | None = None,
         place: Callable[[int], None] | None = None,
+        respawn: int = 0,
     ) -> None:
         start_server()
         self._folder = Path(tempfile.mkdtemp(prefix="ranks-"))
@@ -245,23 +252,59 @@ class Run:
         self._known = set(leaks.descendants_of(os.getpid()))
         self._answered: set[tuple[int, int]] = set()
         self._closed = False
+        self._respawns = respawn
+        #: nobody is replaced after that (monotonic): the job is about to end
+        self.respawn_until = math.inf
         self.ranks: list[_Rank] = []
         options = PATIENT if wrapper is None else wrapper
         for rank in range(world_size):
-            self.ranks.append(
-                self._start(
-                    Spec(
-                        rank=rank,
-                        target=target,
-                        environment=self._environment(rank, world_size, env or {}),
-                        log=str(self._folder / f"rank{rank}.log"),
-                        faults={at: fault for at, fault in (faults or {}).items() if at.rank == rank},
-                        wrapper=options,
-                        args={"world_size": world_size} | dict(args or {}),
-                        place=place,
-                    )
+            self._template = Spec(
+                rank=rank,
+                target=target,
+                environment=self._environment(rank, world_size, env or {}),
+                log=str(self._folder / f"rank{rank}.log"),
+                faults={at: fault for at, fault in (faults or {}).items() if at.rank == rank},
+                wrapper=options,
+                args={"world_size": world_size} | dict(args or {}),
+                place=place,
+            )
+            self.ranks.append(self._start(self._template))
+
+    def start_another(
+        self,
+        rank: int,
+        *,
+        faults: Mapping[At, Fault] | None = None,
+        env: Mapping[str, str] | None = None,
+        wrapper: Options | None = None,
+        place: Callable[[int], None] | None = None,
+    ) -> None:
+        """Start one process more, with this RANK and what a launcher says to one that replaces another."""
+        spec = self._template
+        environment = spec.environment | {"RANK": str(rank), "LOCAL_RANK": str(rank), "INPROCESS_RESTART": "1"}
+        self.ranks.append(
+            self._start(
+                replace(
+                    spec,
+                    rank=rank,
+                    environment=environment | dict(env or {}),
+                    log=str(self._folder / f"rank{rank}.{len(self.ranks)}.log"),
+                    faults=dict(faults or {}),
+                    wrapper=spec.wrapper if wrapper is None else wrapper,
+                    place=spec.place if place is None else place,
                 )
             )
+        )
+
+    def _respawn(self, rank: _Rank) -> None:
+        rank.process.join()
+        if (
+            self._respawns
+            and time.monotonic() < self.respawn_until
+            and (rank.process.exitcode or rank.find("exception"))
+        ):
+            self._respawns -= 1
+            self.start_another(rank.rank)
 
     @property
     def port(self) -> int:
@@ -363,11 +406,12 @@ class Run:
             ready = connection.wait(waitables, max(left, 0.0)) if waitables else []
             if not waitables or time.monotonic() > end:
                 raise Deadline(self._abort())
-            for rank in self.ranks:
+            for rank in list(self.ranks):
                 if rank.pipe in ready:
                     rank.read()
                 if rank.process.sentinel in ready:
                     rank.note_end()
+                    self._respawn(rank)
             self._answer()
 
     def _answer(self) -> None:

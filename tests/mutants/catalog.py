@@ -52,7 +52,7 @@ PROTOCOL = (
     rounds(
         "members_for_ranks",
         "the terminated ranks are taken for the removed members",
-        "tuple(sorted(set(frame) - {arrival.rank for arrival in alive.values()}))",
+        "tuple(sorted(set(range(size)).difference(ranks.values())))",
         "removed",
     ),
     rounds("frames_may_differ", "members go on with different frames", "if len(sizes) > 1:", "if len(sizes) > 2:"),
@@ -355,14 +355,14 @@ COORDINATOR = (
     verbs(
         "behind_too_soon",
         "who waits for a verdict that is still to come is taken for late",
-        ".iteration >= iteration + KEEP_VERDICTS:",
-        ".iteration >= iteration:",
+        "roster.iteration < iteration + KEEP_VERDICTS // 2 else",
+        "roster.iteration < iteration else",
     ),
     verbs(
         "gives_up_in_the_past",
         "who was out of reach tells everybody to leave where nobody reads it",
-        "            try:\n                yield from refuse_behind(iteration)\n",
-        "            try:\n                pass\n",
+        "            roster = yield from _roster_beyond(iteration)\n",
+        "            roster = None\n",
     ),
     verbs("forget_nothing", "a long job fills the store", "    if old < 0:\n", "    if old < iteration:\n"),
 )
@@ -419,6 +419,138 @@ GUARDIAN = (
         "the lease counts from the end of a heartbeat, which may have travelled for long",
         "        beaten(now)\n",
         "        beaten((yield Now()))\n",
+    ),
+)
+
+joins = _in("joiner.py", "tests/unit/test_joiner.py")
+tickets = _in("coordinator.py", "tests/unit/test_joiner.py")
+seats = _in("protocol/rounds.py", "tests/unit/test_rounds.py", "tests/unit/test_joiner.py")
+places = _in("protocol/book.py", "tests/unit/test_book.py", "tests/unit/test_joiner.py")
+JOINERS = (
+    joins(
+        "ticket_before_catching_up",
+        "who joins walks along old verdicts while it may be let in",
+        "    yield from _catch_up(book)\n",
+    ),
+    joins(
+        "let_in_unnoticed",
+        "who stood still goes on from a roster with itself in it, as if it had not been let in",
+        "book.included or not (yield from coordinator.has_ticket(book.member))",
+        "False",
+    ),
+    joins(
+        "waits_without_a_ticket",
+        "who was let in and declared dead while it stood still waits on, with its ticket closed",
+        "book.included or not (yield from coordinator.has_ticket(book.member))",
+        "book.included",
+    ),
+    joins(
+        "joins_an_empty_job",
+        "who joins waits for ranks that are all gone",
+        "        if not book.roster:\n",
+        "        if False:\n",
+    ),
+    joins(
+        "a_spare_interrupts",
+        "a process for which there is no place interrupts what runs",
+        "if is_free and (interrupts or",
+        "if (interrupts or",
+    ),
+    joins(
+        "nobody_is_interrupted",
+        "a process for which there is a place waits for a fault",
+        "if is_free and (interrupts or",
+        "if is_free and (False or",
+    ),
+    joins(
+        "wanted_is_ignored",
+        "join='next_restart' waits also where ranks wait for it",
+        "(interrupts or (yield from coordinator.is_wanted(iteration)))",
+        "interrupts",
+    ),
+    joins(
+        "ticket_of_the_dead_stays",
+        "who died while it waited is let in",
+        "    yield from coordinator.return_ticket(book.member)\n    until",
+        "    until",
+    ),
+    joins(
+        "no_last_look",
+        "nobody speaks for a process that was let in as it died",
+        "    while not book.included:\n",
+        "    while False:\n",
+    ),
+    joins(
+        "speaks_for_another",
+        "the monitor of a process that died early speaks for another one with the same rank",
+        "if (yield from coordinator.arrive_dead(book, me, by)):",
+        "if (yield from coordinator.arrive_dead(book, me, by)) or True:",
+    ),
+    joins(
+        "unknown_to_its_monitor",
+        "the monitor of a joiner that died early does not watch the others",
+        "        identify(member)\n",
+    ),
+    tickets(
+        "past_completed",
+        "who joins goes on from a verdict on a completed iteration",
+        "    if raw is not None and load_outcome(raw, key).completed:\n        return None\n    key",
+        "    key",
+    ),
+    tickets(
+        "one_broken_ticket",
+        "a ticket of another version ends the job",
+        "    except BadMessage:\n        return CLOSED\n",
+        "    except OptionError:\n        return CLOSED\n",
+    ),
+    tickets(
+        "closed_tickets_count",
+        "who has joined or given up is let in once more",
+        "if not ticket.closed and member not in here}",
+        "if member not in here}",
+    ),
+    tickets(
+        "members_are_seated_again",
+        "a member that died before it could return its ticket is let in while it is a member",
+        "if not ticket.closed and member not in here}",
+        "if not ticket.closed}",
+    ),
+    verbs(
+        "roster_noted_late",
+        "the roster is noted only when the first verdict goes",
+        "    if iteration >= KEEP_VERDICTS // 2:\n        yield from _note_roster",
+        "    if iteration >= KEEP_VERDICTS:\n        yield from _note_roster",
+    ),
+    seats("two_in_one_place", "two processes are seated in one place", "            used.add(ticket.place)\n"),
+    seats(
+        "beyond_its_world",
+        "a process gets a place beyond its own world size",
+        "and lowest < ticket.world_size:",
+        "and lowest < FIRST_JOINER:",
+    ),
+    seats(
+        "seated_at_the_end",
+        "a process is let in although everybody leaves",
+        "joined = {} if abort else seat(",
+        "joined = seat(",
+    ),
+    seats(
+        "frame_of_the_old",
+        "the frame stays that of the survivors although somebody joins",
+        "        places.update(joined)\n        size",
+        "        size",
+    ),
+    places(
+        "rank_stays_where_somebody_joins",
+        "members keep the numbering of before although everybody is back in its place",
+        "            self.rank, self.world_size = self.place, decision.places\n",
+        "            self.world_size = decision.places\n",
+    ),
+    places(
+        "taken_by_members",
+        "the places of those that joined count as free",
+        "{self.place_of(member) for member in self.roster}",
+        "set(self.roster)",
     ),
 )
 
@@ -717,7 +849,13 @@ CALL = (
         "        if lease is not None and clock.monotonic_ns() >= lease:\n",
         "        if False:\n",
     ),
-    lease("lease_of_one_alone", "who is alone is ended for want of others", "0 if alone else "),
+    lease("lease_of_one_alone", "who is alone from the start is ended for want of others", "0 if alone else "),
+    lease(
+        "no_lease_for_the_last",
+        "the last of many has no lease, and who waits to join goes on without it",
+        "alone = self.book.known == {self.member}",
+        "alone = self.book.roster == (self.member,)",
+    ),
     calls(
         "atomic_stays_on_the_board",
         "the monitor believes that atomic() never ended",
@@ -740,7 +878,7 @@ CALL = (
     calls(
         "sections_do_not_learn",
         "a section's timeout is not learned",
-        "            self._learn(name, clock.monotonic() - begin)\n",
+        "            self._timeouts.observed.section(name, clock.monotonic() - begin)\n",
     ),
     board(
         "pings_of_the_last_iteration",
@@ -858,6 +996,7 @@ FOLLOWER = (
 )
 
 monitor = _in("monitor_main.py", "tests/threads/test_monitor_process.py")
+link = _in("monitor_link.py", "tests/threads/test_monitor_process.py")
 MONITOR = (
     monitor(
         "death_goes_unnoticed",
@@ -900,18 +1039,15 @@ MONITOR = (
         "if other is not None and _is_foreign(other, training_pid):",
         "if other is None:",
     ),
-    _in(
-        "monitor_link.py",
-        "tests/threads/test_monitor_process.py",
-    )(
+    link(
         "late_monitor_waits",
         "a monitor waits for a verdict that is deleted",
         "            _drive(coordinator.refuse_behind(iteration), connection)\n",
     ),
-    _in("monitor_link.py", "tests/threads/test_monitor_process.py")(
+    link(
         "lease_without_heartbeats",
         "the monitor does not note its heartbeats, so there is no lease",
-        "        self._board.slots[LEASE] = 0 if alone else int(when * 1e9) + self.limits.lease\n",
+        "                self._board.slots[LEASE] = 0 if alone else int(self._beat_at * 1e9) + self.limits.lease\n",
     ),
 )
 
@@ -1018,10 +1154,76 @@ SIMULATED = (
     ),
 )
 
+limits = _in("timeouts.py", "tests/unit/test_launcher_timeouts.py", "tests/threads/test_control.py")
+shown = _in("watch_board.py", "tests/threads/test_control.py")
+watch = _in("watch.py", "tests/threads/test_control.py")
+control = _in("launcher/control.py", "tests/threads/test_control.py")
+WATCHING = (
+    limits("asleep_and_overdue", "a launcher that stood still ends its workers", "max(since, awake_since)", "since"),
+    limits(
+        "pings_end_sections",
+        "in a section with a limit pings are asked for, too",
+        "    elif seen.ping:",
+        "    if seen.ping:",
+    ),
+    limits(
+        "shorter_wins",
+        "of two ranks' times of a section the shorter one counts",
+        "max(one[1], other[1])",
+        "min(one[1], other[1])",
+    ),
+    limits("any_number", "a duration that was received may be anything", " or not 0 <= value <= LONGEST"),
+    shown("boards_without_seals", "memory is read that somebody may cut short", " & fcntl.F_SEAL_SHRINK", " >= 0"),
+    watch("forks_ping", "a forked child pings for its parent", "os.register_at_fork(after_in_child=_forked)"),
+    watch(
+        "first_due_only_inside",
+        "the inner section's limit alone counts",
+        "each.since + each.limit, default",
+        "-each.since, default",
+    ),
+    watch("outside_inside", "a section counts as time out of sections", "            self._outside_since = 0\n"),
+    watch(
+        "sections_are_gaps",
+        "a long section is learned as a time without pings",
+        "                self._slots[PING] = now  #",
+        "                self.ping()  #",
+    ),
+    control("old_keys_stay", "a worker's predecessor can speak for it", "        del self._keys[worker.key]\n"),
+    control(
+        "the_last_watch_counts",
+        "a worker's child takes its place",
+        "if worker.watch is not None:\n            _close",
+        "if False:\n            _close",
+    ),
+    control("anybody_may_speak", "another user is listened to", " if uid == os.geteuid() else -1"),
+    control(
+        "descriptors_pile_up",
+        "descriptors are taken without end",
+        "if len(connection.fds) > bool(connection.received):",
+        "if False:",
+    ),
+    control(
+        "lines_without_end", "a line may be of any length", "if len(connection.received) > LONGEST_LINE:", "if False:"
+    ),
+    control(
+        "last_words_are_lost",
+        "what a worker said before it died is not waited for",
+        "        self._settle()\n        return self._workers",
+        "        return self._workers",
+    ),
+    control(
+        "the_dead_are_watched",
+        "a watch goes on when its worker is gone",
+        "                if worker.watch is connection:\n",
+        "                if False:\n",
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *PROTOCOL,
     *COORDINATOR,
     *GUARDIAN,
+    *JOINERS,
     *POLICY,
     *INTERRUPTION,
     *CALL,
@@ -1031,4 +1233,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *MONITOR,
     *LOOP,
     *SIMULATED,
+    *WATCHING,
 )

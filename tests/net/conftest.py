@@ -44,17 +44,25 @@ def shared(tmp_path: Path) -> Iterator[Shared]:
 def start(launch: Callable[..., Run], network: Callable[..., Network], shared: Shared) -> Callable[..., Any]:
     """Start ranks on hosts of their own: `run, switch = start(target, [0, 0, 1])`, the host of each rank.
 
-    Comes back when `busy` ranks, all of them by default, are well inside their function.
+    Comes back when `busy` ranks, all of them by default, are well inside their function. `later`: the host of each
+    process that the test starts later with that rank, by `run.start_another(rank, place=run.later)`.
     """
 
     def start(
-        target: Callable[..., Any], host_of: Sequence[int], *, busy: int | None = None, seed: int = 0, **more: Any
+        target: Callable[..., Any],
+        host_of: Sequence[int],
+        *,
+        busy: int | None = None,
+        seed: int = 0,
+        later: Sequence[int] = (),
+        **more: Any,
     ) -> Any:
-        wired = network(max(host_of) + 1, seed)
+        wired = network(max([*host_of, *later]) + 1, seed)
         more = {"wrapper": WATCHFUL} | more
         args = {"folder": str(shared.folder)} | more.pop("args", {})
         place = wired.place(host_of)
         run = launch(target, len(host_of), place=place, env=wired.variables(), args=args, **more)
+        run.later = wired.place(later)
         run.wait_event("busy", count=len(host_of) if busy is None else busy)
         return run, wired.switch
 

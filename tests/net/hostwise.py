@@ -67,7 +67,7 @@ def judge_the_lost(
     """The function is running again on the others: it ends there, had ended on these ranks before it began, and the
     output says how long that took. ``restarts``: None for any number but none."""
     shared.finish()
-    ranks = run.wait()
+    ranks = run.wait(60)  # who is cut off waits for the others at its own standby
     if restarts is None:
         restarts = max(iteration for rank in ranks for iteration, _, _ in rank.entries())
     checks.went_on(ranks, without=victims, iteration=restarts)

@@ -12,7 +12,7 @@ from tests.ranks import checks
 
 from . import hostwise, targets
 from .switch import Wire
-from .times import SLOW, TOLERANT, WATCHFUL
+from .times import ALONE, SLOW, TOLERANT, WATCHFUL
 
 BODIES = [targets.run_together, targets.run_apart]
 
@@ -53,8 +53,45 @@ def test_two_ranks_on_each_host(start, shared):
 
 @pytest.mark.parametrize("target", BODIES)
 def test_the_stores_host_unplugged(start, shared, target):
+    """The others are more than half, so they go on; it hears less than half, so it ends with a clear error."""
+    run, switch = start(target, [0, 1, 2, 3], wrapper=SLOW)
+    cut = switch.unplug(0)
+    run.wait_event("enter", count=3, iteration=1, world_size=3, deadline=60)
+    hostwise.judge_the_lost(run, shared, [0], cut, "the store's host unplugged")
+
+
+@pytest.mark.parametrize("target", BODIES)
+def test_the_stores_host_plugged_in_again_too_late(start, shared, target):
+    run, switch = start(target, [0, 1, 2], wrapper=SLOW)
+    cut = switch.unplug(0)
+    run.wait_event("enter", count=2, iteration=1, world_size=2, deadline=60)
+    switch.plug_in(0)
+    run.wait_event("ended")
+    hostwise.judge_the_lost(run, shared, [0], cut, "the store's host unplugged, plugged in again")
+
+
+def test_the_stores_host_with_half_of_the_others(start, shared):
+    """Three hosts of five are cut off together: they are more than half."""
+    run, switch = start(targets.run_together, [0, 1, 2, 3, 4], wrapper=SLOW)
+    cut = switch.split([0, 1])
+    run.wait_event("enter", count=3, iteration=1, world_size=3, deadline=60)
+    hostwise.judge_the_lost(run, shared, [0, 1], cut, "the store's host and another one cut off")
+
+
+def test_each_host_alone(start, shared):
+    """Nobody meets more than half: everybody ends with a clear error."""
+    run, switch = start(targets.run_together, [0, 1, 2])
+    for host in (0, 1, 2):
+        switch.unplug(host)
+    ranks = run.wait(60)
+    hostwise.stopped(ranks, [0, 1, 2])
+    assert all(iteration == 0 for rank in ranks for iteration, _, _ in rank.entries())
+
+
+@pytest.mark.parametrize("target", BODIES)
+def test_the_stores_host_unplugged_without_standbys(start, shared, target):
     """It is the side with the store, so it goes on, alone; all others end with a clear error."""
-    run, switch = start(target, [0, 1, 2])
+    run, switch = start(target, [0, 1, 2], wrapper=ALONE)
     cut = switch.unplug(0)
     run.wait_event("enter", iteration=1, world_size=1)
     hostwise.judge_the_lost(run, shared, [1, 2], cut, "the store's host unplugged")
@@ -62,7 +99,7 @@ def test_the_stores_host_unplugged(start, shared, target):
 
 def test_the_stores_host_unplugged_where_one_rank_is_too_few(start, shared):
     """With RetryController(min_world_size=2) everybody ends with a clear error."""
-    run, switch = start(targets.run_together, [0, 1, 2], wrapper=targets.at_least_two)
+    run, switch = start(targets.run_together, [0, 1, 2], wrapper=targets.at_least_two_without_standbys)
     switch.unplug(0)
     ranks = run.wait()
     hostwise.left_by_itself(ranks, [0], "RestartAbort")
@@ -150,9 +187,8 @@ def test_paused_before_its_function_began(start, shared):
     run, _ = start(targets.run_apart, [0, 1, 2], busy=2, faults={At(1, 0, "initialize"): Stop()})
     run.wait_event("fault")
     pids = hostwise.processes(run, 1)
-    hostwise.send(
-        pids[1:], signal.SIGSTOP
-    )  # the other stops itself, and would do so again if it was stopped just before
+    # not the training process: it stops itself, and would do so again if it was stopped just before
+    hostwise.send(pids[1:], signal.SIGSTOP)
     run.wait_event("enter", count=2, iteration=1)
     hostwise.send(pids[:1], signal.SIGCONT)
     run.wait_event("ended")
@@ -214,6 +250,35 @@ def test_cut_off_and_gone_before_it_is_killed(start, shared):
     assert "cannot be reached" in ranks[2].message
     hostwise.gave_up(ranks, shared, [2])
     hostwise.tell("unplugged, heartbeat_timeout=12", ranks, cut, [2])
+
+
+def test_a_lost_host_is_replaced_by_another_one(start, shared):
+    """It is not let in before the lost one has been given up; and that one never runs beside it."""
+    run, switch = start(targets.run_apart, [0, 1, 2], later=[0, 1, 3])
+    switch.unplug(2)
+    run.start_another(2, place=run.later)
+    run.wait_event("enter", count=4, world_size=3)  # the lost one's of the beginning among them
+    shared.finish()
+    ranks = run.wait()
+    (iteration,) = {ranks[number].value[0] for number in (0, 1, 3)}
+    assert [ranks[number].value for number in (0, 1, 3)] == [[iteration, rank, 3] for rank in range(3)]
+    hostwise.stopped(ranks, [2])
+    assert shared.last_ran(2) >= hostwise.entered(ranks[3:], iteration)  # it is the new one's
+    assert max(entry[0] for entry in ranks[2].entries()) == 0
+
+
+def test_a_host_that_comes_back_after_it_was_replaced(start, shared):
+    """It finds itself given up, and its place taken by another process."""
+    run, switch = start(targets.run_apart, [0, 1, 2], later=[0, 1, 3])
+    switch.unplug(2)
+    run.start_another(2, place=run.later)
+    run.wait_event("enter", count=4, world_size=3)
+    switch.plug_in(2)
+    run.wait_event("ended")
+    shared.finish()
+    ranks = run.wait()
+    assert [ranks[number].value[1:] for number in (0, 1, 3)] == [[rank, 3] for rank in range(3)]
+    assert max(entry[0] for entry in ranks[2].entries()) == 0
 
 
 def test_paused_for_a_moment(start, shared):

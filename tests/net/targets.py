@@ -18,7 +18,7 @@ from tests.harness.faults import When
 from tests.ranks.targets import LONG, place_in_world, wait_until
 
 from .shared import Shared
-from .times import WATCHFUL
+from .times import ALONE
 
 
 def run_together(context: Context) -> Any:
@@ -60,10 +60,10 @@ def _run(context: Context, body: Callable[[Context, Any, Shared], Any]) -> Any:
         shared.close()
 
 
-def at_least_two(context: Context) -> dict[str, Any]:
+def at_least_two_without_standbys(context: Context) -> dict[str, Any]:
     from inprocess.initialize import RetryController
 
-    return {**WATCHFUL, "initialize": RetryController(min_world_size=2)}
+    return {**ALONE, "initialize": RetryController(min_world_size=2)}
 
 
 def _together(context: Context, call: Any, shared: Shared) -> list[int]:

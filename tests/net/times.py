@@ -15,6 +15,8 @@ WATCHFUL: Mapping[str, Any] = PATIENT | {
     "hard_timeout": 11,
     "barrier_timeout": 12,
 }
+#: the store is lost with its host
+ALONE: Mapping[str, Any] = WATCHFUL | {"standby_stores": 0}
 SLOW: Mapping[str, Any] = WATCHFUL | {
     "heartbeat_timeout": 12,
     "soft_timeout": 20,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import logging
 import os
 import signal
 import socket
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from tests.harness import faults, leaks
 from tests.harness.child import Context
 from tests.harness.faults import When
-from tests.harness.launch import HASTY, PATIENT
+from tests.harness.launch import BEATING, HASTY, PATIENT
 
 #: far longer than a test's deadline: whoever waits for this timeout has failed
 LONG = datetime.timedelta(seconds=60)
@@ -126,6 +127,89 @@ def train_nccl(context: Context, call: Any) -> list[int]:
 
 def run_nccl(context: Context) -> Any:
     return context.wrap(train_nccl)()
+
+
+def full(context: Context, call: Any) -> list[int]:
+    """Steps until everybody is there after so many restarts. Returns [iteration, rank, world size]."""
+    rank, size = place_in_world()
+    dist.init_process_group("gloo", timeout=LONG)
+    step = 0
+    last = size == context.args["world_size"] and call.iteration >= context.args.get("restarts", 1)
+    while step < 3 or not last:
+        context.point(step)
+        call.ping()
+        check_sum(size)
+        step += 1
+    dist.destroy_process_group()
+    return [call.iteration, rank, size]
+
+
+class Waits(logging.Handler):
+    """Reports that a process waits to join, or for others to do so."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for words, event in (("waits for a place", "waits"), ("are too few", "short")):
+            if words in record.getMessage():
+                self._context.emit(event)
+
+
+class StandsBy(logging.Handler):
+    """Reports that rank 3 stands by, and that this process has a contact to it."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(logging.INFO)
+        self._context = context
+        self.known = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage() == "standing by for the host of the store: members [3]":
+            self._context.emit("stands by")
+            self.known.set()
+
+
+def run_stood_by(context: Context) -> Any:
+    """Where two ranks are left, a fault strikes once both know that one stands by for the other."""
+    logger, handler = logging.getLogger("inprocess.arbiter"), StandsBy(context)
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+
+    def stood_by(context: Context, call: Any) -> list[int]:
+        if int(os.environ["WORLD_SIZE"]) == 2:
+            handler.known.wait()
+            context.point("stands by")
+            while True:
+                call.ping()
+        return train(context, call)
+
+    try:
+        return context.wrap(stood_by)()
+    finally:
+        logger.removeHandler(handler)
+
+
+def run_full(context: Context) -> Any:
+    waits = Waits(context)
+    logging.getLogger("inprocess").addHandler(waits)
+    try:
+        return context.wrap(full)()
+    finally:
+        logging.getLogger("inprocess").removeHandler(waits)
+
+
+def run_full_twice(context: Context) -> Any:
+    """The one that joined late takes part in the second call, too."""
+    first = run_full(context)
+    return [first, context.wrap(train)()]
+
+
+def run_full_at_last(context: Context) -> Any:
+    """Who joins late finds the job in its second call."""
+    first = context.wrap(train)()
+    return [first, run_full(context)]
 
 
 def run_train(context: Context) -> Any:
@@ -340,6 +424,10 @@ def two_active_hasty(context: Context) -> dict[str, Any]:
     return two_active(context) | HASTY
 
 
+def two_active_beating(context: Context) -> dict[str, Any]:
+    return two_active(context) | BEATING
+
+
 def fill_gaps(context: Context) -> dict[str, Any]:
     from inprocess.rank_assignment import FillGaps
 
@@ -401,6 +489,10 @@ def at_most_two_iterations(context: Context) -> dict[str, Any]:
     from inprocess.initialize import RetryController
 
     return {**PATIENT, "initialize": RetryController(max_iterations=2)}
+
+
+def at_most_two_iterations_beating(context: Context) -> dict[str, Any]:
+    return at_most_two_iterations(context) | BEATING
 
 
 def at_least_three(context: Context) -> dict[str, Any]:
@@ -728,3 +820,24 @@ def leave_daemon(context: Context) -> Any:
             os.execvp("sleep", ["sleep", context.args["seconds"]])
         os._exit(0)
     os.wait()
+
+
+# --- learned timeouts
+
+
+def agreeing(context: Context, call: Any) -> Any:
+    """Each rank has seen something of its own; what is agreed on is kept over a restart and goes to disk."""
+    rank, _ = place_in_world()
+    if call.iteration == 0:
+        for _ in range(3):
+            call.timeouts.observed.section("save", 10.0 + rank)
+            call.timeouts.observed.section(f"only on {rank}" + "." * 40 * rank, 2.0)
+    dist.init_process_group("gloo", timeout=LONG)
+    call.timeouts.calculate()
+    context.point("agreed")
+    dist.destroy_process_group()
+    return call.timeouts.state_dict()
+
+
+def run_agreeing(context: Context) -> Any:
+    return context.wrap(agreeing)()

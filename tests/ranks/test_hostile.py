@@ -36,15 +36,18 @@ def play(launch: Callable[..., Any]) -> Iterator[Play]:
     """Run two ranks over a store in which the key holds that value from the beginning."""
     servers: list[Any] = []
 
-    def run(key: str, value: bytes, **more: Any) -> Ranks:
+    def run(key: str, value: bytes, tickets: int = 0, **more: Any) -> Ranks:
         servers.append(store.serve("127.0.0.1", 0))
         port = servers[-1].port
         plant(port, key, value)
+        if tickets:
+            plant(port, "ticket#", str(tickets).encode())
         agent = {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
         # no short timeout: they are told, they need not find out. But for the last words: for them the host of the
         # iterations' stores waits at most barrier_timeout
         last_words = key.startswith("gone")
-        wrapper = targets.IMPATIENT if last_words else PATIENT
+        # nor does a rank that leaves kill a monitor that takes its time to start: the host would wait for that one, too
+        wrapper = targets.IMPATIENT if last_words else PATIENT | {"termination_grace_time": 20}
         run = launch(targets.run_alone, 2, wrapper=wrapper, env=agent, **more)
         ranks: Ranks = run.wait(30, check=not last_words)
         return ranks
@@ -84,6 +87,7 @@ AFTER = {
     "0/end#": b"-5",
     "0/record#": b"-5",
     "0/next": b'{"terminated":[2]}',
+    "ticket#": b"99999999",
 }
 
 
@@ -119,6 +123,12 @@ def test_any_text_is_a_reason_to_leave_and_harmless(play: Play) -> None:
     ranks = play("0/abort", GARBAGE, faults=BOTH)
     assert ranks.exceptions == ["RestartAbort"] * 2
     assert all("not of ours" in rank.message and "\x1b" not in rank.message for rank in ranks)
+
+
+def test_a_ticket_of_somebody_else_waits_for_ever(play: Play) -> None:
+    """It may be one of another version: that must not end the job."""
+    ranks = play("ticket/1", GARBAGE, faults=BOTH, tickets=1)
+    assert [rank.value[1:] for rank in ranks] == [[0, 2], [1, 2]]
 
 
 @pytest.mark.parametrize("key", ["gone/0", "gone#", "over"] if LONG else ["over"])

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.harness import At, HoldGIL, KillHost, KillMonitor, Raise, When
-from tests.harness.launch import BEATING, HASTY
+from tests.harness.launch import ALONE, BEATING, HASTY
 
 from . import checks, targets
 
@@ -48,8 +48,8 @@ def test_two_lost_hosts(launch):
 
 
 @pytest.mark.parametrize("fault", [KillMonitor(), KillHost()], ids=["monitor", "host"])
-def test_the_store_hosts_end_is_a_clear_error_on_every_rank(launch, fault):
-    ranks = launch(targets.run_train, 3, faults={At(0, step=1): fault}, wrapper=BEATING, args={"steps": 10**9}).wait(20)
+def test_the_store_hosts_end_without_standbys_is_a_clear_error_on_every_rank(launch, fault):
+    ranks = launch(targets.run_train, 3, faults={At(0, step=1): fault}, wrapper=ALONE, args={"steps": 10**9}).wait(20)
     for rank in ranks[1:]:
         assert rank.exception == "StoreLost", rank.trace
         assert rank.exitcode == 0
@@ -60,12 +60,12 @@ def test_the_store_hosts_end_is_a_clear_error_on_every_rank(launch, fault):
 def test_the_store_hosts_end_while_the_others_block(launch):
     args = {"place": "all_reduce", "victims": [0]}
     faults = {At(0, step="fault"): KillHost(when=When("blocked", 2))}
-    ranks = launch(targets.run_blocked, 3, args=args, faults=faults, wrapper=BEATING).wait(20)
+    ranks = launch(targets.run_blocked, 3, args=args, faults=faults, wrapper=ALONE).wait(20)
     checks.failed(ranks, {1: "StoreLost", 2: "StoreLost"})
 
 
 def test_the_store_hosts_end_between_two_iterations(launch):
     """It interrupts once more whoever was interrupted: a MonitorThread must not wait for itself there."""
     faults = {At(1, step=1): Raise(when=When("enter", 2)), At(0, 0, "finalize"): KillMonitor()}
-    ranks = launch(targets.run_alone, 3, faults=faults, wrapper=BEATING, args={"steps": 10**9}).wait(25)
+    ranks = launch(targets.run_alone, 3, faults=faults, wrapper=ALONE, args={"steps": 10**9}).wait(25)
     checks.failed(ranks, {0: "StoreLost", 1: "StoreLost", 2: "StoreLost"})

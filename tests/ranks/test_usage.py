@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from inprocess.exception import RestartAbort
+from inprocess.launcher.control import ControlServer
 from tests.harness import At, Kill, Raise, When
 
 from . import checks, targets
@@ -105,3 +108,23 @@ def test_two_processes_with_the_same_rank(launch):
     ranks = launch(targets.run_train, 2, env={"RANK": "0"}, wrapper=targets.IMPATIENT).wait()
     assert any("RANK" in rank.message for rank in ranks), ranks.exceptions
     assert None not in ranks.exceptions
+
+
+def test_ranks_agree_on_learned_timeouts(launch):
+    """The longest of all, also of sections that only one has seen; a restart forgets nothing."""
+    ranks = launch(targets.run_agreeing, 3, faults={At(1, step="agreed"): Raise()}).wait()
+    assert ranks.exceptions == [None] * 3
+    assert ranks.values[0] == ranks.values[1] == ranks.values[2]
+    seen = ranks.values[0]["sections"]
+    assert list(seen["save"]) == [3, 12.0]
+    assert sorted(name.rstrip(".") for name in seen) == ["only on 0", "only on 1", "only on 2", "save"]
+
+
+def test_a_call_announces_itself_to_the_launcher(launch):
+    """And one whose launcher is gone does not mind."""
+    server = ControlServer()
+    with contextlib.closing(server):
+        environ = server.environment(0)
+        ranks = launch(targets.run_train, 1, env=environ).wait()
+        assert server.is_wrapped(0)
+    assert ranks.exceptions == launch(targets.run_train, 1, env=environ).wait().exceptions == [None]

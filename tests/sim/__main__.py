@@ -32,18 +32,18 @@ def soak(seeds: range, members: int, faults: int) -> None:
 
 
 def crash_points(sizes_of_pairs: tuple[int, ...]) -> None:
-    """All single stops of every life with 2, 3 and 4 members, and all pairs of stops of the plain one with fewer."""
+    """All single stops of every life with 2, 3 and 4 members, and all pairs of stops of some with fewer."""
     total = 0
     for members, name in itertools.product((2, 3, 4), crashes.LIVES):
         calm = crashes.life(name, members)
-        count = _spread(_play_all, _shares(crashes.singles(calm, range(members))), f"{members} members, {name}")
+        count = _spread(_play_all, _shares(crashes.singles(calm)), f"{members} members, {name}")
         print(f"{members} members, {name}: {count} single stops", flush=True)
         total += count
-    for members in sizes_of_pairs:
-        calm = crashes.life("all active", members)
-        firsts = crashes.singles(calm, range(members), ("training", "host"))
+    for members, name in itertools.product(sizes_of_pairs, crashes.IN_PAIRS):
+        calm = crashes.life(name, members)
+        firsts = crashes.singles(calm, targets=("training", "host"))
         count = _spread(_play_pairs, ((calm, first) for first in firsts), f"{members} members, pairs")
-        print(f"{members} members, all active: {count} pairs of stops", flush=True)
+        print(f"{members} members, {name}: {count} pairs of stops", flush=True)
         total += count
     print(f"{total} schedules, each ended within its bound with every invariant intact")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from inprocess.coordinator import JOINING
 from tests import sim
-from tests.sim.scenario import BARRIER_TIMEOUT, HEARTBEAT, HEARTBEAT_TIMEOUT, Act, Kill, Scenario
+from tests.sim.scenario import BARRIER_TIMEOUT, HEARTBEAT, HEARTBEAT_TIMEOUT, Act, Kill, Scenario, Spawn
 from tests.sim.world import World
 
 #: what is stopped: the training process, with its monitor (the host is lost), or the monitor alone
@@ -20,13 +20,25 @@ TARGETS = ("training", "host", "monitor")
 #: the restart
 RAISE = Act(0, "raise")
 
+#: what a process that joins follows
+DEATH = Kill(1, "training", time=0.3)
+
 #: lives by name; the members are filled in
 LIVES = {
     "all active": Scenario(1, faults=(RAISE,)),
     "with a reserve": Scenario(2, faults=(RAISE,), assignment="at most {active}"),
     "along a tree": Scenario(3, faults=(RAISE,), assignment="tree"),
     "the store of the iteration on a member": Scenario(4, faults=(RAISE,), shared_host=True),
+    "one that dies is replaced": Scenario(5, faults=(DEATH, Spawn(1, 0.45))),
+    "a spare is there": Scenario(6, faults=(DEATH, Spawn(0, 0.1))),
+    "one is replaced at the next restart": Scenario(
+        7, faults=(DEATH, Spawn(1, 0.5), Act(0, "raise", 1)), join="next_restart", longest=2.0
+    ),
+    "it grows": Scenario(8, faults=(Spawn(9, 0.2),)),
 }
+
+#: those that are stopped twice
+IN_PAIRS = ("all active", "one that dies is replaced")
 
 #: virtual seconds a job may take without a stop, and for each stop: to notice it, and to go on
 CALM, PER_STOP = 5.0, HEARTBEAT_TIMEOUT + 4 * HEARTBEAT
@@ -38,11 +50,14 @@ def life(name: str, members: int) -> Scenario:
     return dataclasses.replace(LIVES[name], members=members, assignment=assignment)
 
 
-def singles(calm: Scenario, members: Iterable[int], targets: Iterable[str] = TARGETS) -> Iterator[Scenario]:
-    """The job again and again, with one stop more: at each operation of each of these members' processes."""
+def singles(
+    calm: Scenario, members: Iterable[int] | None = None, targets: Iterable[str] = TARGETS
+) -> Iterator[Scenario]:
+    """The job again and again, with one stop more: at each operation of each of these members' processes; None: of all,
+    also of those that join."""
     world = sim.run(calm)
     for target in targets:
-        for member in members:
+        for member in range(len(world.training)) if members is None else members:
             yield from _each_moment(calm, world, member, target)
 
 
@@ -50,7 +65,7 @@ def pairs(calm: Scenario, first: Scenario) -> Iterator[Scenario]:
     """All second stops beside the one that ``first`` adds to the calm job: of members behind it, and of any monitor."""
     world, stop = sim.run(first), first.faults[-1]
     assert isinstance(stop, Kill)
-    for member in range(calm.members):
+    for member in range(len(world.training)):
         yield from _each_moment(first, world, member, "monitor")
         if member > stop.member:
             yield from _each_moment(first, world, member, "training")

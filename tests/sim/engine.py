@@ -8,10 +8,10 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from inprocess.exception import StoreLost
 from inprocess.protocol.ops import Add, Claim, Delete, Exist, Now, Pause, Read, ReadAll, Set, Wait
@@ -49,6 +49,27 @@ class Ask(Wait):
 Script = Generator[Any, Any, Any]
 
 
+#: a host by its number; None: that of the first store
+Host: TypeAlias = int | None
+
+
+class Network:
+    """Which hosts cannot reach each other for how long, from one to the other."""
+
+    def __init__(self) -> None:
+        self._cuts: list[tuple[Callable[[Host, Host], bool], float]] = []
+
+    def cut(self, severs: Callable[[Host, Host], bool], until: float) -> None:
+        """What one host for which ``severs`` is true sends to the other stands still until then."""
+        self._cuts.append((severs, until))
+
+    def open_at(self, source: Host, target: Host) -> float:
+        """When messages go from one to the other (again)."""
+        if source == target:
+            return 0.0
+        return max((until for severs, until in self._cuts if severs(source, target)), default=0.0)
+
+
 class Engine:
     """The queue, the clock, and the trace of all that happened."""
 
@@ -60,6 +81,7 @@ class Engine:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         self._limits = (max_steps, max_time)
+        self.network = Network()
 
     def at(self, delay: float, action: Callable[[], None]) -> None:
         """Do ``action`` in ``delay`` seconds."""
@@ -91,10 +113,16 @@ class Engine:
 class SimStore:
     """The store as a dict. Operations are what ``protocol.ops`` lists, at a random moment after they were sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, server: Process | None = None) -> None:
+        #: the process that serves it; None: nobody's, it never stands still
+        self.server = server
         self.data: dict[str, bytes] = {}
         self.waiters: dict[str, list[Callable[[Any], None]]] = defaultdict(list)
         self.lost = False
+
+    @property
+    def host(self) -> Host:
+        return None if self.server is None else self.server.host
 
     def execute(self, op: Any) -> Any:
         """Carry out an operation that does not wait."""
@@ -158,6 +186,9 @@ class Process:
         #: no thread of it runs until then (SIGSTOP, a paused host)
         self.frozen_until = -math.inf
         self._frozen_from = 0.0
+        self.host: Host = None
+        #: a connection over which nothing comes back for so many seconds counts as lost (None: never)
+        self.silence: float | None = None
         #: seconds until its first threads run
         self.delay = 0.0
         #: its messages take that many times as long
@@ -195,6 +226,18 @@ class Process:
         for action in self.on_end:
             action()
 
+    def cannot_hear(self, store: SimStore) -> bool:
+        """Whether nothing comes back from the store, wherever it stands still."""
+        network, now = self.engine.network, self.engine.now
+        return max(network.open_at(self.host, store.host), network.open_at(store.host, self.host)) > now
+
+    def hush(self) -> None:
+        """It has heard nothing for so long: connections over which it waits end."""
+        if self.cannot_hear(self.store):
+            for thread in self.threads:
+                if thread.waits:
+                    self.engine.at(self.engine.rng.random() * 0.5, thread.resumer(StoreLost("nothing came back")))
+
     def notify(self) -> None:
         """Local state changed: threads in ``Until`` look again."""
         for thread in self.threads:
@@ -213,8 +256,10 @@ class Thread:
 
     def __init__(self, process: Process, script: Script) -> None:
         self.process, self.script = process, script
-        self.engine, self.store = process.engine, process.store
+        self.engine = process.engine
         self.until: Callable[[], bool] | None = None
+        #: in an operation on the store that waits for a key
+        self.waits = False
         self.interruptible = False
         self.done = False
         #: number of the operation it is in; an answer to an older one comes too late
@@ -233,7 +278,7 @@ class Thread:
             self.engine.at(wakes, lambda: self.resume(turn, answer))
             return
         self.turn += 1
-        self.interruptible = False
+        self.interruptible = self.waits = False
         try:
             op = self.script.throw(answer) if isinstance(answer, Exception) else self.script.send(answer)
         except StopIteration:
@@ -252,48 +297,63 @@ class Thread:
         self.engine.note(process.name, op)
         if number in process.before:
             process.before[number]()
-            return
-        turn = self.turn
-        self.interruptible = isinstance(op, Ask)
-        self.engine.at(process.latency(), lambda: self._arrive(op, turn, number))
+            if not process.alive:
+                return
+        turn, store = self.turn, process.store
+        self.interruptible, self.waits = isinstance(op, Ask), isinstance(op, Wait)
+        self._listen(store)
+        self.engine.at(process.latency(), lambda: self._arrive(store, op, turn, number))
 
-    def _arrive(self, op: Any, turn: int, number: int) -> None:
+    def _listen(self, store: SimStore) -> None:
+        """An answer that does not come in time does not come any more."""
+        silence = self.process.silence
+        if silence is not None and (not self.waits or self.process.cannot_hear(store)):
+            turn = self.turn
+            self.engine.at(silence, lambda: self._give_up(store, turn))
+
+    def _give_up(self, store: SimStore, turn: int) -> None:
+        if not self.waits or self.process.cannot_hear(store):
+            self.resume(turn, StoreLost("nothing came back"))
+
+    def _arrive(self, store: SimStore, op: Any, turn: int, number: int) -> None:
         """The request reaches the store."""
         process, engine = self.process, self.engine
-        if engine.now < process.cut_out_until:
-            engine.at(process.cut_out_until - engine.now + engine.latency(), lambda: self._arrive(op, turn, number))
+        stands = 0.0 if store.server is None else store.server.frozen_until
+        opens = max(process.cut_out_until, engine.network.open_at(process.host, store.host), stands)
+        if engine.now < opens:
+            engine.at(opens - engine.now + engine.latency(), lambda: self._arrive(store, op, turn, number))
             return
-        if self.store.lost:
-            self._reply(turn, StoreLost("the store is gone"))
+        if store.lost:
+            self._reply(store, turn, StoreLost("the store is gone"))
             return
         if not process.alive and (isinstance(op, Wait) or engine.rng.random() < 0.5):
             return  # sent by a process that is dead by now: one half gets through
         if isinstance(op, Wait):
-            self._wait(op, turn, number)
+            self._wait(store, op, turn, number)
             return
-        answer = self.store.execute(op)
+        answer = store.execute(op)
         if number in process.after:
             process.after[number]()
-        self._reply(turn, answer)
+        self._reply(store, turn, answer)
 
-    def _wait(self, op: Wait, turn: int, number: int) -> None:
+    def _wait(self, store: SimStore, op: Wait, turn: int, number: int) -> None:
         def answer(value: Any) -> None:
             if number in self.process.after:
                 self.process.after[number]()
-            self._reply(turn, value)
+            self._reply(store, turn, value)
 
-        store = self.store
         if op.key in store.data:
             answer(store.data[op.key])
             return
         store.waiters[op.key].append(answer)
         if op.timeout is not None:
-            self.engine.at(op.timeout, lambda: self._reply(turn, None))
+            self.engine.at(op.timeout, lambda: self._reply(store, turn, None))
 
-    def _reply(self, turn: int, answer: Any) -> None:
+    def _reply(self, store: SimStore, turn: int, answer: Any) -> None:
         """The answer travels back."""
         process, engine = self.process, self.engine
-        delay = max(0.0, process.cut_in_until - engine.now) + process.latency()
+        opens = max(process.cut_in_until, engine.network.open_at(store.host, process.host))
+        delay = max(0.0, opens - engine.now) + process.latency()
         engine.at(delay, lambda: self.resume(turn, answer))
 
     def _until(self, op: Until) -> None:
@@ -306,6 +366,29 @@ class Thread:
         self.interruptible = op.interruptible
         if not math.isinf(op.seconds):
             self.engine.at(op.seconds, self.resumer(False))
+
+
+class Wire:
+    """One way of a connection between two processes: messages arrive in order, and after the sender's death."""
+
+    def __init__(self, source: Process, target: Process) -> None:
+        self.source, self.target, self.engine = source, target, source.engine
+        self._queue: deque[Callable[[], None]] = deque()
+
+    def send(self, action: Callable[[], None]) -> None:
+        """Do ``action`` at the other end."""
+        self._queue.append(action)
+        self.engine.at(self.source.latency(), self._arrive)
+
+    def _arrive(self) -> None:
+        engine, target = self.engine, self.target
+        opens = max(engine.network.open_at(self.source.host, target.host), target.frozen_until)
+        if engine.now < opens:
+            engine.at(opens - engine.now + engine.latency(), self._arrive)
+            return
+        action = self._queue.popleft()
+        if target.alive:
+            action()
 
 
 _LOCAL: dict[type, Callable[[Thread, Any], None]] = {

@@ -33,11 +33,11 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
     for number in range(len(faults)):
         yield dataclasses.replace(scenario, faults=faults[:number] + faults[number + 1 :])
     last = scenario.members - 1
-    if last and all(getattr(fault, "member", 0) < last for fault in faults):
+    if last and all(max(getattr(fault, "members", (getattr(fault, "member", 0),))) < last for fault in faults):
         slow = tuple(member for member in scenario.slow if member < last)
         yield dataclasses.replace(scenario, members=last, delays=scenario.delays[:last], slow=slow)
     plain = Scenario(scenario.seed)
-    for name in ("assignment", "shared_host", "delays", "longest", "slow", "commits"):
+    for name in ("assignment", "shared_host", "delays", "longest", "slow", "commits", "respawn", "join", "standbys"):
         if getattr(scenario, name) != getattr(plain, name):
             yield dataclasses.replace(scenario, **{name: getattr(plain, name)})
     for number, fault in enumerate(faults):

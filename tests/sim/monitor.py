@@ -9,11 +9,12 @@ import math
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from inprocess import coordinator, guardian, policy
+from inprocess import coordinator, guardian, joiner, policy
 from inprocess.attribution import Interruption, InterruptionRecord
-from inprocess.exception import StoreLost
+from inprocess.exception import RestartAbort, StoreLost
 from inprocess.protocol.messages import Decision
 from inprocess.protocol.ops import Verb
+from tests.sim.desk import Desk
 from tests.sim.engine import Process, Thread, Until, Work
 from tests.sim.scenario import BARRIER_TIMEOUT, HARD_TIMEOUT, HEARTBEAT, HEARTBEAT_TIMEOUT, SOFT_TIMEOUT
 from tests.sim.training import Training
@@ -31,18 +32,24 @@ GRACE = 1.0
 class Monitor(Process):
     """The monitor process of one member."""
 
-    def __init__(self, world: World, training: Training, number: int) -> None:
-        super().__init__(world.engine, world.store, f"monitor{training.member}" + "'" * number)
-        self.world, self.training, self.member = world, training, training.member
+    def __init__(self, world: World, training: Training, generation: int) -> None:
+        view = training.view
+        name = f"monitor{training.number}" + "'" * generation
+        super().__init__(world.engine, view.store, view.label(name))
+        self.host, self.silence = training.host, training.silence
+        self.world, self.training = world, training
         #: signs its entries; a new monitor signs like the one before it
-        self.by = f"monitor of {self.member}"
-        self.book = copy.copy(training.book)
-        self.ring = guardian.Ring(self.member, HEARTBEAT_TIMEOUT, HEARTBEAT)
+        self.by = f"monitor of {training.number}"
+        self.book = training.founder_book()
+        #: who its rank is in the job; None: not known yet
+        self.identity: int | None = None
+        if training.entered:
+            self.book, self.identity = copy.copy(training.book), training.member
         #: members it speaks for or has spoken for, and those of them for which it is not done
         self.speaks: dict[int, Thread] = {}
         self.speaking: set[int] = set()
         self.saw_death = False
-        self.view = policy.View(self.member, LIMITS, self.book.iteration)
+        self.view = policy.View(training.ticket.place, LIMITS, self.book.iteration)
         #: the last iteration that was seen interrupted, and when; when it was found off the roster, lost the store
         self.interrupted = (-2, 0.0)
         self.removed_at: float | None = None
@@ -50,10 +57,20 @@ class Monitor(Process):
         self.ended = False
         #: when it last applied its rules (ns); 0: not yet
         self.watched = 0
+        #: when the last heartbeat that got through was begun
+        self.beat_at: float | None = training.leased_from
         self._looked = self.engine.now
-        self.delay, self.pace = training.delay if number == 0 else 0.0, training.pace
+        #: the arbiter, where it stands by
+        self.desk: Desk | None = None
+        #: its rank goes on in another store, with another monitor
+        self.retired = False
+        if generation == 0 and training.ticket.place in view.standbys and training.founds:
+            self.desk = view.desks[training.ticket.place] = Desk(world, self, view)
+        self.delay, self.pace = training.delay if generation == 0 else 0.0, training.pace
+        if self.identity is None:
+            self.spawn(self._guarded(self._ask_identity()))
         self.spawn(self._guarded(self._follow()))
-        self.spawn(self._guarded(guardian.keep_watch(self.ring, lambda: self.book, self._beaten, self._lost)))
+        self._watcher = self.spawn(self._guarded(self._watch()))
         self.spawn(self._guard())
         self.protecting = self.spawn(self._protect())
         self.delay = 0.0
@@ -64,12 +81,40 @@ class Monitor(Process):
         """A monitor whose store is gone stays: its lease kills a training process that does not leave by itself."""
         try:
             yield from verb
+        except RestartAbort:
+            self.ended = True
         except StoreLost as error:
             self.engine.note(self.name, error)
             self.lost_at = self.lost_at or self.engine.now
+            self.world.lost_touch(self.training)
             self.interrupt(self.protecting)
+            if self.desk is not None:
+                self.desk.lost()
+
+    @property
+    def member(self) -> int:
+        return self.training.ticket.place if self.identity is None else self.identity
+
+    @property
+    def inside(self) -> bool:
+        """Its rank is a member, or was one."""
+        return self.identity in self.book.known
+
+    def _ask_identity(self) -> Verb[None]:
+        place = self.training.ticket.place
+        if (yield from coordinator.await_founder(place, (self.training.name, self.by))):
+            self.identify(place)
+
+    def identify(self, member: int) -> None:
+        """The training process has arrived as a founder, or has a ticket."""
+        self.identity = member
+        self.notify()
 
     def _follow(self) -> Generator[Any, Any, None]:
+        yield Until(lambda: self.identity is not None)
+        if not self.inside:
+            self.book = yield from joiner.follow(self.member)
+        self.notify()
         if self.book.iteration >= 0:
             yield from self._publish()
         while not self.ended:
@@ -81,48 +126,93 @@ class Monitor(Process):
             else:
                 if decision is None:
                     break
+                outside = not self.inside
                 self.book.apply(decision)
-                self.ended = bool(decision.abort)
-            if not self.book.included:
-                self.removed_at = self.engine.now if self.removed_at is None else self.removed_at
-                self.ended = True
+                if outside and self.inside:
+                    now = self.engine.now
+                    yield from coordinator.beat(self.member)
+                    self._beaten(now)
+                self.ended = bool(decision.abort) or not self.book.roster
+            self._moved()
             if not self.ended:
                 yield from self._publish()
         self.ended = True
+
+    def _moved(self) -> None:
+        """It stands in another iteration, of which its rank may not be a part any more."""
+        if self.training.leased_from is None:
+            self._note_lease()
+        if self.inside and not self.book.included:
+            self.removed_at = self.engine.now if self.removed_at is None else self.removed_at
+            self.ended = True
 
     def _await_decision(self) -> Verb[Decision | None]:
         if self.book.iteration >= 0:
             yield from coordinator.refuse_behind(self.book.iteration)
             if (yield from coordinator.await_outcome(self.book.iteration)).completed:
                 return None
-            self.interrupted = (self.book.iteration, self.engine.now)
+            if self.inside:
+                self.interrupted = (self.book.iteration, self.engine.now)
             self.interrupt(self.protecting)
         return (yield from coordinator.await_next_awake(self.book.iteration))
 
     def _publish(self) -> Verb[None]:
         if self.world.scenario.shared_host and self.book.roster and self.book.roster[0] == self.member:
-            address = f"host{self.member}:{29500 + self.book.iteration}"
+            address = f"host{self.training.number}:{29500 + self.book.iteration}"
             yield from coordinator.publish_rendezvous(self.book.iteration, address)
 
     # --- heartbeats -------------------------------------------------------------------------------------------
 
+    def _watch(self) -> Verb[None]:
+        yield Until(lambda: self.identity is not None)
+        ring = guardian.Ring(self.member, HEARTBEAT_TIMEOUT, HEARTBEAT)
+        yield from guardian.keep_watch(ring, lambda: self.book, self._beaten, self._lost)
+
     def _beaten(self, when: float) -> None:
         if self.engine.now >= self.training.lease_ends:
             return  # never renewed
-        self.training.leased_from = when
-        self.training.notify()
+        self.beat_at = when
+        self._note_lease()
+
+    def stop_beating(self) -> None:
+        """Its rank has lost the store, and votes."""
+        self._watcher.done = True
+
+    def retire(self) -> None:
+        """Its rank goes on in another store. It stays as long as it serves one itself."""
+        self.retired = True
+        for thread in self.threads:
+            thread.done = True
+        if self.desk is None or self.desk.next is None:
+            self.end("exits: its rank goes on with another store")
+        else:
+            self.spawn(self._serve())
+
+    def _serve(self) -> Generator[Any, Any, None]:
+        """Until nobody is left that began anew with the store that is served here."""
+        desk = self.desk
+        if desk is not None and desk.next is not None:
+            yield Until(lambda: desk.idle)
+            self.end("exits: nobody needs its store")
+
+    def _note_lease(self) -> None:
+        """As in the real one: there is none where it was alone from the start."""
+        if self.beat_at is not None:
+            self.training.leased_from = None if self.book.known == {self.member} else self.beat_at
+            self.training.notify()
 
     def _lost(self, member: int, seconds: float) -> None:
         if member not in self.speaks:
-            self.world.declared(member, self.name)
-            self.speaks[member] = self.spawn(self._guarded(self._speak(member, guardian.lost_record(member, seconds))))
+            self.world.declared(self, member)
+            record = guardian.lost_record(self.book.place_of(member), seconds)
+            self.speaks[member] = self.spawn(self._guarded(self._speak(member, record)))
 
     # --- for the dead -----------------------------------------------------------------------------------------
 
     def _speak(self, member: int, record: InterruptionRecord) -> Verb[None]:
         self.speaking.add(member)
         try:
-            yield from coordinator.gone(member, self.world.scenario.members)
+            yield from coordinator.gone(member, len(self.book.known))
             yield from guardian.stand_in(copy.copy(self.book), member, record, self.by)
         finally:
             self.speaking.discard(member)
@@ -140,20 +230,37 @@ class Monitor(Process):
         yield Until(lambda: self.saw_death)
         self.engine.at(BARRIER_TIMEOUT if self.training.result is None else GRACE, self._leave_unbegun)
         self.engine.at(BARRIER_TIMEOUT + GRACE, self._give_up)
-        record = InterruptionRecord(0, Interruption.TERMINATED, initial_rank=self.member, message="died")
-        if self.training.accounted:
-            yield from self._guarded(coordinator.gone(self.member, self.world.scenario.members))
-        else:
-            yield from self._guarded(self._speak(self.member, record))
+        yield from self._guarded(self._last_words())
         yield Until(lambda: not self.speaking or self.lost_at is not None)
+        yield from self._serve()
         self.end("exits")
 
+    def _last_words(self) -> Verb[None]:
+        training, book = self.training, copy.copy(self.book)
+        place = training.ticket.place
+        record = InterruptionRecord(0, Interruption.TERMINATED, initial_rank=place, message="died")
+        if self.identity is None:
+            yield from joiner.speak_for_unknown(book, training.name, record, self.by, self.identify)
+        elif training.accounted and self.inside:
+            yield from coordinator.gone(self.member, len(book.known))
+        elif training.accounted:
+            yield from coordinator.return_ticket(self.member)
+        elif self.inside:
+            yield from self._speak(self.member, record)
+        else:
+            yield from joiner.speak_for((yield from joiner.follow(self.member)), record, self.by)
+
     def _leave_unbegun(self) -> None:
-        if self.alive and self.book.iteration == coordinator.JOINING:
+        if self.alive and self.book.iteration == coordinator.JOINING and not self.serves:
             self.end("exits: the job has not begun")
 
+    @property
+    def serves(self) -> bool:
+        """A store, with which the job goes on."""
+        return self.desk is not None and self.desk.next is not None
+
     def _give_up(self) -> None:
-        if self.alive:
+        if self.alive and not self.serves:
             self.world.overdue.add(self.member)
             self.end("exits: barrier_timeout")
 
@@ -183,13 +290,16 @@ class Monitor(Process):
         stopped = self.engine.now - self._looked > SOFT_TIMEOUT / 2 + INTERVAL
         self._looked = self.engine.now
         interrupted = iteration == self.book.iteration
+        # who votes has left its function; the verdict does not take for ever
+        votes = self.training.votes
+        lost_at = None if votes else self.lost_at
         return dataclasses.replace(
             self.view,
-            iteration=self.book.iteration,
+            iteration=self.book.iteration if self.inside else coordinator.JOINING,
             interrupted_at=_ns(when) if interrupted else None,
             atomic_at=now if seen.atomic and interrupted else self.view.atomic_at,
-            lease_until=None if self.ended and self.removed_at is None else _ns(self.training.lease_ends),
-            cut_off_at=_ns(self.lost_at if self.removed_at is None else self.removed_at),
+            lease_until=None if votes or (self.ended and self.removed_at is None) else _ns(self.training.lease_ends),
+            cut_off_at=_ns(lost_at if self.removed_at is None else self.removed_at),
             awake_since=now if stopped else self.view.awake_since,
         )
 

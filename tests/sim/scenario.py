@@ -18,7 +18,8 @@ class Kill:
     """Kill at a store operation, before it is sent or after it took effect, or at a time."""
 
     member: int
-    #: training | monitor | host (both; operations are counted in the training process)
+    #: training | monitor | host (both; operations are counted in the training process); or the newest store, also
+    #: counted there: store (alone) | store host (with the member on it)
     target: str
     #: number of the operation, from 1
     op: int | None = None
@@ -63,12 +64,31 @@ class Act:
 
 @dataclass(frozen=True)
 class StoreGone:
-    """The host of the base store goes down."""
+    """The newest store ends, the first one without anybody else; ``host``: and the member on its host."""
 
+    time: float
+    host: bool = False
+
+
+@dataclass(frozen=True)
+class Split:
+    """The hosts of these members are cut off from the first store and from all others for a while, and reach each
+    other."""
+
+    members: tuple[int, ...]
+    time: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Spawn:
+    """A process more is started, for this place. As ``member`` of other faults, it counts on from the founders."""
+
+    place: int
     time: float
 
 
-Fault = Kill | Cut | Freeze | Act | StoreGone
+Fault = Kill | Cut | Freeze | Act | StoreGone | Split | Spawn
 
 #: acts that interrupt an iteration and keep the member
 RAISES = ("raise", "raise at entry", "initialize raises", "hang")
@@ -105,24 +125,79 @@ class Scenario:
     slow: tuple[int, ...] = ()
     #: the function commits what it has done, inside ``atomic()``, that many times
     commits: int = 1
+    #: seconds after which a process that died, or left with an error, is replaced by a new one; None: it is not
+    respawn: float | None = None
+    #: option ``join``
+    join: str = "now"
+    #: how many monitors stand by for the loss of the store
+    standbys: int = 0
 
 
 def random_scenario(seed: int, members: int = 4, faults: int = 3) -> Scenario:
     """The job that belongs to a seed. Later faults prefer later iterations, where they meet a job half way."""
     rng = random.Random(f"scenario {seed}")
     longest = rng.choice((0.05, 0.5, 0.5, 2.0, 15.0))
+    failover = random.Random(f"standbys {seed}")
+    standbys = failover.choice((0, 0, 0, 0, 0, 2, 2, 1, 3)) if members > 1 else 0
+    if standbys:
+        longest = failover.choice((0.5, 2.0, 10.0, 40.0))
     chosen = tuple(_random_fault(rng, members, longest, number) for number in range(faults))
+    joins = random.Random(f"joins {seed}")
+    spawns = tuple(_random_spawn(joins, members, longest) for _ in range(joins.choice((0, 0, 0, 0, 0, 1, 2))))
+    if standbys:
+        chosen = (*chosen[: failover.choice((0, 0, 1, 1, 3))], *_random_losses(failover, members, longest))
     return Scenario(
         seed,
         members,
-        chosen,
+        (*chosen, *spawns),
         assignment=rng.choice(("shift", "shift", "at most 2", "at most 3", *ASSIGNMENTS)),
         shared_host=rng.random() < 0.3,
         delays=tuple(rng.random() * 10.0 for _ in range(members)) if rng.random() < 0.1 else (),
         longest=longest,
         slow=(rng.randrange(members),) if rng.random() < 0.15 else (),
         commits=rng.choice((0, 1, 1, 4)),
+        respawn=joins.choice((None, None, 0.0, 0.2, 3.0)),
+        join=joins.choice(("now", "now", "next_restart")),
+        standbys=standbys,
     )
+
+
+def _random_spawn(rng: random.Random, members: int, longest: float) -> Spawn:
+    """Mostly of a place that exists, which makes it a spare; sometimes the job grows."""
+    return Spawn(rng.randrange(members + (rng.random() < 0.3)), rng.random() * 3 * longest)
+
+
+#: the second loss comes so long after the first, or less: while they vote, while they join, or much later
+_LATER = (0.3, 3.0, 10.0, 30.0)
+
+
+def _random_losses(rng: random.Random, members: int, longest: float) -> list[Fault]:
+    """Of the store or of the way to it, and more while the others deal with that."""
+    time = rng.choice((0.1, 0.5, 1.0, 1.0)) + rng.random() * 2 * longest
+    losses: list[Fault] = []
+    for _ in range(rng.choice((1, 1, 2, 2, 3))):
+        losses.append(_random_loss(rng, members, time))
+        time += rng.random() * rng.choice(_LATER)
+    return losses
+
+
+def _random_loss(rng: random.Random, members: int, time: float) -> Fault:
+    draw = rng.random()
+    if draw < 0.3:
+        return StoreGone(time, host=rng.random() < 0.7)
+    if draw < 0.6:
+        side = tuple(member for member in range(members) if rng.random() < 0.5) or (members - 1,)
+        return Split(side, time, rng.choice((3.0, 9.0, 9.0, 16.0, 30.0)) * (0.7 + rng.random() * 0.6))
+    member = rng.randrange(members)
+    if draw < 0.8:
+        phase = rng.choice(("", "join", *_DELICATE))
+        target, op = rng.choice(("store", "store host", "host", "training")), rng.randint(1, 5 if phase else 40)
+        return Kill(member, target, op, rng.random() < 0.5, phase=phase, iteration=rng.randint(0, 2))
+    if draw < 0.9:
+        return Kill(member, rng.choice(("host", "training", "monitor")), time=time)
+    if draw < 0.95:
+        return Cut(member, time, rng.choice(_AWAY), rng.choice(("both", "out", "in")))
+    return Freeze(member, rng.choice(("training", "monitor", "host")), time, rng.choice(_AWAY))
 
 
 #: phases in which a kill is most likely to leave something half done

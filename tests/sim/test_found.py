@@ -7,7 +7,9 @@ import pytest
 from inprocess import coordinator
 from inprocess.protocol.messages import Roster
 from tests import sim
-from tests.sim.scenario import Act, Cut, Freeze, Kill, Scenario
+from tests.sim.scenario import Act, Cut, Freeze, Kill, Scenario, Spawn
+
+RESTARTS = tuple(Act(0, "raise", iteration) for iteration in range(20))
 
 FOUND = {
     # the others were left to hard_timeout, which killed healthy ranks
@@ -43,6 +45,22 @@ FOUND = {
         ),
         assignment="whole hosts",
     ),
+    # the last of many had no lease, and somebody who joined went on without it
+    "the last member is cut off when somebody wants to join": Scenario(
+        1, 2, (Kill(1, "training", time=0.3), Cut(0, 1.2, 30.0), Spawn(1, 1.4)), longest=60.0, commits=50
+    ),
+    # a process that joined waited for a verdict that was deleted just then, and everybody for that process
+    "somebody joins when the first verdicts are deleted": Scenario(
+        6, 2, (*RESTARTS, Kill(1, "training", time=0.3), Spawn(1, 7.5909)), longest=0.02, slow=(2,)
+    ),
+    # it went on from the roster, with itself in it, and did not notice that it had been let in
+    "somebody is let in when the roster is noted": Scenario(
+        28, 2, (*RESTARTS, Kill(1, "training", time=0.3), Spawn(1, 7.0084)), longest=0.02, slow=(2,)
+    ),
+    # its monitor waited for a deleted verdict, and sent no heartbeats
+    "the same, and its monitor is the slower one": Scenario(
+        54, 2, (*RESTARTS, Kill(1, "training", time=0.3), Spawn(1, 7.7113)), longest=0.02, slow=(2,)
+    ),
     # no heartbeat had ever got through, so no lease had begun
     "a monitor that is not heard from the beginning": Scenario(
         2152, 2, (Act(0, "hang"), Freeze(0, "monitor", 0.0, 3.0), Cut(0, 0.4416810404970338, 30.0, way="in"))
@@ -66,9 +84,9 @@ def test_stopped_monitor_is_no_fault_of_its_rank() -> None:
     ("fault", "kept", "result"),
     [
         (Freeze(1, "monitor", 6.0, 2.5), 2, "returned"),
-        (Freeze(1, "host", 0.05, 30.0), coordinator.KEEP_VERDICTS, None),
-        (Cut(1, 0.05, 30.0), coordinator.KEEP_VERDICTS, None),
-        (Cut(1, 0.05, 30.0, way="in"), coordinator.KEEP_VERDICTS, None),
+        (Freeze(1, "host", 0.3, 30.0), coordinator.KEEP_VERDICTS, None),
+        (Cut(1, 0.3, 30.0), coordinator.KEEP_VERDICTS, None),
+        (Cut(1, 0.3, 30.0, way="in"), coordinator.KEEP_VERDICTS, None),
     ],
     ids=["its monitor stands still", "its host stands still", "it is cut off", "it hears nothing"],
 )

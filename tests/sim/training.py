@@ -5,22 +5,24 @@ A main thread walks ``TRANSITIONS``; beside it a follower reads the chain of dec
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from inprocess import coordinator
+from inprocess import coordinator, joiner
 from inprocess.attribution import Interruption, InterruptionRecord
-from inprocess.exception import Fenced, RankDiscarded, StoreLost
+from inprocess.exception import Fenced, OptionError, RankDiscarded, RestartAbort, RestartError, StoreLost
 from inprocess.policy import LEASE_SHARE, RUNNING, Snapshot
 from inprocess.progress_watchdog import Silence
 from inprocess.protocol.book import Book
-from inprocess.protocol.messages import Arrival, Kind
+from inprocess.protocol.messages import Arrival, Entry, Fate, Kind, Ticket, Verdict, Vote
 from inprocess.protocol.ops import Pause
 from inprocess.protocol.phases import Event, Phase, next_phase
 from inprocess.rank_assignment import RankAssignmentCtx
 from inprocess.state import FrozenState, State
 from tests.sim.assignments import ASSIGNMENTS, ShutDown, assign
+from tests.sim.desk import PATIENCE, Contact, View
 from tests.sim.engine import Process, Until, Work
 from tests.sim.scenario import BARRIER_TIMEOUT, HEARTBEAT_TIMEOUT
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 #: progress_watchdog_interval (seconds)
 WATCHDOG = 1.0
+#: how long a desk may take to answer, and the verdict longer than it should (seconds)
+ANSWER, MORE = 2.0, 3.0
 
 Step = Generator[Any, Any, Event]
 
@@ -36,49 +40,127 @@ Step = Generator[Any, Any, Event]
 class Training(Process):
     """The training process of one member."""
 
-    def __init__(self, world: World, member: int) -> None:
-        super().__init__(world.engine, world.store, f"train{member}")
-        self.world, self.member = world, member
-        self.book = Book.founder(member, range(world.scenario.members), world.scenario.members)
-        #: what the follower found: ("next" | "rendezvous" | "start" | "outcome" | "aborted", iteration) -> value
-        self.found: dict[tuple[str, int], Any] = {}
+    def __init__(self, world: World, number: int, place: int) -> None:
+        super().__init__(world.engine, world.store, f"train{number}")
+        self.host, self.silence = number, world.silence
+        #: the store that it uses, and its connections to those that stand by, in the order in which they are asked
+        self.view, self.contacts = world.views[0], list[Contact]()
+        #: which process it is, in the order in which they started
+        self.world, self.number = world, number
+        size = max(world.scenario.members, place + 1)
+        self.ticket = Ticket(place, size, by=self.name)
+        self.book = self.founder_book()
+        self.entry = Entry.FOUND if number < world.scenario.members else Entry.REPLACE
+        if place >= world.scenario.members:
+            self.entry = Entry.GROW
+        self._begin()
+        #: since when it has a ticket, or has arrived as a founder
+        self.waits_since = 0.0
+        #: why it is not let in
+        self.refused = ""
         self.phase = Phase.JOIN
+        #: the next phase, where it is another one than the table says
+        self._detour: Phase | None = None
         #: why it leaves the job; empty while it stays
         self.quitting = ""
-        #: last iteration in which it arrived in the start round
-        self.started_in = -1
         #: its function's iteration while it is inside it
         self.inside: int | None = None
-        self.assignment = ASSIGNMENTS[world.scenario.assignment](member)
+        self.atomic = False
+        #: since when it makes no progress
+        self.stuck_since: float | None = None
+        #: it has voted
+        self.asked = False
+        #: how the call ended; None while it runs, and for ever where it was killed
+        self.result: str | None = None
+        self.delay = dict(enumerate(world.scenario.delays)).get(number, 0.0)
+        self.main = self.spawn(self._live())
+        self.follower = self.spawn(self._follow())
+        self.spawn(self._watch_monitor())
+
+    def _begin(self) -> None:
+        """What it knows at the beginning, with the first store and with any other."""
+        place, size = self.ticket.place, self.ticket.world_size
+        #: it knows who it is: a founder, or by its ticket
+        self.entered = False
+        #: what the follower found: ("next" | "rendezvous" | "start" | "outcome" | "aborted", iteration) -> value
+        self.found: dict[tuple[str, int], Any] = {}
+        #: last iteration in which it arrived in the start round
+        self.started_in = -1
+        self.assignment = ASSIGNMENTS[self.world.scenario.assignment](place)
         #: the assignment of this iteration, and the last one that its start round accepted
         self.proposed = self.placed = FrozenState(
-            rank=member, world_size=self.book.world_size, initial_rank=member, initial_world_size=self.book.world_size
+            rank=place, world_size=size, initial_rank=place, initial_world_size=size
         )
         #: it has its place in this iteration, or has given up on it
         self.assigned = True
-        #: inside ``atomic()``; from which iteration on it may not be entered any more
-        self.atomic, self.closed = False, math.inf
-        #: since when it makes no progress
-        self.stuck_since: float | None = None
-        #: the last iteration whose interruption it has answered
-        self.answered = -2
-        #: how the call ended; None while it runs, and for ever where it was killed
-        self.result: str | None = None
+        #: from which iteration on ``atomic()`` may not be entered any more
+        self.closed = math.inf
+        #: the last iteration whose interruption it has answered, and in which its function returned
+        self.answered = self.done_in = -2
         #: when the last heartbeat that got through was begun; a new monitor takes it over. None: there was none yet
         self.leased_from: float | None = None
         #: nobody needs to speak for it any more
         self.accounted = False
-        self.delay = world.scenario.delays[member] if world.scenario.delays else 0.0
-        self.main = self.spawn(self._live())
-        self.spawn(self._follow())
-        self.spawn(self._watch_monitor())
+        #: its connection to who closes the store
+        self.keeper: Contact | None = None
+        #: no desk was out of reach when it looked for them
+        self.met_all = True
+        #: it has lost the store and wants to vote; it is voting
+        self.wants_vote = self.votes = False
+
+    def founder_book(self) -> Book:
+        """The book at the beginning."""
+        if self.view.number:
+            return Book.founder(self.ticket.place, self.view.members, self.view.world_size)
+        return Book.founder(self.ticket.place, range(self.ticket.world_size), self.ticket.world_size)
+
+    @property
+    def founds(self) -> bool:
+        """It is a founder, if it comes in time."""
+        return self.entry is Entry.FOUND
+
+    @property
+    def moment(self) -> tuple[int, int]:
+        """Its store and iteration; later ones are larger."""
+        return self.view.number, self.book.iteration
+
+    @property
+    def member(self) -> int:
+        """Its id, as far as it knows."""
+        return self.book.member
 
     # --- the follower -----------------------------------------------------------------------------------------
 
+    def _join_job(self) -> Generator[Any, Any, int | None]:
+        """Answers the iteration before its first; None: it is not let in."""
+        if (yield from coordinator.join(self.book, self.name, self.entry)):
+            self._enter(self.book)
+            decision = yield from coordinator.await_next(-1)
+            yield from coordinator.refuse_stranger(self.book)
+            self._find("next", -1, decision)
+            return -1
+        book = yield from joiner.register(self.ticket)
+        self._enter(book)
+        now = self.world.scenario.join == "now"
+        decision = yield from joiner.await_place(book, self.ticket, now, lambda book: None)
+        if decision is None:
+            return self._refuse("late")
+        yield from coordinator.return_ticket(book.member)
+        self.book = copy.copy(book)
+        self._find("next", book.iteration, decision)
+        return book.iteration
+
+    def _enter(self, book: Book) -> None:
+        self.book, self.entered = copy.copy(book), True
+        self.waits_since = self.engine.now
+        self.notify()
+        if not book.was_founder:
+            self.world.monitors[self.number].identify(book.member)
+
     def _follow(self) -> Generator[Any, Any, None]:
         try:
-            iteration = -1
-            while self._goes_on(self._find("next", iteration, (yield from coordinator.await_next(iteration)))):
+            iteration = yield from self._join_job()
+            while iteration is not None and self._goes_on(self.found["next", iteration]):
                 iteration += 1
                 self._find("rendezvous", iteration, (yield from coordinator.await_rendezvous(iteration)))
                 start = self._find("start", iteration, (yield from coordinator.await_start(iteration)))
@@ -89,9 +171,23 @@ class Training(Process):
                     return
                 if start.go:
                     yield from self._abort(iteration)
-        except (StoreLost, Fenced):
+                self._find("next", iteration, (yield from coordinator.await_next(iteration)))
+        except StoreLost:
             self._find("lost", 0, True)
+            self.world.lost_touch(self)
             yield from self._abort(self.book.iteration)
+        except RestartAbort:
+            self._refuse("aborted")
+        except OptionError:
+            self._refuse("taken")
+        except Fenced:
+            self._refuse("fenced")
+        except RestartError:
+            self._refuse("nobody left")
+
+    def _refuse(self, why: str) -> None:
+        self.refused = why
+        self.notify()
 
     def _goes_on(self, decision: Any) -> bool:
         return not decision.abort and self.member not in decision.removed
@@ -99,8 +195,12 @@ class Training(Process):
     def _find(self, what: str, iteration: int, value: Any) -> Any:
         self.assigned = self.assigned and what != "next"
         self.engine.note(self.name, f"found {what}/{iteration}: {value}")
+        if what == "outcome" and iteration == self.book.iteration:
+            self.world.ended(self)
+        if what == "start" and value.go and not self.contacts:
+            self.contacts = self.world.make_contacts(self)
         self.found[what, iteration] = value
-        self.world.agree(what, iteration, value)
+        self.world.agree(self.view, what, iteration, value)
         self.notify()
         return value
 
@@ -114,7 +214,7 @@ class Training(Process):
         """No ``atomic()`` any more, the abort ladder, then the interrupt until the main thread is out."""
         self.closed = iteration
         yield Until(lambda: not self.atomic)
-        slow = self.world.take(self.member, iteration, "abort is slow")
+        slow = self.world.take(self.number, iteration, "abort is slow")
         yield Work(self.engine.rng.random() * (1.0 if slow else 0.05))
         while self.inside is not None:
             self.interrupt(self.main)
@@ -128,10 +228,10 @@ class Training(Process):
         while self.phase is not Phase.OUT:
             yield Pause(min(WATCHDOG, max(0.05, self.lease_ends - self.engine.now)))
             if self.engine.now >= self.lease_ends:
-                if self.phase in RUNNING and self.book.roster != (self.member,):
+                if self.phase in RUNNING:
                     self.end("ends itself: its lease is over")
                 continue
-            monitor = self.world.monitors[self.member]
+            monitor = self.world.monitors[self.number]
             if monitor.alive and silence.lasts(monitor.watched, HEARTBEAT_TIMEOUT / 3 / WATCHDOG):
                 self.world.kill_monitor(self, "killed: shows no life")
 
@@ -148,13 +248,27 @@ class Training(Process):
             try:
                 event = yield from _STEPS[self.phase](self)
             except (Fenced, StoreLost) as error:
-                self.quitting = self.quitting or f"cut off: {type(error).__name__}"
                 self.inside = None
-                event = Event.CUT_OFF
+                event = self._cut_off(error)
             self.engine.note(self.name, f"{self.phase.value}: {event.value}")
-            self.phase = next_phase(self.phase, event)
+            self.phase, self._detour = self._detour or next_phase(self.phase, event), None
         self.result = self.result or self.quitting
         self.end(f"exits: {self.result}")
+
+    def _cut_off(self, error: Exception) -> Event:
+        """Whoever has somebody to ask what becomes of the job leaves its function, and votes."""
+        self._detour = _AFTER_LOSS.get(self.phase)
+        if isinstance(error, Fenced) or not self.contacts or self.quitting or self._detour is None:
+            self._detour = None
+            self.quitting = self.quitting or f"cut off: {type(error).__name__}"
+            return Event.CUT_OFF
+        self.wants_vote = True
+        if ("lost", 0) not in self.found:  # the follower, on another connection, has not noticed yet
+            self.world.lost_touch(self)
+            self.follower.done = True
+            self.found["lost", 0] = True
+            self.follower = self.spawn(self._abort(self.book.iteration))
+        return Event.INTERRUPTED
 
     def _wait(self, what: str) -> Generator[Any, Any, Any]:
         """Wait for the follower to find ``what`` of this iteration. Raises StoreLost."""
@@ -170,10 +284,11 @@ class Training(Process):
         return self.found.get((what, self.book.iteration))
 
     def _takes(self, what: str) -> bool:
-        return self.world.take(self.member, self.book.iteration, what)
+        return self.world.take(self.number, self.book.iteration, what)
 
     def _record(self, what: str) -> InterruptionRecord:
-        return InterruptionRecord(self.placed.rank, Interruption.EXCEPTION, initial_rank=self.member, message=what)
+        place = self.ticket.place
+        return InterruptionRecord(self.placed.rank, Interruption.EXCEPTION, initial_rank=place, message=what)
 
     def _hook_time(self) -> Work:
         """How long a hook of the user takes: now and then much longer than on the other members."""
@@ -198,19 +313,28 @@ class Training(Process):
         )
 
     def _join(self) -> Step:
-        yield from coordinator.join(self.book, self.name)
         overdue = self.engine.now + BARRIER_TIMEOUT
         self.engine.at(BARRIER_TIMEOUT, self.notify)
-        yield Until(lambda: ("next", -1) in self.found or ("lost", 0) in self.found or self.engine.now >= overdue)
-        if not self._knows("next"):
+        yield Until(lambda: self._has_joined() or self.engine.now >= overdue)
+        if self.entered and not self.book.was_founder:
+            yield Until(self._has_joined)
+        if self.refused:
+            self.result, self.accounted = self.refused, True
+            return Event.COMPLETED
+        if not self._has_joined():
             self.quitting = "a founder is missing"
             return Event.QUIT
         return (yield from self._next())
 
+    def _has_joined(self) -> bool:
+        return bool(self.refused) or bool(self.found)
+
     def _next(self) -> Step:
         decision = yield from self._wait("next")
         self.book.apply(decision)
-        self.world.same_book(self.book)
+        self.world.same_book(self)
+        if not decision.abort:
+            self.world.let_in(self)
         if decision.abort:
             self.accounted = True
             self.quitting = "aborted"
@@ -227,7 +351,7 @@ class Training(Process):
             self.assigned = True
             return Event.NO_START
         start = ("start", self.book.iteration)
-        yield Until(lambda: self.leased_from is not None or start in self.found or ("lost", 0) in self.found)
+        yield Until(lambda: self._is_leased() or start in self.found or ("lost", 0) in self.found)
         yield self._hook_time()
         try:
             yield from self._take_place()
@@ -243,6 +367,9 @@ class Training(Process):
             return Event.QUIT
         return Event.OK
 
+    def _is_leased(self) -> bool:
+        return self.leased_from is not None or len(self.book.known) == 1
+
     def _take_place(self) -> Generator[Any, Any, None]:
         book, placed = self.book, self.placed
         state = State(
@@ -250,11 +377,11 @@ class Training(Process):
             world_size=book.world_size,
             active_rank=placed.active_rank,
             active_world_size=placed.active_world_size,
-            initial_rank=self.member,
+            initial_rank=self.ticket.place,
             initial_world_size=self.world.scenario.members,
             iteration=book.iteration,
         )
-        ctx = RankAssignmentCtx(state, None, set(book.terminated))
+        ctx = RankAssignmentCtx(state, None, set(book.terminated), set(book.fresh))
         self.assignment, ctx = yield from assign(self.assignment, ctx, f"iteration store {book.iteration}/")
         self.proposed = ctx.state.freeze()
 
@@ -306,10 +433,14 @@ class Training(Process):
             return Event.INTERRUPTED
         event = yield from self._function()
         if event is Event.OK:
+            self.done_in = self.book.iteration
             self.world.returned(self)
         return event
 
     def _function(self) -> Step:
+        if self.engine.now >= self.lease_ends:
+            self.end("ends itself: its lease is over")
+            yield Work(math.inf)
         self.world.enter(self)
         self.inside = self.book.iteration
         raises = self._takes("raise at entry")
@@ -366,17 +497,44 @@ class Training(Process):
         return Event.COMPLETED if outcome.completed else Event.INTERRUPTED
 
     def _complete(self) -> Step:
+        if not self.wants_vote and not (yield from self._may_return()):
+            self.quitting = "cut off: others may have gone on"
+            return Event.QUIT
         yield self._hook_time()
         self.world.completed(self)
         self.result = "returned"
         self.accounted = True
         return Event.OK
 
+    def _may_return(self) -> Generator[Any, Any, bool]:
+        """Tell all that stand by that the job is completed."""
+        silent = not self.met_all
+        for contact in self.contacts:
+            answer = None if contact.ended else (yield from contact.ask(Contact.say_completed, ANSWER))
+            if answer is not None and answer[0].fate is Fate.GO:
+                return False
+            silent = silent or (answer is None and not contact.ended)
+        return not silent or (yield from self._outlasts())
+
+    def _outlasts(self) -> Generator[Any, Any, bool]:
+        """Whether the store is still there when one that hears too little has closed itself."""
+        try:
+            yield Pause(1.25 * HEARTBEAT_TIMEOUT)
+            return bool((yield from coordinator.has_begun()))
+        except StoreLost:
+            return False
+
     def _wait_abort(self) -> Step:
+        if self.wants_vote:
+            yield Until(lambda: ("aborted", self.book.iteration) in self.found)
+            self.answered, self.closed = self.book.iteration, math.inf
+            return Event.OK
         outcome = self._knows("outcome") if self.quitting else (yield from self._wait("outcome"))
         if outcome and not outcome.completed:
             yield from self._wait("aborted")
         self.answered, self.closed = self.book.iteration, math.inf
+        if ("lost", 0) in self.found and self.contacts:
+            raise StoreLost("the follower lost the store")
         return Event.CUT_OFF if ("lost", 0) in self.found else Event.OK
 
     def _finalize(self) -> Step:
@@ -396,10 +554,11 @@ class Training(Process):
 
     def _end(self) -> Step:
         self.answered = self.book.iteration
+        if self.wants_vote:
+            return Event.QUIT if self.quitting else (yield from self._vote())
         if not self.quitting:
-            yield from coordinator.end_round(
-                self.book, Arrival(Kind.ALIVE, self.book.rank, self.book.world_size, by=self.name)
-            )
+            book = self.book
+            yield from coordinator.end_round(book, coordinator.alive(book, by=self.name))
             return (yield from self._next())
         if self.started_in < self.book.iteration:
             kind = Kind.DISCARDED if self.quitting == "discarded" else Kind.LEFT
@@ -408,10 +567,69 @@ class Training(Process):
         self.accounted = True
         return Event.QUIT
 
+    # --- the store is lost --------------------------------------------------------------------------------------
+
+    def _vote(self) -> Step:
+        """Ask those that stand by, one after the other, until one has decided."""
+        self.votes = self.asked = True
+        self.world.monitors[self.number].stop_beating()
+        vote = Vote.of(self.book.place, self.book.note(self.book.iteration))
+        for contact in self.contacts:
+            if contact.ended or (yield from contact.ask(Contact.ping, ANSWER)) is None:
+                continue
+            self.engine.note(self.name, f"votes at {contact.post.process.name}")
+            for other in (*self.contacts, self.keeper):
+                if other is not None and other is not contact:
+                    other.send(other.turn_away)
+            answer = yield from contact.ask(lambda asked: asked.vote(vote), PATIENCE + MORE)
+            if answer is not None:
+                return self._obey(*answer)
+            if not contact.ended:
+                break
+        self.quitting = "cut off: no verdict"
+        return self._lost()
+
+    def _lost(self) -> Event:
+        self.votes = False
+        return Event.CUT_OFF
+
+    def _obey(self, verdict: Verdict, view: View | None) -> Event:
+        self.engine.note(self.name, f"is told: {verdict}")
+        if verdict.fate is Fate.COMPLETED and verdict.iteration == self.book.iteration and self._has_returned():
+            self._detour = Phase.COMPLETE
+            return Event.COMPLETED
+        if verdict.fate is Fate.GO and view is not None and self.ticket.place in view.members:
+            self._begin_anew(view)
+            self._detour = Phase.JOIN
+            return Event.OK
+        self.quitting = "cut off: " + ("Fenced" if verdict.fate is Fate.GO else verdict.fate.value)
+        return self._lost()
+
+    def _has_returned(self) -> bool:
+        """Or has nothing to do in this iteration but to wait for the others."""
+        idle = self.started_in == self.book.iteration and self.is_reserve
+        return idle or self.done_in == self.book.iteration
+
+    def _begin_anew(self, view: View) -> None:
+        self.world.monitors[self.number].retire()
+        self.follower.done = True
+        self.world.keep(self.contacts)
+        self.view, self.store, self.contacts = view, view.store, []
+        self.entry = Entry.FOUND
+        self._begin()
+        self.book = self.founder_book()
+        self.follower = self.spawn(self._follow())
+        self.world.new_monitor(self)
+
     def _leave(self) -> Step:
         yield self._hook_time()
         return Event.OK
 
+
+#: where it goes on that has lost the store; it votes where the end round would be
+_AFTER_LOSS = {phase: Phase.END for phase in (Phase.ASSIGN, Phase.START, Phase.END)} | {
+    phase: Phase.ABORT for phase in (Phase.INITIALIZE, Phase.CHECK, Phase.RUN, Phase.FINISH, Phase.ABORT)
+}
 
 _STEPS = {
     Phase.JOIN: Training._join,

@@ -146,7 +146,7 @@ def test_launch_is_not_needed_for_binding() -> None:
 def _job(launch: Launch) -> Any:
     from inprocess.job import Job
 
-    return Job(launch, (0, 1))
+    return Job(launch, (0, 1), 0, 2)
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".local", "no such host"])

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import select
 import signal
 import subprocess
@@ -172,7 +173,7 @@ def rank(base: Base) -> Iterator[Callable[..., Rank]]:
     ranks: list[Rank] = []
 
     def make(member: int = 0, members: int = 2, **config: Any) -> Rank:
-        settings = {"store": base.spec.to_json(), "members": members, "roster": tuple(range(members)), **config}
+        settings = {"store": base.spec.to_json(), "roster": tuple(range(members)), "rank": member, **config}
         ranks.append(Rank(member=member, **settings))
         return ranks[-1]
 
@@ -430,7 +431,7 @@ def test_the_smallest_live_member_serves_where_nobody_is_the_host(base: Base, ra
 def test_one_that_is_far_behind_goes_on_where_the_others_are(base: Base, rank: Make) -> None:
     """The verdicts that it would walk along are deleted."""
     late = rank(members=3, rendezvous="smallest", iteration=2)
-    base.do(coordinator.forget(20, Book(0, (0, 1), iteration=20, founders=frozenset((0, 1, 2)))))
+    base.do(coordinator.forget(20, Book(0, (0, 1), iteration=20, known=frozenset((0, 1, 2)))))
     late.start()
     base.connection.wait(["20/rendezvous"], timedelta(seconds=SOON))  # no timer ends a wait in C
 
@@ -438,7 +439,7 @@ def test_one_that_is_far_behind_goes_on_where_the_others_are(base: Base, rank: M
 def test_one_that_is_far_behind_and_was_given_up_ends_its_rank(base: Base, rank: Make) -> None:
     late = rank(iteration=2, soft_timeout=0.2, hard_timeout=0.4)
     late.do("board.begin(2); board.enter(Phase.RUN); board.unprotect()")
-    base.do(coordinator.forget(20, Book(1, (1,), iteration=20, founders=frozenset((0, 1)))))
+    base.do(coordinator.forget(20, Book(1, (1,), iteration=20, known=frozenset((0, 1)))))
     late.start(joined=False)
     assert late.ended() in (-signal.SIGTERM, -signal.SIGKILL)
 
@@ -468,6 +469,31 @@ def test_a_rank_that_failed_is_spoken_for_with_its_reason(base: Base, rank: Make
     failed.monitor_ended(monitor)
 
 
+def test_a_rank_that_failed_before_its_monitor_saw_the_job_is_spoken_for(base: Base, rank: Make) -> None:
+    """However long that monitor takes to import torch: the others would wait for its first heartbeat."""
+    failed = rank(termination_grace_time=0.001)
+    base.begin(0, 1)
+    monitor = failed.start(joined=False)
+    failed.do("import dataclasses; monitor.config = dataclasses.replace(monitor.config, termination_grace_time=30)")
+    failed.do("monitor.bye('failed', why='disk full')")
+    cause = base.outcome().cause
+    assert cause is not None and cause.message == "left the call: disk full"
+    base.end(1, (0, 1))
+    failed.monitor_ended(monitor)
+
+
+def test_where_the_job_cannot_be_read_the_host_need_not_wait_for_it(base: Base, rank: Make) -> None:
+    """Its monitor did not know yet whether it was a founder's."""
+    base.do(coordinator.join(Book.founder(0, (0, 1), 2), "me"))
+    base.connection.set("-1/end/1", "no entry")
+    base.connection.set("-1/next", "no verdict")
+    failed = rank(identified=False, me="me")
+    monitor = failed.start(joined=False)
+    failed.do("monitor.bye('failed', why='no verdict')")
+    base.do(awaiting("gone/0"))
+    failed.monitor_ended(monitor)
+
+
 def test_the_host_s_monitor_stays_until_nobody_needs_the_store(rank: Make) -> None:
     host, monitor, port = serving(rank)
     connection = complete_call(port)
@@ -477,6 +503,14 @@ def test_the_host_s_monitor_stays_until_nobody_needs_the_store(rank: Make) -> No
     host.monitor_ended(monitor)
     assert host.do("monitor_process.reap_lingering(); answer = list(monitor_process._lingering)") == []
     del connection
+
+
+def test_the_store_s_host_may_have_many_descriptors(base: Base, rank: Make) -> None:
+    host = rank(members=1, store=store.StoreSpec(prefix="c").to_json(), serve_port=0)
+    host.do("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(7)[1]))")
+    monitor = host.start()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert resource.prlimit(monitor, resource.RLIMIT_NOFILE) == (hard, hard)
 
 
 def test_the_host_of_the_next_call_waits_for_the_port(rank: Make) -> None:
@@ -514,7 +548,9 @@ def test_a_killed_monitor_is_replaced_and_the_new_one_protects(base: Base, rank:
 def test_too_many_deaths_are_an_error(rank: Make) -> None:
     kept = rank()
     kept.do("monitor_process.REPLACEMENTS = 0")
-    os.kill(kept.start(), signal.SIGKILL)
+    monitor = kept.start()
+    os.kill(monitor, signal.SIGKILL)
+    kept.monitor_ended(monitor)  # one that lives is not replaced
     assert "died 1 times" in kept.do("monitor.replace(Book(0, (0, 1), 0))")
 
 

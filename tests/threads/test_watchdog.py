@@ -14,9 +14,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from inprocess import clock, progress_watchdog
-from inprocess.board import PROGRESS, WATCHED, Board
+from inprocess import clock, fence, progress_watchdog
+from inprocess.board import LEASE, PROGRESS, WATCHED, Board
 from inprocess.progress_watchdog import ProgressWatchdog, Silence
+from inprocess.protocol.phases import Phase
 
 #: a ceiling, not a duration (seconds)
 SOON = 20.0
@@ -116,6 +117,21 @@ def test_stopping_does_not_wait_for_the_interval(board: Board) -> None:
     watchdog.stop()
     assert clock.monotonic() - begin < SOON
     assert not watchdog.is_alive()
+
+
+def test_a_lease_that_is_over_outside_the_function_does_not_keep_it_awake(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    real = fence.watch
+    monkeypatch.setattr(fence, "watch", lambda board: looks.append(1) or real(board))
+    board.enter(Phase.LEAVE)
+    board.slots[LEASE] = 1
+    watchdog = ProgressWatchdog(board, 0.05)
+    watchdog.start()
+    stamps(board, 5)
+    watchdog.stop()
+    assert len(looks) < 100  # about three for each stamp; one per millisecond would be 250
 
 
 def test_one_that_was_never_started_can_be_stopped(board: Board) -> None:

@@ -28,6 +28,7 @@ class Cluster:
     """A job of which ranks die. `make(name)` builds the rank assignment of the member with that initial rank."""
 
     def __init__(self, size: int, make: Callable[[int], object], rank_filter: object = None) -> None:
+        self.make, self.rank_filter, self.fresh = make, rank_filter, set[int]()
         self.members = [
             Member(
                 name,
@@ -57,14 +58,31 @@ class Cluster:
         if not without:
             check_agreement(states)
         if commit:
-            self.gone = set()
+            self.gone, self.fresh = set(), set()
             self.members = [member for member in self.members if member.name in states]
             for member in self.members:
                 member.state = states[member.name]
         return states
 
+    def join(self, places: dict[int, int], dead: Collection[int] = (), commit: bool = True) -> dict[int, State]:
+        """New members (name: place) join, and all others, whose names are their places, are back in theirs."""
+        self.members = [member for member in self.members if member.name not in dead]
+        size = 1 + max([*places.values(), *(member.name for member in self.members), *self._sizes()])
+        for member in self.members:
+            member.state.rank, member.state.world_size = member.name, size
+        for name, place in places.items():
+            state = State(rank=place, world_size=size, initial_rank=place, initial_world_size=size)
+            self.members.append(Member(name, state, adapt_rank_assignment(self.make(name), self.rank_filter)))
+        self.members.sort(key=lambda member: member.name)
+        self.fresh |= set(places.values())
+        self.gone = set(range(size)) - {member.state.rank for member in self.members}
+        return self.restart(commit=commit)
+
+    def _sizes(self) -> list[int]:
+        return [member.state.world_size - 1 for member in self.members]
+
     def _run(self, member: Member, store: dist.Store) -> State | None:
-        ctx = RankAssignmentCtx(copy.copy(member.state), store, set(self.gone))
+        ctx = RankAssignmentCtx(copy.copy(member.state), store, set(self.gone), set(self.fresh))
         try:
             return member.assign(ctx).state
         except RankDiscarded:

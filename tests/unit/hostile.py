@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable
@@ -15,7 +16,19 @@ from hypothesis import strategies as st
 
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.protocol import messages
-from inprocess.protocol.messages import Arrival, Decision, Kind, Outcome, Roster, Start
+from inprocess.protocol.book import Book
+from inprocess.protocol.messages import (
+    Arrival,
+    Decision,
+    Fate,
+    Kind,
+    Outcome,
+    Roster,
+    Start,
+    Ticket,
+    Verdict,
+    Vote,
+)
 
 T = TypeVar("T")
 #: how many examples each fuzz test runs; the everyday ones are the same every time
@@ -57,11 +70,14 @@ def arrivals(draw: Any) -> Arrival:
     size = draw(st.integers(1, messages.MAX_RANKS - 1))
     rank = draw(st.integers(0, size - 1))
     if kind is not Kind.RANK:
-        return Arrival(kind, rank, size, by=by)
+        return Arrival(kind, rank, size, by=by, place=draw(st.none() | numbers), fresh=draw(st.booleans()))
     active = draw(st.integers(1, size))
     return Arrival(kind, rank, size, active, draw(st.none() | st.integers(0, active - 1)), by)
 
 
+tickets = st.tuples(st.integers(0, 99), st.integers(1, 99), st.text(max_size=20), st.booleans()).map(
+    lambda drawn: Ticket(drawn[0], drawn[0] + drawn[1], *drawn[2:])
+)
 starts = st.integers(0, 1000).map(lambda size: Start(size > 0, size))
 outcomes = st.builds(Outcome, st.just(True), st.none(), ascending) | st.builds(Outcome, st.just(False), records)
 
@@ -70,8 +86,31 @@ outcomes = st.builds(Outcome, st.just(True), st.none(), ascending) | st.builds(O
 def decisions(draw: Any) -> Decision:
     found = tuple(draw(st.lists(records, max_size=3)))
     count = len(found) + draw(st.integers(0, 100))
-    return Decision(draw(ascending), draw(ascending), found, count, draw(st.text(max_size=20)))
+    gone, reason = draw(ascending), draw(st.text(max_size=20))
+    seats = draw(
+        st.dictionaries(st.integers(messages.FIRST_JOINER, messages.MAX_RANKS - 1), st.integers(0, 9), max_size=3)
+    )
+    joined = tuple(sorted({place: (member, place) for member, place in seats.items()}.values()))
+    if reason or not joined:
+        return Decision(gone, draw(ascending), found, count, reason, fresh=draw(ascending))
+    fresh = tuple(sorted(place for _, place in joined))
+    free = tuple(sorted(draw(st.sets(st.integers(0, 9), max_size=3)).difference(fresh)))
+    return Decision(gone, free, found, count, "", joined, 10, fresh)
 
+
+@st.composite
+def rosters(draw: Any) -> Roster:
+    book = Book(0, draw(ascending))
+    return dataclasses.replace(book.note(draw(st.integers(-1, 1000))), joined=tuple((m, 1) for m in draw(ascending)))
+
+
+votes = st.builds(Vote.of, numbers, rosters())
+verdicts = st.builds(Verdict, st.sampled_from((Fate.COMPLETED, Fate.REFUSED)), reason=st.text(max_size=20)) | st.builds(
+    lambda roster, host, port: Verdict(Fate.GO, roster.members or ((0, 1),), roster.iteration, host, port),
+    rosters(),
+    numbers,
+    st.integers(1, 65535),
+)
 
 #: each kind of message: what loads it, and good ones
 KINDS: dict[str, tuple[Callable[[bytes | str, str], Any], st.SearchStrategy[Any]]] = {
@@ -80,7 +119,10 @@ KINDS: dict[str, tuple[Callable[[bytes | str, str], Any], st.SearchStrategy[Any]
     "outcome": (messages.load_outcome, outcomes),
     "decision": (messages.load_decision, decisions()),
     "record": (messages.load_record, records),
-    "roster": (messages.load_roster, st.builds(Roster, st.integers(0, 1000), ascending)),
+    "roster": (messages.load_roster, rosters()),
+    "ticket": (messages.load_ticket, tickets),
+    "vote": (messages.load_vote, votes),
+    "verdict": (messages.load_verdict, verdicts),
 }
 
 # --- bad ones
@@ -121,6 +163,7 @@ json_values = st.recursive(
 )
 _FIELDS = (
     *("kind", "rank", "world_size", "active_world_size", "active_rank", "by", "go", "completed", "cause", "removed"),
+    *("place", "fresh", "joined", "places", "members", "iteration", "closed"),
     *("terminated", "records", "record_count", "abort", "interruption", "initial_rank", "message", "where"),
 )
 objects = st.dictionaries(st.sampled_from(_FIELDS), json_values, max_size=6)

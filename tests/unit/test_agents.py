@@ -13,12 +13,18 @@ from inprocess.environment import Launch
 from inprocess.exception import OptionError
 from inprocess.job import Job
 from inprocess.options import Options
-from inprocess.store import FileStore, StoreSpec, TCPStore
+from inprocess.protocol.book import Book
+from inprocess.protocol.messages import FIRST_JOINER, Entry
+from inprocess.store import FileStore, Seat, StoreSpec, TCPStore
+
+
+def a_job(agent_store: bool = False, calls: int = 2, place: int = 0, outside: bool = False) -> Job:
+    launch = Launch(rank=0, world_size=2, host="10.0.0.1", port=29500, agent_store=agent_store, attempt="0")
+    return Job(launch, (0, 1), place, 2, calls, outside=outside)
 
 
 def spec(agent_store: bool = False, calls: int = 2, **options: Any) -> StoreSpec:
-    launch = Launch(rank=0, world_size=2, host="10.0.0.1", port=29500, agent_store=agent_store, attempt="0")
-    return _store_spec(Options.build(**options), Job(launch, (0, 1), calls))
+    return _store_spec(Options.build(**options), a_job(agent_store, calls))
 
 
 @pytest.mark.parametrize("factory", [None, TCPStore])
@@ -44,6 +50,42 @@ def test_another_store_class() -> None:
     assert StoreSpec.from_json(found.to_json()) == found
     with pytest.raises(OptionError, match="must be a class or function at the top level"):
         spec(store_factory=lambda: None)
+
+
+class Outliving:
+    """A store that outlives jobs, so it has to tell them apart."""
+
+    @classmethod
+    def inprocess_enter(cls, kwargs: dict[str, Any], seat: Seat, timeout: float) -> tuple[dict[str, Any], bool]:
+        seen = [seat.rank, seat.me, seat.attempt, seat.entry.value, list(seat.members()), seat.last()[0], timeout]
+        return kwargs | {"seat": seen}, bool(kwargs["founds"])
+
+
+def test_a_store_is_asked_for_the_arguments_of_this_job() -> None:
+    found = spec(store_factory=Outliving, store_kwargs={"url": "there", "founds": 1}, barrier_timeout=100)
+    rank, me, attempt, *rest = found.kwargs["seat"]
+    assert (found.kwargs["url"], rank, attempt, rest) == ("there", 0, "0", ["found", [0, 1], "", 100.0])
+    assert me.startswith("pid ")
+
+
+def test_a_store_says_who_comes_too_late() -> None:
+    """By the place that it has; in the next call it begins with the others, if it was let in."""
+    job = a_job(place=1)
+    found = _store_spec(Options.build(store_factory=Outliving, store_kwargs={"founds": 0}), job)
+    assert found.kwargs["seat"][0] == 1
+    assert job.outside and job.entry is Entry.GROW
+    job.leave(job.book())
+    assert job.outside and job.last == ("", ())  # it never had a ticket
+    joined = Book(FIRST_JOINER + 1, (0, FIRST_JOINER + 1), places={FIRST_JOINER + 1: 1})
+    job.leave(joined)
+    assert not job.outside
+    assert (job.members, job.last[0]) == ((0, 1), f"2.{FIRST_JOINER + 1}")
+    assert job.last[1] == ("2.0", job.last[0])
+
+
+def test_who_let_the_job_grow_begins_the_next_call_with_the_others() -> None:
+    launch = Launch(2, 3, "10.0.0.1", 29500, agent_store=False, attempt="0", entry=Entry.GROW)
+    assert [Job(launch, (0, 1, 2), 2, 3, calls).entry for calls in (1, 2)] == [Entry.GROW, Entry.FOUND]
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,21 @@ def test_short_sections_have_time(call: Call) -> None:
         assert call.seen.soft_timeout == 5 * S
 
 
+def test_what_other_ranks_learned_counts(call: Call) -> None:
+    """Loaded or calculated, beside what this rank has seen itself."""
+    call.timeouts.observed.section("save", 3.0)
+    state = call.timeouts.state_dict()
+    call.timeouts.load_state_dict({**state, "sections": {"save": [3, 4.0]}})
+    with call.section("save"):
+        assert call.seen.soft_timeout == 20 * S
+    call.timeouts.observed.section("save", 6.0)
+    assert call.timeouts.calculate()["sections"] == {"save": 30.0}
+    with call.section("save"):
+        assert call.seen.soft_timeout == 30 * S
+    call.ping()
+    assert not call.timeouts.observed.heartbeat, "pings are stamped, not measured"
+
+
 @pytest.mark.parametrize("timeout", [0, 0.0, -1.0])
 def test_timeout_of_a_section_must_be_positive(call: Call, timeout: float) -> None:
     with pytest.raises(OptionError, match="timeout"), call.section("save", timeout):

@@ -25,21 +25,9 @@ from inprocess.protocol.messages import (
 from inprocess.protocol.ops import Read, Wait
 from tests.sim.engine import SimStore
 
+from .verbs import do
+
 RECORD = InterruptionRecord(1, Interruption.EXCEPTION, initial_rank=1, message="ValueError: no")
-
-
-def do(store: SimStore, verb: Any, steps: int | None = None) -> Any:
-    """Carry out a verb, or only its first ``steps`` operations (its process dies then). A wait finds what is there."""
-    answer, count = None, 0
-    while True:
-        try:
-            op = verb.send(answer)
-        except StopIteration as end:
-            return end.value
-        if count == steps:
-            return None
-        count += 1
-        answer = store.data.get(op.key) if isinstance(op, Wait) else store.execute(op)
 
 
 def books(members: int, iteration: int = 0) -> list[Book]:
@@ -373,7 +361,7 @@ def test_the_verdicts_go_after_the_roster_is_there(store: SimStore) -> None:
         store.data |= {"0/outcome": b"kept", "0/next": b"kept"}
         do(store, coordinator.forget(LATE, at(LATE, 2, 4)), steps)
         assert {"0/outcome", "0/next"} <= store.data.keys() or "roster" in store.data
-    assert store.data == {"roster": b'{"iteration":16,"removed":[2,4]}'}
+    assert store.data == {"roster": b'{"iteration":16,"members":[[0,1],[3,3]]}'}
 
 
 def test_the_roster_never_goes_back(store: SimStore) -> None:
@@ -389,7 +377,7 @@ def test_the_roster_never_goes_back(store: SimStore) -> None:
         with contextlib.suppress(StopIteration):
             while True:
                 waiting = late.send(store.execute(waiting))
-        assert store.data["roster"] == b'{"iteration":18,"removed":[2,3]}'
+        assert store.data["roster"] == b'{"iteration":18,"members":[[0,1],[4,4]]}'
 
 
 @pytest.mark.parametrize(
@@ -405,17 +393,32 @@ def test_who_waits_for_a_deleted_verdict_is_told(store: SimStore, verb: Any) -> 
     do(store, coordinator.forget(LATE + 3, at(LATE + 3, 1)))
     with pytest.raises(coordinator.Behind, match="in iteration 3; the others are in 19") as found:
         do(store, verb(3))
-    assert found.value.roster == Roster(LATE + 3, (1,))
+    assert found.value.roster == Roster(LATE + 3, ((0, 0), (2, 4)))
 
 
 def test_who_waits_for_a_verdict_to_come_goes_on_waiting(store: SimStore) -> None:
     """Also where the others have come further since it looked last: that verdict is still there."""
     do(store, coordinator.forget(LATE + 3, at(LATE + 3, 1)))
-    do(store, coordinator.refuse_behind(4))
-    waiting = coordinator.await_next_awake(4)
-    assert next(waiting) == Wait("4/next", coordinator.RECOUNT)
+    here = LATE + 4 - coordinator.KEEP_VERDICTS // 2
+    do(store, coordinator.refuse_behind(here))
+    waiting = coordinator.await_next_awake(here)
+    assert next(waiting) == Wait(f"{here}/next", coordinator.RECOUNT)
     assert waiting.send(None) == Read("roster")
-    assert waiting.send(store.data["roster"]).key == "4/rendezvous"
+    assert waiting.send(store.data["roster"]).key == f"{here}/rendezvous"
+
+
+def test_who_has_looked_may_wait_for_some_more_iterations(store: SimStore) -> None:
+    """A verdict may be the next to be deleted when it is looked for, and gone when it is waited for. So the roster is
+    there, and refuses, long before."""
+    store.write("0/outcome", "a verdict")
+    for iteration in range(LATE):
+        do(store, coordinator.forget(iteration, at(iteration)))
+        if iteration < LATE // 2:
+            do(store, coordinator.refuse_behind(0))
+        else:
+            with pytest.raises(coordinator.Behind):
+                do(store, coordinator.refuse_behind(0))
+    assert "0/outcome" in store.data
 
 
 def test_giving_up_by_one_that_was_out_of_reach_reaches_the_others(store: SimStore) -> None:
@@ -531,7 +534,7 @@ def test_a_verdict_about_strangers(store: SimStore, decision: Decision, words: s
 def test_a_verdict_about_members_that_have_gone_before_is_none_about_strangers(store: SimStore) -> None:
     """A new monitor may begin with a roster that is newer than its iteration."""
     store.data["0/next"] = dump(Decision(removed=(1,))).encode()
-    book = Book(0, (0,), iteration=0, founders=frozenset((0, 1)))
+    book = Book(0, (0,), iteration=0, known=frozenset((0, 1)))
     assert do(store, coordinator.await_next(0, book=book)).removed == (1,)
 
 

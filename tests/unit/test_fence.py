@@ -18,6 +18,8 @@ from inprocess.interrupt import Gate, Interrupter
 from inprocess.loop import Loop
 from inprocess.monitor_config import MonitorConfig
 from inprocess.monitor_link import Joined, Link
+from inprocess.protocol.book import Book
+from inprocess.protocol.messages import Decision
 from inprocess.protocol.phases import Phase
 
 S = 1_000_000_000
@@ -103,7 +105,7 @@ def link(board: Board) -> Callable[..., Link]:
     posted: list[object] = []
 
     def make(roster: tuple[int, ...] = (0, 1)) -> Link:
-        config = MonitorConfig(member=1, roster=roster, members=2, store="", heartbeat_timeout=10.0)
+        config = MonitorConfig(member=1, roster=roster, store="", heartbeat_timeout=10.0)
         return Link(config, board, posted.append)
 
     make.posted = posted  # type: ignore[attr-defined]
@@ -127,7 +129,15 @@ def test_a_lease_that_has_run_out_is_not_renewed(link: Callable[..., Link], boar
     assert made.lease_until == board.slots[LEASE] == over
 
 
-def test_who_is_alone_needs_no_lease(link: Callable[..., Link], board: Board) -> None:
+def test_the_last_of_many_has_a_lease(link: Callable[..., Link], board: Board) -> None:
+    """A process that waits to join watches it, and goes on without it where it cannot be heard."""
+    made = link()
+    made._move(Book.apply, Decision(removed=(0,)))
+    made._beaten(monotonic_ns() / 1e9)
+    assert made.book.roster == (1,) and made.lease_until is not None
+
+
+def test_who_was_never_with_others_needs_no_lease(link: Callable[..., Link], board: Board) -> None:
     board.slots[LEASE] = monotonic_ns() + S
     made = link((1,))
     made._beaten(monotonic_ns() / 1e9)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
-from inprocess.exception import OptionError, RestartAbort
+from inprocess import clock
+from inprocess.exception import OptionError, RestartAbort, TooFewRanks
 from inprocess.initialize import RetryController
 from inprocess.state import FrozenState
 
@@ -39,6 +42,30 @@ def test_within_the_limits() -> None:
 def test_beyond_them(at: FrozenState, words: str) -> None:
     with pytest.raises(RestartAbort, match=words):
         RetryController(3, 3, 2)(at)
+
+
+def test_it_waits_from_the_first_iteration_with_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    controller = RetryController(min_world_size=3, wait_for_replacement=timedelta(seconds=10))
+    for then, left in ((0, 10), (4, 6)):
+        now[0] = 100.0 + then
+        with pytest.raises(TooFewRanks, match="nobody came within wait_for_replacement=10s") as found:
+            controller(state(1, 2))
+        assert found.value.patience == left
+    assert controller(state(2, 3)) == state(2, 3)
+    with pytest.raises(TooFewRanks) as found:
+        controller(state(3, 2))
+    assert found.value.patience == 10
+    now[0] += 10
+    with pytest.raises(RestartAbort, match=r"world_size=2 is less than min_world_size=3$"):
+        controller(state(4, 2))
+
+
+def test_with_too_many_iterations_it_does_not_wait() -> None:
+    with pytest.raises(RestartAbort, match="max_iterations=1; world_size=2") as found:
+        RetryController(1, 3, wait_for_replacement=10)(state(1, 2))
+    assert not isinstance(found.value, TooFewRanks)
 
 
 @pytest.mark.parametrize("name", ["max_iterations", "min_world_size", "min_active_world_size"])

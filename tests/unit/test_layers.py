@@ -14,7 +14,7 @@ PACKAGE = ROOT / "inprocess"
 FILES = sorted(PACKAGE.rglob("*.py"))
 #: one of the coordinator's keys inside a text: a braced iteration or a fixed word before the slash
 KEY = re.compile(
-    r"^(\{\}|-?\d+)/(start|end|next|outcome|done|rendezvous|record|abort)|^(beat|gone)/|^gone#$|^over$|^roster$"
+    r"^(\{\}|-?\d+)/(start|end|next|outcome|done|rendezvous|record|abort|wanted)|^(beat|gone)/|^gone#$|^over$|^roster$|^ticket"
 )
 
 

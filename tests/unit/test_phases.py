@@ -61,7 +61,7 @@ def test_a_rank_can_leave_from_everywhere(phase: Phase) -> None:
         event = Event.QUIT if path[-1] in (Phase.END, Phase.LEAVE) else Event.OK
         assert path[-1] not in (Phase.ASSIGN, Phase.RUN)
         assert len(path) < 8, f"{path} does not lead out"
-    nobody_waits = phase in (Phase.JOIN, Phase.COMPLETE, Phase.LEAVE)
+    nobody_waits = phase in (Phase.JOIN, Phase.COMPLETE, Phase.MOVE, Phase.LEAVE)
     assert (Phase.END in path) is not nobody_waits
 
 
@@ -70,8 +70,8 @@ def test_out_is_the_end() -> None:
 
 
 def test_impossible_pair_names_both() -> None:
-    with pytest.raises(LookupError, match=r"'join' on event 'completed'"):
-        next_phase(Phase.JOIN, Event.COMPLETED)
+    with pytest.raises(LookupError, match=r"'join' on event 'interrupted'"):
+        next_phase(Phase.JOIN, Event.INTERRUPTED)
 
 
 def test_codes_for_the_board() -> None:

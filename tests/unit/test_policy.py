@@ -132,3 +132,21 @@ def test_a_fenced_rank_is_not_given_grace_and_others_are() -> None:
     assert fence[0] == FENCE
     assert kill == [HARD]
     assert Kill(policy.decide(100 * S, RUN, view(reported=2))[0].record).at_once is False
+
+
+def test_unheard_where_heartbeats_do_not_get_through() -> None:
+    """With a timeout of 20 s the lease is 18 s; from 14 s after the last heartbeat on it is looked closely, for 1 s."""
+    unheard = policy.Unheard(20.0)
+    assert unheard.look_at(18.0) == pytest.approx(14.0)
+    assert not unheard.is_sure(4.1, now=100.0)
+    assert not unheard.is_sure(4.0, now=100.1)
+    assert unheard.look_at(4.0) == 0.0
+    assert not unheard.is_sure(3.2, now=100.9)
+    assert unheard.is_sure(3.0, now=101.1)
+
+
+def test_a_heartbeat_after_everything_stood_still() -> None:
+    unheard = policy.Unheard(20.0)
+    assert not unheard.is_sure(0.5, now=100.0)
+    assert not unheard.is_sure(18.0, now=100.2)
+    assert not unheard.is_sure(4.0, now=115.0)

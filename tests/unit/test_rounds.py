@@ -7,8 +7,9 @@ import random
 import pytest
 
 from inprocess.attribution import Interruption, InterruptionRecord
-from inprocess.protocol.messages import MAX_RECORDS, Arrival, Kind, Start
-from inprocess.protocol.rounds import MISSING, decide_end, decide_start
+from inprocess.protocol.messages import FIRST_JOINER as J
+from inprocess.protocol.messages import MAX_RECORDS, Arrival, Kind, Start, Ticket
+from inprocess.protocol.rounds import MISSING, decide_end, decide_start, seat
 
 
 def took(text: str, size: int | None = None, active: int | None = None) -> dict[int, Arrival]:
@@ -115,11 +116,62 @@ def test_records_are_capped_and_counted() -> None:
     assert (len(decision.records), decision.record_count) == (MAX_RECORDS, 100)
 
 
+TICKETS = {J + 1: Ticket(1, 4), J + 2: Ticket(3, 4), J + 3: Ticket(3, 4), J + 4: Ticket(4, 5)}
+
+
 def test_order_does_not_matter() -> None:
     """Whoever decides comes to the same verdict, so two deciders cannot disagree."""
     shuffle = random.Random(0)
     for round_ in ("0 x 2 3", "x l x 3"):
-        items = list(ended(round_).items())
-        first = decide_end(dict(items), [], 0)
+        items, tickets = list(ended(round_).items()), list(TICKETS.items())
+        first = decide_end(dict(items), [], 0, tickets=dict(tickets))
+        assert first.joined
         shuffle.shuffle(items)
-        assert decide_end(dict(items), [], 0) == first
+        shuffle.shuffle(tickets)
+        assert decide_end(dict(items), [], 0, tickets=dict(tickets)) == first
+
+
+@pytest.mark.parametrize(
+    ("taken", "tickets", "seats"),
+    [
+        ("0 2 3", "1/4", "1"),  # its own place
+        ("0 1 2 3", "1/4", "-"),  # none is free: it waits
+        ("0 3", "3/4", "1"),  # its own is taken: the first free one
+        ("0", "3/4 3/4", "3 1"),  # two for one place: the first ticket wins, the second takes another
+        ("0 1 2", "3/4 3/4", "3 -"),
+        ("0 1", "0/2 1/2", "- -"),
+        ("0 1", "2/3", "2"),  # the job grows
+        ("0 1", "5/6 0/6", "5 2"),
+        ("1 2", "3/4 0/4 1/4", "3 0 -"),  # everybody's own place goes before a spare's
+        ("", "0/1", "0"),
+    ],
+)
+def test_who_gets_which_place(taken: str, tickets: str, seats: str) -> None:
+    """Tickets are RANK/WORLD_SIZE, in the order in which they were taken."""
+    drawn = {J + n: Ticket(*map(int, word.split("/"))) for n, word in enumerate(tickets.split())}
+    found = seat(set(map(int, taken.split())), drawn)
+    assert " ".join(str(found.get(member, "-")) for member in drawn) == seats
+
+
+def test_who_joins_brings_everybody_back_to_its_place() -> None:
+    """0 1 2 3 without 1 ran as 0 1 2; now 3 dies as well, and one comes for 1."""
+    frame = {0: (0, 0), 2: (1, 2)}
+    arrivals = {member: Arrival(Kind.ALIVE, rank, 3, place=place) for member, (rank, place) in frame.items()}
+    decision = decide_end(arrivals | {3: Arrival(Kind.DEAD)}, [], 0, tickets={J: Ticket(1, 4)})
+    assert (decision.removed, decision.joined, decision.places) == ((3,), ((J, 1),), 3)
+    assert (decision.terminated, decision.fresh) == ((), (1,))
+    # a founder's place is its id; the frame never gets smaller, so that old active ranks fit into it
+    decision = decide_end(ended("0 1 x 2", size=6), [], 0, tickets={J: Ticket(2, 4)})
+    assert (decision.places, decision.terminated, decision.fresh) == (6, (4, 5), (2,))
+
+
+def test_who_has_joined_is_fresh_until_an_iteration_starts() -> None:
+    arrivals = ended("0 1") | {J: Arrival(Kind.ALIVE, 3, 4, place=3, fresh=True)}
+    decision = decide_end(arrivals, [], 0)
+    assert (decision.fresh, decision.joined, decision.terminated) == ((3,), (), (2,))
+    decision = decide_end(arrivals, [], 0, tickets={J + 1: Ticket(2, 4)})
+    assert (decision.fresh, decision.joined, decision.terminated) == ((2, 3), ((J + 1, 2),), ())
+
+
+def test_nobody_joins_a_job_that_ends() -> None:
+    assert decide_end(ended("0 x"), [], 0, "the end", TICKETS).joined == ()

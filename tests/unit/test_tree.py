@@ -28,6 +28,23 @@ def hosts(
     )
 
 
+def test_who_joins_is_where_its_key_belongs() -> None:
+    """Everybody is back in its place; a reserve that was activated meanwhile is one again."""
+    cluster = Cluster(8, hosts(max_ranks=3, host=RESERVE))
+    assert drawn(cluster.restart(), range(8)) == "0 1 2 . 3 4 5 ."
+    assert drawn(cluster.restart([1, 4]), range(8)) == "0 X 2 1 X 4 5 3"
+    assert drawn(cluster.join({1: 1}), range(8)) == "0 1 2 . X 3 4 5"
+    assert drawn(cluster.join({4: 4}, dead=[0]), range(8)) == "X 0 1 2 3 4 5 ."
+
+
+def test_the_same_again_where_that_iteration_did_not_start() -> None:
+    cluster = Cluster(4, hosts(of=2, max_ranks=1, host=RESERVE))
+    assert drawn(cluster.restart(), range(4)) == "0 . 1 ."
+    assert drawn(cluster.restart([0]), range(4)) == "X 0 1 ."
+    assert drawn(cluster.join({0: 0}, commit=False), range(4)) == "0 . 1 ."
+    assert drawn(cluster.restart([2]), range(4)) == "0 . X 1"
+
+
 @pytest.mark.parametrize(
     ("make", "first", "dead", "after"),
     [

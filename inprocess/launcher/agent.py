@@ -1,0 +1,453 @@
+"""The launcher of one node: torch's elastic agent, with workers that may fail and be replaced one by one.
+
+`Agent._invoke_run` is the loop. It waits until a worker ends, a signal comes or the monitoring interval is over, and
+then takes a `_turn`: who ended, what to do about it (`decisions`), who is due to be started again, what other nodes and
+the workers themselves want. Everything else is torch's: options, rendezvous, log files, error files, events.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from dataclasses import dataclass
+from string import Template
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import LogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.utils.api import macros
+
+from inprocess import clock
+from inprocess.attribution import ranges
+from inprocess.launcher.control import ControlServer
+from inprocess.launcher.decisions import Fail, Respawn, RestartAll, Rules, Situation, after_failure, why_ended
+from inprocess.launcher.ft_config import Settings
+from inprocess.launcher.limits import Limits
+from inprocess.launcher.meeting import Meeting, Met
+from inprocess.launcher.processes import Crew, Logs, Process, Recipe, Start, StreamFilters
+from inprocess.launcher.signals import Signals
+
+__all__ = ["Agent", "JobOver", "NodeExcluded", "Setup"]
+
+log = logging.getLogger(__name__)
+#: in the environment of a worker that joins others who run; how often it was started again alone, and at least 1
+RESTART_VARIABLE = "INPROCESS_RESTART"
+#: and in that of one whose rank nobody had before: it makes the job larger
+GROW_VARIABLE = "INPROCESS_GROW"
+
+
+class JobOver(Exception):
+    """The job ends because a worker or another node wanted it to; the message says why."""
+
+
+class NodeExcluded(Exception):
+    """This node leaves the job because a worker wanted it to; the message says why."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the agent works with, beside torch's WorkerSpec."""
+
+    rules: Rules
+    settings: Settings
+    control: ControlServer
+    meeting: Meeting
+    signals: Signals
+    #: of open descriptors, as the launcher was given them
+    limits: Limits
+    #: between the signal to the workers and SIGKILL (seconds)
+    grace: float
+    start_method: str
+    prefix_template: str | None
+
+
+@dataclass(eq=False)
+class Place:
+    """One local rank: the processes that fill it, one after the other."""
+
+    worker: Any
+    start: Start
+    #: how often it was started alone, over the whole job
+    respawned: int
+    process: Process | None = None
+    #: its processes told that they run a wrapped function
+    wrapped: bool = False
+    #: and that they do without the launcher's store
+    own_store: bool = False
+    #: when it is started again (monotonic seconds)
+    due: float | None = None
+    #: why its process is being ended by the launcher
+    reason: str = ""
+    #: when it is killed if it has not ended by then (monotonic seconds)
+    doomed: float | None = None
+    #: of its last process; None once a replacement has taken over
+    failure: ProcessFailure | None = None
+    done: bool = False
+    value: Any = None
+
+    @property
+    def rank(self) -> int:
+        return int(self.worker.global_rank)
+
+    @property
+    def fresh(self) -> bool:
+        """Its process is the one that was started together with all others."""
+        return self.process is not None and RESTART_VARIABLE not in self.start.env
+
+    def __str__(self) -> str:
+        pid = f", pid {self.process.pid}" if self.process else ""
+        return f"rank {self.rank} (local rank {self.worker.local_rank}{pid})"
+
+
+class Agent(LocalElasticAgent):
+    """Starts and watches the workers of this node; `run` answers torch's RunResult.
+
+    Raises JobOver, NodeExcluded, and torch's SignalException for a signal to the launcher.
+    """
+
+    def __init__(self, spec: WorkerSpec, setup: Setup, logs_specs: LogsSpecs) -> None:
+        super().__init__(
+            spec,
+            logs_specs,
+            start_method=setup.start_method,
+            log_line_prefix_template=setup.prefix_template,
+        )
+        self._shutdown_timeout = setup.grace  # type: ignore[assignment]
+        self._setup = setup
+        self._recipe = _recipe(spec, setup)
+        self._places: dict[int, Place] = {}
+        self._respawned: dict[int, int] = {}
+        self._generation, self._joins, self._grows = 0, False, False
+        self._checked = clock.monotonic()
+        self._done_since: float | None = None
+
+    # --- starting -----------------------------------------------------------------------------------------------------
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        spec, meeting = worker_group.spec, self._setup.meeting
+
+        def meet() -> tuple[Any, list[Worker]]:
+            met = meeting.next()
+            workers = _joining(met) or self._assign_worker_ranks(met.store, met.rank, met.nodes, spec)
+            meeting.settle(workers[0].global_rank)
+            return met, workers
+
+        with self.record_duration("RENDEZVOUS"):
+            met, workers = self._setup.signals.interruptible(meet)
+        self._store = worker_group.store = met.store
+        self._generation, self._joins, self._grows = met.generation, met.block is not None, met.grows
+        worker_group.workers = workers
+        worker_group.group_rank, worker_group.group_world_size = met.rank, met.nodes
+        worker_group.master_addr, worker_group.master_port = met.host, met.port
+        ranks = [worker.global_rank for worker in workers]
+        log.info(
+            "node %d of %d %s ranks %s of %d; their store is at %s:%d (restart %d of all workers)",
+            *(met.rank, met.nodes, "joins a running job with" if self._joins else "starts"),
+            *(ranges(ranks), workers[0].world_size, met.host, met.port, met.generation),
+        )
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
+        envs = {worker.local_rank: self._environment(worker_group, worker) for worker in worker_group.workers}
+        self._setup_local_watchdog(envs=envs)
+        self._setup_healthcheck()
+        logs = Logs(self._logs_specs, envs, self._recipe.filters)  # adds a variable to each environment
+        self._pcontext = crew = Crew(self._recipe, logs, self._setup.signals)  # type: ignore[assignment]
+        self._places = {
+            worker.local_rank: self._place(worker, envs[worker.local_rank]) for worker in worker_group.workers
+        }
+        self._done_since = None
+        for place in self._places.values():
+            self._launch(place)
+        return crew.pids()
+
+    def _place(self, worker: Worker, env: dict[str, str]) -> Place:
+        spec = self._worker_group.spec
+        arguments = tuple(macros.substitute(list(spec.args), str(worker.local_rank)))
+        template = Template(self._setup.prefix_template or "")
+        prefix = template.safe_substitute(role_name=spec.role, rank=worker.global_rank, local_rank=worker.local_rank)
+        return Place(worker, Start(arguments, env, prefix), self._respawned.get(worker.local_rank, 0))
+
+    def _environment(self, group: WorkerGroup, worker: Worker) -> dict[str, str]:
+        """The variables that torchrun sets, with the store of this generation."""
+        spec = group.spec
+        env = {
+            "RANK": str(worker.global_rank),
+            "WORLD_SIZE": str(worker.world_size),
+            "LOCAL_WORLD_SIZE": str(spec.local_world_size),
+            "GROUP_RANK": str(group.group_rank),
+            "GROUP_WORLD_SIZE": str(group.group_world_size),
+            "ROLE_NAME": spec.role,
+            "ROLE_RANK": str(worker.role_rank),
+            "ROLE_WORLD_SIZE": str(worker.role_world_size),
+            "MASTER_ADDR": str(group.master_addr),
+            "MASTER_PORT": str(group.master_port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": str(self._generation),
+            "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+            "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        }
+        env["LOCAL_RANK"] = str(worker.local_rank)
+        if self._joins:
+            env[RESTART_VARIABLE] = "1"
+        if self._grows:
+            env[GROW_VARIABLE] = "1"
+        if getattr(spec, "virtual_local_rank", False):  # each worker sees one device; newer torch only
+            variables: dict[str, Any] = env
+            self._set_local_rank_env(variables, worker.local_rank, spec)
+        return env
+
+    def _launch(self, place: Place) -> None:
+        place.due, place.doomed, place.reason = None, None, ""
+        env = {**place.start.env, **self._setup.control.environment(place.rank)}
+        start = Start(place.start.args, env, place.start.prefix)
+        restart = place.respawned if RESTART_VARIABLE in env else 0
+        place.process = self._crew.start(place.worker.local_rank, restart, start)
+        place.worker.id = place.process.pid
+        self._setup.control.started(place.rank, place.process.pid)
+
+    @property
+    def _crew(self) -> Crew:
+        crew: Any = self._pcontext
+        assert isinstance(crew, Crew)
+        return crew
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def _invoke_run(self, role: str = "") -> RunResult:
+        self._initialize_workers(self._worker_group)
+        while True:
+            self._crew.wait(self._pause())
+            self._setup.signals.check()
+            result = self._turn()
+            if result is not None:
+                self._worker_group.state = result.state
+                return result
+
+    def _pause(self) -> float:
+        now = clock.monotonic()
+        due = [place.due - now for place in self._places.values() if place.due is not None]
+        return max(0.0, min([float(self._worker_group.spec.monitor_interval), *due]))
+
+    def _turn(self) -> RunResult | None:
+        """Look once at everything; the result when it is over."""
+        places = self._places
+        failed = [place for place in places.values() if self._has_failed(place)]
+        for place in failed:
+            result = self._handle(place, failed)
+            if result is not None or self._places is not places:  # over, or all were restarted
+                return result
+        self._start_due()
+        self._end_overdue()
+        self._obey()
+        self._open()
+        return self._stuck() or self._hear() or self._finished()
+
+    def _has_failed(self, place: Place) -> bool:
+        """Whether its process has failed since the last look."""
+        ended = place.process.poll() if place.process else None
+        if ended is None:
+            return False
+        control = self._setup.control
+        place.wrapped = place.wrapped or control.is_wrapped(place.rank)
+        place.own_store = place.own_store or control.has_own_store(place.rank)
+        self._setup.control.ended(place.rank)
+        if ended.failure is None:
+            place.process, place.done, place.failure, place.value = None, True, None, ended.value
+            return False
+        place.failure = ended.failure
+        return True
+
+    def _handle(self, place: Place, failed: list[Place]) -> RunResult | None:
+        situation = Situation(
+            wrapped=place.wrapped,
+            respawned=place.respawned,
+            restarted=self._worker_group.spec.max_restarts - self._remaining_restarts,
+            company=self._has_company(failed),
+        )
+        assert place.failure is not None
+        why = f"{place} failed: {why_ended(place.failure.exitcode)}" + (f", {place.reason}" if place.reason else "")
+        place.process = None
+        match after_failure(self._setup.rules, situation):
+            case Respawn(delay):
+                self._respawn_in(delay, place, why)
+            case RestartAll():
+                self._restart_all(why)
+            case Fail(because):
+                log.error("%s. The job has failed: %s", why, because)
+                self._setup.meeting.say_over(f"{why} ({because})")
+                return self._fail()
+        return None
+
+    def _has_company(self, failed: list[Place]) -> bool:
+        """Whether the replacement of a worker would find the job."""
+        meeting = self._setup.meeting
+        here = any(self._is_company(other) for other in self._places.values() if other not in failed)
+        control = self._setup.control
+        elsewhere = any(place.own_store or control.has_own_store(place.rank) for place in self._places.values())
+        return (here or meeting.others) and (elsewhere or meeting.store_answers())
+
+    def _is_company(self, place: Place) -> bool:
+        """Whether a replacement of another worker finds the job where this one is."""
+        if place.done:
+            return True
+        return place.process is not None and (place.fresh or self._setup.control.is_wrapped(place.rank))
+
+    def _respawn_in(self, delay: float, place: Place, why: str) -> None:
+        place.respawned += 1
+        self._respawned[place.worker.local_rank] = place.respawned
+        when = f"in {delay:g} s" if delay else "at once"
+        log.warning("%s; it is started again %s, %d of %d", why, when, place.respawned, self._setup.rules.respawns)
+        place.due = clock.monotonic() + delay
+        env = {**place.start.env, RESTART_VARIABLE: str(place.respawned)}
+        place.start = Start(place.start.args, env, place.start.prefix)
+
+    def _restart_all(self, why: str) -> None:
+        self._remaining_restarts -= 1
+        number = self._worker_group.spec.max_restarts - self._remaining_restarts
+        log.warning("%s; all workers are restarted, %d of %d", why, number, self._worker_group.spec.max_restarts)
+        self._setup.meeting.want_restart(why)
+        self._restart_workers(self._worker_group)
+
+    def _fail(self) -> RunResult:
+        failures = {place.rank: place.failure for place in self._places.values() if place.failure is not None}
+        self._stop_workers(self._worker_group)
+        return RunResult(state=WorkerState.FAILED, failures=failures)
+
+    def _start_due(self) -> None:
+        now = clock.monotonic()
+        for place in self._places.values():
+            if place.due is not None and place.due <= now:
+                self._launch(place)
+            elif place.failure is not None and place.process and self._setup.control.is_wrapped(place.rank):
+                place.failure = None  # its replacement works: no longer what the job fails of
+
+    def _stuck(self) -> RunResult | None:
+        """torch's own check for a process that waits in the kernel (TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT)."""
+        limit = getattr(self, "_uninterruptible_state_timeout", 0.0)
+        result = self._check_uninterruptible_state_timeout(self._worker_group, limit) if limit > 0 else None
+        return None if result is None else self._fail()
+
+    def _finished(self) -> RunResult | None:
+        if not all(place.done for place in self._places.values()):
+            return None
+        meeting, now = self._setup.meeting, clock.monotonic()
+        if not meeting.alone:
+            if self._done_since is None:
+                self._done_since = now
+                meeting.say_done()
+            news = meeting.news()
+            late = now - self._done_since > self._exit_barrier_timeout
+            if late:
+                log.warning("other nodes are not done after %g s; this one leaves", self._exit_barrier_timeout)
+            if not late and not meeting.lost and not (news and news.kind == "done"):
+                return None
+        values = {place.rank: place.value for place in self._places.values()}
+        return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
+
+    # --- what others want ---------------------------------------------------------------------------------------------
+
+    def _hear(self) -> RunResult | None:
+        """What another node wants."""
+        news = self._setup.meeting.news()
+        if news is None or news.kind == "done":
+            return None
+        if news.kind == "end":
+            raise JobOver(f"the job has ended: {news.why}")
+        if news.kind == "few":
+            if self._remaining_restarts <= 0:
+                raise JobOver(f"the job has ended: {news.why}, and --max-restarts={self._setup.rules.restarts}")
+            self._restart_all(news.why)
+            return None
+        log.warning("all workers are restarted: %s", news.why)
+        self._restart_workers(self._worker_group)
+        return None
+
+    def _open(self) -> None:
+        """Nodes may join once a worker has told that it is wrapped: such a job can take in others."""
+        meeting, control = self._setup.meeting, self._setup.control
+        if meeting.to_open and any(control.is_wrapped(place.rank) for place in self._places.values()):
+            meeting.open()
+
+    def _end_overdue(self) -> None:
+        """End workers that missed their time; they then count as failed."""
+        settings, now = self._setup.settings, clock.monotonic()
+        self._kill_doomed(now)
+        if now - self._checked < settings.workload_check_interval:
+            return
+        self._checked = now
+        places = {place.rank: place for place in self._places.values()}
+        for late in self._setup.control.overdue():
+            place = places.get(late.rank)
+            if place and place.process and not place.reason:
+                place.reason = late.reason
+                name = signal.Signals(settings.rank_termination_signal).name
+                log.warning("%s is ended with %s: %s", place, name, late.reason)
+                self._crew.send(place.worker.local_rank, settings.rank_termination_signal)
+                place.doomed = now + self._setup.grace
+
+    def _kill_doomed(self, now: float) -> None:
+        """Kill who took no notice of the signal."""
+        for place in self._places.values():
+            if place.process and place.doomed is not None and place.doomed <= now:
+                log.warning("%s is killed", place)
+                self._crew.send(place.worker.local_rank, signal.SIGKILL)
+                place.doomed = None
+
+    def _obey(self) -> None:
+        """What the workers ask for."""
+        for request in self._setup.control.requests():
+            why = f"rank {request.rank} asked for {request.action}: {request.reason}"
+            if request.action == "shutdown_workload":
+                self._setup.meeting.say_over(why)
+                raise JobOver(f"the job has ended: {why}")
+            if request.action == "exclude_this_node":
+                raise NodeExcluded(f"this node has left the job: {why}")
+
+    # --- ending -------------------------------------------------------------------------------------------------------
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        self._setup.meeting.rest()
+        self._shutdown()
+        for place in self._places.values():
+            self._setup.control.ended(place.rank)
+            place.process = place.due = None
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float | None = None, **_: object) -> None:
+        for helper in (self._worker_watchdog, self._health_check_server):  # torch's own, where its variables ask for it
+            if helper is not None:
+                helper.stop()
+        self._worker_watchdog = self._health_check_server = None
+        if self._pcontext is not None:
+            self._crew.close(death_sig, self._setup.grace if timeout is None else timeout)
+
+    def summary(self) -> str:
+        """One line about what happened on this node."""
+        alone = ", ".join(f"rank {p.rank}: {p.respawned}" for p in self._places.values() if p.respawned)
+        restarts = self._worker_group.spec.max_restarts - self._remaining_restarts
+        done = sum(place.done for place in self._places.values())
+        return (
+            f"{done} of {len(self._places)} workers of this node finished; started again alone: {alone or 'none'}; "
+            f"restarts of all workers: {restarts}"
+        )
+
+
+def _joining(met: Met) -> list[Worker]:
+    """The workers of a node that joins a running job; empty where it does not."""
+    if met.block is None:
+        return []
+    ranks = range(met.block.base, met.block.base + met.block.size)
+    return [Worker(i, rank, rank, met.world, met.world) for i, rank in enumerate(ranks)]
+
+
+def _recipe(spec: WorkerSpec, setup: Setup) -> Recipe:
+    filters = StreamFilters(
+        tuple(getattr(spec, "duplicate_stdout_filters", None) or ()),
+        tuple(getattr(spec, "duplicate_stderr_filters", None) or ()),
+    )
+    numa = getattr(spec, "numa_options", None)
+    assert spec.entrypoint is not None
+    return Recipe(spec.role, spec.entrypoint, setup.start_method, numa, filters, setup.limits)

@@ -1,0 +1,114 @@
+"""The command line: torchrun's own parser, with this launcher's options added."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+
+from torch.distributed import run as torchrun
+from torch.distributed.argparse_util import env
+
+from inprocess.launcher import ft_config
+from inprocess.launcher.decisions import ANY_FAILED, DEFAULT_RESPAWNS, MIN_HEALTHY, Rules
+from inprocess.launcher.meeting import wanted_rank
+
+__all__ = ["parse", "rules"]
+
+#: seconds of grace where torch has no option for it
+GRACE = 30
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Torchrun's options and ours. ``max_restarts`` is None where it was not given, and ``node_rank`` is settled."""
+    parser = torchrun.get_args_parser()
+    parser.prog = "inprocess run"
+    parser.description = (
+        "Start the workers of a training job and replace the ones that fail. All of torchrun's options."
+    )
+    _add(parser)
+    ft_config.add_arguments(parser)
+    if "PET_NODE_RANK" not in os.environ:
+        parser.set_defaults(node_rank=None)
+    if "PET_MAX_RESTARTS" not in os.environ:
+        parser.set_defaults(max_restarts=None)
+    parsed = parser.parse_args(arguments)
+    _check(parser, parsed)
+    _settle_node_rank(parser, parsed)
+    return parsed
+
+
+def _add(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("restarts")
+    group.add_argument(
+        "--restart-policy",
+        "--restart_policy",
+        "--ft-restart-policy",
+        "--ft-restart_policy",
+        dest="restart_policy",
+        action=env,
+        choices=[MIN_HEALTHY, ANY_FAILED],
+        default=MIN_HEALTHY,
+        help="min-healthy (default): a wrapped worker that failed is replaced alone and joins the others, which go on; "
+        "any-failed: all workers are restarted, as torchrun does.",
+    )
+    group.add_argument(
+        "--restart-backoff",
+        "--restart_backoff",
+        action=env,
+        type=float,
+        default=Rules.backoff,
+        metavar="SECONDS",
+        help="Pause before the second replacement of a worker; doubles from one to the next. The first comes at once.",
+    )
+    group.add_argument(
+        "--restart-backoff-limit",
+        "--restart_backoff_limit",
+        action=env,
+        type=float,
+        default=Rules.backoff_limit,
+        metavar="SECONDS",
+        help="The pause grows no longer than this.",
+    )
+    for action in parser._actions:
+        if action.dest == "max_restarts":
+            action.help = (
+                "How often each worker may be replaced alone, and how often all workers may be restarted, before the "
+                f"job fails. Default: {DEFAULT_RESPAWNS} for each worker, 0 for all of them (as torchrun)."
+            )
+    if not any(action.dest == "shutdown_timeout" for action in parser._actions):  # torch 2.9
+        parser.add_argument("--shutdown-timeout", "--shutdown_timeout", action=env, type=int, default=None)
+
+
+def _check(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    for name in ("restart_backoff", "restart_backoff_limit"):
+        value = getattr(given, name)
+        if not 0 <= value < 1e9:
+            parser.error(f"--{name.replace('_', '-')}={value:g}: pass a number of seconds, 0 or more")
+    if given.max_restarts is not None and given.max_restarts < 0:
+        parser.error(f"--max-restarts={given.max_restarts}: must be 0 or more")
+
+
+def _settle_node_rank(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    """A static rendezvous needs it; where it was not given, the infrastructure may know."""
+    nodes = torchrun.parse_min_max_nnodes(given.nnodes)[1]
+    given.wished_rank = wanted_rank(os.environ) if given.node_rank is None else given.node_rank
+    if given.node_rank is None:
+        given.node_rank = max(0, given.wished_rank) if given.rdzv_backend == "static" and nodes > 1 else 0
+    if given.rdzv_backend == "static" and not given.standalone and not 0 <= given.node_rank < nodes:
+        parser.error(
+            f"the node rank is {given.node_rank} (--node-rank, GROUP_RANK or SLURM_PROCID), and "
+            f"--nnodes={given.nnodes} has ranks 0 to {nodes - 1}: start one launcher for each node, or pass --node-rank"
+        )
+
+
+def rules(given: argparse.Namespace) -> Rules:
+    """The options that decide about restarts."""
+    limit: int | None = given.max_restarts
+    return Rules(
+        policy=given.restart_policy,
+        respawns=DEFAULT_RESPAWNS if limit is None else limit,
+        restarts=limit or 0,
+        backoff=given.restart_backoff,
+        backoff_limit=given.restart_backoff_limit,
+    )

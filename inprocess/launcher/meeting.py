@@ -1,0 +1,551 @@
+"""How the launchers of a job's nodes meet: torch's rendezvous, and then a store of their own for the workers.
+
+A *generation* is all workers from one start of the whole group to the next. Each has a fresh store server in the
+launcher of the node with group rank 0: what the workers of the generation before left in theirs would be taken for the
+answers of the new ones. A node that comes while a generation runs joins it without a rendezvous, where its workers can
+be taken in (they are wrapped). Where the store of the rendezvous is lost with its host, the nodes go on, and write what
+they know into the one that a new launcher serves at the same endpoint. Keys, all below ``inprocess/`` in that store:
+
+    workers             where this generation's store is, and its number (in the generation's own part of the store)
+    wish/<n>            the group rank that the n-th node had before, and the generation after its last (likewise)
+    generations         counts them
+    launchers           counts those that came
+    running             the generation that can be joined: its number, where its store is, how many nodes began it
+    table/<g>           who has which ranks in generation g, see ``nodes``
+    alive/<owner>       grows while that launcher lives; its neighbour in the table looks at it, by its own clock
+    restart/<g>         why all workers of generation g are to be restarted
+    ended               why the job has ended
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousHandler
+
+from inprocess import clock, strict_json
+from inprocess import store as stores
+from inprocess.exception import StoreLost
+from inprocess.launcher.decisions import keep_ranks
+from inprocess.launcher.nodes import DONE, LEFT, LOST, RUNNING, Block, Table
+from inprocess.store import PrefixStore
+
+__all__ = ["Meeting", "Met", "News", "wanted_rank"]
+
+log = logging.getLogger(__name__)
+#: torch's own variable
+NOT_SHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+#: between two signs of life (seconds)
+BEAT = 1.0
+#: between two looks of a node that waits for a free place (seconds), or for a store that was lost
+LOOK = 0.25
+#: how long the first launcher at a new store waits for nodes that are left of a job (seconds)
+REAPPEAR = 2.0
+#: how long the others may take to look, beside two intervals (seconds)
+LINGER = 0.3
+#: how long such a store may take to answer (seconds)
+FIND = 10.0
+
+
+@dataclass(frozen=True)
+class Met:
+    """A generation as one node sees it."""
+
+    #: of the rendezvous; the part that belongs to this generation
+    store: Any
+    rank: int
+    nodes: int
+    #: counts the starts of the whole group, from 0; the same on all nodes
+    generation: int
+    #: where the workers' store is
+    host: str
+    port: int
+    #: the ranks that this node took in a generation that runs; None: it began together with the others
+    block: Block | None = None
+    #: how many ranks there are then, and whether these are new ones
+    world: int = 0
+    grows: bool = False
+
+
+@dataclass(frozen=True)
+class News:
+    """What another node wants."""
+
+    #: restart (all workers), end (of the job), few (nodes are left), done (the workers of all nodes are)
+    kind: str
+    why: str
+
+
+class Meeting:
+    """One node's part in the rendezvous.
+
+    Args:
+        make: makes torch's handler; blocks until the store of the rendezvous answers.
+        endpoint: where that store is; None: unknown, what is lost stays lost.
+        nodes: fewest and most that the job has.
+        size: how many workers this node has.
+        local_addr: the address of this node for the others; None: it is found out.
+        master_addr: the address of the node with rank 0, with a static rendezvous.
+        wish: the group rank that this node would like to have; -1: any.
+        join: whether it may join a generation that runs.
+        interval: how often it is asked what the others want (seconds).
+        patience: a node that is silent for so long is lost (seconds).
+        join_timeout: how long to wait for a new store where the last one was lost (seconds).
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], RendezvousHandler],
+        *,
+        endpoint: tuple[str, int] | None,
+        nodes: tuple[int, int],
+        size: int,
+        local_addr: str | None,
+        master_addr: str | None,
+        wish: int,
+        join: bool,
+        interval: float,
+        patience: float,
+        join_timeout: float,
+    ) -> None:
+        self.handler = make()
+        self._make, self._endpoint = make, endpoint
+        self._size, self._interval, self._patience = size, interval, patience
+        self._join_timeout = join_timeout
+        self._fewest, self._most = nodes
+        self._local_addr, self._master_addr, self._wish, self._may_join = local_addr, master_addr, wish, join
+        self._static = self.handler.get_backend() == "static"
+        self._me = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._met: Met | None = None
+        self._root: Any = None
+        self._server: Any = None
+        self._watch: _Watch | None = None
+        self._done = self._open = False
+        #: the store of the rendezvous has not answered; its last handler has no use any more
+        self.lost = self._orphaned = False
+        #: what the others wrote down last, for a new store
+        self._table, self._running = Table(), ""
+        #: when something was said that the others have to hear before the store goes
+        self._last_word = 0.0
+        #: there are other nodes in the job
+        self.others = False
+        self._next_beat = 0.0
+        #: the sign of life of the neighbour, and when it was new
+        self._heard: tuple[str, bytes, float] = ("", b"", 0.0)
+
+    @property
+    def alone(self) -> bool:
+        """The job can have no other node."""
+        return self._most == 1
+
+    def next(self) -> Met:
+        """Meet the other nodes; blocks until they are there. The workers of the last generation have ended."""
+        self.rest()
+        self._server = None  # its port and its keys go with it
+        self._tell(lambda: self._root.check(["ended"]))  # whether it still answers
+        self._done = self._open = self.lost = False
+        self._running = ""
+        if self._orphaned:
+            self.handler, self._orphaned = self._make_again(), False
+        self._met = self._alone() if self.alone else self._join_early() or self._together()
+        self.others = self._met.nodes > 1
+        return self._met
+
+    def _make_again(self) -> RendezvousHandler:
+        """Wait for a launcher that serves a store where the last one was, as long as for any rendezvous."""
+        deadline = clock.monotonic() + self._join_timeout
+        log.info("this node waits for the store of the rendezvous")
+        while True:
+            try:
+                return self._make()
+            except RendezvousConnectionError:
+                if clock.monotonic() > deadline:
+                    raise
+            threading.Event().wait(1.0)
+
+    def _alone(self) -> Met:
+        info = self._torchs()
+        host = self._local_addr or "127.0.0.1"
+        self._server = stores.serve(host, 0)
+        return Met(info.store, info.rank, info.world_size, self._last() + 1, host, self._server.port)
+
+    def _torchs(self) -> Any:
+        """torch's rendezvous, without the store that it would share with the workers.
+
+        From the second round on only a node that was there before knows that store's address: a new one would wait for
+        it in vain.
+        """
+        before = os.environ.get(NOT_SHARED)
+        os.environ[NOT_SHARED] = "1"
+        try:
+            return self.handler.next_rendezvous()
+        finally:
+            if before is None:
+                del os.environ[NOT_SHARED]
+            else:
+                os.environ[NOT_SHARED] = before
+
+    def _last(self) -> int:
+        return -1 if self._met is None else self._met.generation
+
+    def _join_early(self) -> Met | None:
+        """Join a job that runs without a word to torch's rendezvous, which would have everybody start anew."""
+        raw = getattr(self.handler, "_store", None)
+        if self._static or raw is None:
+            return None
+        self._root = PrefixStore("inprocess", PrefixStore(self.handler.get_run_id(), raw))
+        if self._may_join and self._root.add("launchers", 1) == 1:
+            self._await_survivors()
+        return self._join()
+
+    def _await_survivors(self) -> None:
+        """The store is new. Where its last host was lost, the nodes that are left write down here what they have."""
+        deadline = clock.monotonic() + REAPPEAR
+        while not self._root.check(["running"]) and clock.monotonic() < deadline:
+            threading.Event().wait(LOOK)
+
+    def _together(self) -> Met:
+        log.info("this node waits for the others (%s rendezvous)", self.handler.get_backend())
+        info = self._torchs()
+        # without a store of its own (an older etcd handler) the generation's has to do: then nodes hear less of others
+        raw = getattr(self.handler, "_store", None)
+        shared = info.store if raw is None else PrefixStore(self.handler.get_run_id(), raw)
+        self._root = PrefixStore("inprocess", shared)
+        if self._static and (met := self._join(info.rank)):
+            return met
+        number = self._static_generation() if self._static else 0
+        place = PrefixStore(f"inprocess/{number}" if self._static else "inprocess", info.store)
+        rank = info.rank
+        if not self._static:
+            rank, number = self._agree(place, info.rank, info.world_size)
+        if rank == 0:
+            if not self._static:
+                number = max(number, self._root.add("generations", 1) - 1)
+            host = self._own_address()
+            self._server = stores.serve(host, 0)
+            place.set("workers", json.dumps([number, host, self._server.port]))
+        number, host, port = strict_json.parse(place.get("workers"))
+        self._wish = rank
+        return Met(place, rank, info.world_size, int(number), str(host), int(port))
+
+    def _static_generation(self) -> int:
+        """The first that nobody wanted restarted. The store of a static rendezvous is the same in all of them."""
+        number = self._last() + 1
+        while self._root.check([f"restart/{number}"]):
+            number += 1
+        return int(number)
+
+    def _agree(self, place: Any, rank: int, nodes: int) -> tuple[int, int]:
+        """This node's rank, and the lowest number that the generation may have.
+
+        A node keeps its rank where that is possible; torch sorts by name and process id. The number is above those that
+        any of them knows: a new store counts from 0, and log files of an earlier generation would be replaced.
+        """
+        place.set(f"wish/{rank}", json.dumps([self._wish, self._last() + 1]))
+        wishes = [strict_json.parse(text) for text in place.multi_get([f"wish/{each}" for each in range(nodes)])]
+        return keep_ranks([int(wish) for wish, _ in wishes])[rank], max(int(number) for _, number in wishes)
+
+    def _own_address(self) -> str:
+        if self._local_addr or self._master_addr:
+            return str(self._local_addr or self._master_addr)
+        return str(getattr(getattr(self.handler, "_this_node", None), "addr", "") or socket.getfqdn())
+
+    # --- joining a generation that runs -------------------------------------------------------------------------------
+
+    def _join(self, rank: int | None = None) -> Met | None:
+        """Take a block of a running generation; None: there is none to join. Waits while there is no place.
+
+        ``rank``: the only block that a node of a static rendezvous may have.
+        """
+        told, silent = False, _Silence(self._patience)
+        pause = threading.Event()
+        while (job := self._joinable()) is not None:
+            generation, host, port, nodes = job
+            text = self._root.get(f"table/{generation}") if self._root.check([f"table/{generation}"]) else b""
+            table = Table.parse(text)
+            if len(table.blocks) >= nodes:  # else those who began it are still writing themselves down
+                table = self._without_the_dead(table, silent)
+                if not table.running():
+                    return None  # all are gone, and what they wrote is left
+                block = self._place(table, rank, silent)
+                if block and self._write(generation, text, table.put(block)):
+                    self._running = json.dumps(job)
+                    grows, table = block.base == table.world, table.put(block)
+                    store = PrefixStore(f"inprocess/joined/{self._me}", self._root)
+                    index, present = table.index(block), len(table.present())
+                    return Met(store, index, present, generation, host, port, block, table.world, grows)
+            if not told:
+                log.info("a job runs already; this node waits for a place in it")
+                told = True
+            pause.wait(LOOK)
+        return None
+
+    def _joinable(self) -> tuple[int, str, int, int] | None:
+        """Number, store and first nodes of the generation that can be joined."""
+        if not self._may_join or not self._root.check(["running"]):
+            return None
+        generation, host, port, nodes = strict_json.parse(self._root.get("running"))
+        if self._root.check([f"restart/{generation}"]) or self._root.check(["ended"]):
+            return None
+        return int(generation), str(host), int(port), int(nodes)
+
+    def _place(self, table: Table, rank: int | None, silent: _Silence) -> Block | None:
+        block = table.place(self._me, self._size, self._most)
+        if block is None or rank is None:
+            # the world grows only when everybody has had time to be missed
+            return block if block is None or block.base < table.world or silent.all_heard else None
+        own = table.blocks[rank] if rank < len(table.blocks) else None
+        return Block(own.base, own.size, self._me) if own and own.free and own.size == self._size else None
+
+    def _without_the_dead(self, table: Table, silent: _Silence) -> Table:
+        for block in table.running():
+            beat = self._root.get(f"alive/{block.owner}") if self._root.check([f"alive/{block.owner}"]) else b""
+            if _is_dead_here(block.owner) or silent.of(block.owner, beat):
+                table = table.mark(block.owner, LOST)
+        return table
+
+    def _write(self, generation: int, before: bytes, table: Table) -> bool:
+        text = table.text()
+        return bool(self._root.compare_set(f"table/{generation}", before.decode(), text) == text.encode())
+
+    def _change(self, change: Callable[[Table], Table]) -> Table:
+        """Change the table of this generation, whoever else does meanwhile."""
+        assert self._met is not None
+        while True:
+            key = f"table/{self._met.generation}"
+            text = self._root.get(key) if self._root.check([key]) else b""
+            table = change(Table.parse(text))
+            if table.text().encode() == text or self._write(self._met.generation, text, table):
+                return table
+
+    def settle(self, base: int) -> None:
+        """This node's ranks begin at ``base``; from now on the others hear of it, and it of them."""
+        if self.alone or self._met is None:
+            return
+        if self._met.block is None:
+            self._change(lambda table: table.put(Block(base, self._size, self._me)))
+        self._watch = _Watch(self._look, self._lose, self._interval)
+
+    @property
+    def to_open(self) -> bool:
+        """Whether this node has not said yet that the generation can be joined. Each does: any of them may be lost."""
+        return self._may_join and not self.alone and not self._open
+
+    def open(self) -> None:
+        """The workers can take in others: from now on this generation can be joined."""
+        assert self._met is not None
+        self._open, met = True, self._met
+        if self._running:  # it has joined itself
+            return
+        self._running = json.dumps([met.generation, met.host, met.port, met.nodes])
+        self._tell(lambda: self._root.set("running", self._running))
+        log.info("other nodes can join from now on")
+
+    def store_answers(self) -> bool:
+        """Whether the workers' store is still there; a replacement would wait in vain for one that is not."""
+        if self._server is not None or self._met is None:
+            return True
+        try:
+            socket.create_connection((self._met.host, self._met.port), 1.0).close()
+        except OSError:
+            return False
+        return True
+
+    # --- what the nodes tell each other while the workers run ---------------------------------------------------------
+
+    def news(self) -> News | None:
+        """What another node wants; None also where nobody can be asked."""
+        return self._watch.news if self._watch else None
+
+    def _look(self) -> News | None:
+        """In the watch's thread."""
+        assert self._met is not None
+        if self.lost and not self._find():
+            return None
+        restart = f"restart/{self._met.generation}"
+        if self._root.check(["ended"]):
+            return News("end", self._root.get("ended").decode())
+        if self._root.check([restart]):
+            return News("restart", self._root.get(restart).decode())
+        if not self._orphaned and (waiting := self.handler.num_nodes_waiting()) > 0:
+            return News("restart", f"{waiting} node(s) wait to join")
+        self._table = Table.parse(self._root.get(f"table/{self._met.generation}"))
+        return self._look_at(self._table)
+
+    def _lose(self, error: Exception) -> None:
+        """The store of the rendezvous does not answer. The workers of this node do without it."""
+        if self.lost:
+            return
+        what = str(error).partition("\n")[0]
+        log.warning("the store of the rendezvous does not answer; the workers of this node go on (%s)", what)
+        self.lost = self._orphaned = True
+        getattr(self.handler, "_stop_heartbeats", lambda: None)()  # over a connection that is lost
+
+    def _find(self) -> bool:
+        """Look for a new store where the last one was, and write down there what is known."""
+        if self._endpoint is None or self._met is None:
+            return False
+        try:
+            with socket.create_connection(self._endpoint, 1.0) as probe:
+                address = str(probe.getpeername()[0])
+            store = stores.connect_to(address, self._endpoint[1], FIND)
+        except (OSError, StoreLost):
+            return False
+        self._root = PrefixStore("inprocess", PrefixStore(self.handler.get_run_id(), store))
+        self._root.compare_set(f"table/{self._met.generation}", "", self._table.text())
+        if self._running:
+            self._root.compare_set("running", "", self._running)
+        log.info("the store of the rendezvous answers again; the other nodes can join")
+        self.lost = False
+        return True
+
+    def _look_at(self, table: Table) -> News | None:
+        assert self._met is not None
+        mine = table.of(self._me)
+        if mine is None:
+            return News("end", "this node was silent for so long that another one has its place")
+        if mine.state == LOST:
+            self._change(lambda now: now.mark(self._me, DONE if self._done else RUNNING))
+        self._beat()
+        self._listen(table)
+        present = len(table.present())
+        self.others = present > 1
+        if len(table.blocks) < self._met.nodes:  # some are still writing themselves down
+            return None
+        if self._done and not table.running():
+            self._last_word = clock.monotonic()
+            return News("done", "")
+        if not self._done and present < self._fewest:
+            return News("few", f"{present} of {len(table.blocks)} nodes are left, and the job needs {self._fewest}")
+        return None
+
+    def _beat(self) -> None:
+        now = clock.monotonic()
+        if now >= self._next_beat:
+            self._next_beat = now + BEAT
+            self._root.set(f"alive/{self._me}", f"{now:.3f}")
+
+    def _listen(self, table: Table) -> None:
+        """Look whether the neighbour lives."""
+        other = table.watched_by(self._me)
+        if other is None:
+            return
+        key, now = f"alive/{other.owner}", clock.monotonic()
+        beat = self._root.get(key) if self._root.check([key]) else b""
+        if self._heard[:2] != (other.owner, beat):
+            self._heard = (other.owner, beat, now)
+        elif now - self._heard[2] > self._patience:
+            ranks = f"ranks {other.base}-{other.base + other.size - 1}"
+            log.warning("the node with %s has been silent for %g s and counts as lost", ranks, self._patience)
+            self._change(lambda table: table.mark(other.owner, LOST))
+
+    def want_restart(self, why: str) -> None:
+        """Have all nodes restart their workers."""
+        self._tell(lambda: self._root.set(f"restart/{self._last()}", why))
+
+    def say_over(self, why: str) -> None:
+        """Have all nodes end the job."""
+        self._tell(lambda: self._root.set("ended", why))
+        self._last_word = clock.monotonic()
+
+    def say_done(self) -> None:
+        """The workers of this node are done."""
+        self._done = True
+        self._tell(lambda: self._change(lambda table: table.mark(self._me, DONE)))
+
+    def say_left(self) -> None:
+        """This node leaves; the others may go on."""
+        if self._met is not None:
+            self._tell(lambda: self._change(lambda table: table.mark(self._me, LEFT)))
+
+    def _tell(self, write: Callable[[], object]) -> None:
+        if self._root is None or self.alone or self.lost:
+            return
+        try:
+            write()
+        except RuntimeError as error:
+            self._lose(error)
+
+    def rest(self) -> None:
+        """Ask nobody any more, until the next meeting."""
+        if self._watch:
+            self._watch.stop()
+            self._watch = None
+
+    def close(self, shutdown: bool) -> None:
+        """``shutdown``: the rendezvous takes nobody in any more."""
+        self.rest()
+        if (
+            self._last_word and not self.lost and not self.alone
+        ):  # the store may go with this launcher, and the others shall hear it first
+            threading.Event().wait(self._last_word + 2 * self._interval + LINGER - clock.monotonic())
+        self._server = None
+        if shutdown and not self._orphaned:
+            self.handler.shutdown()
+
+
+class _Silence:
+    """Which launchers have shown no new sign of life since they were first looked at."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience, self._begun = patience, clock.monotonic()
+        self._seen: dict[str, tuple[bytes, float]] = {}
+
+    def of(self, owner: str, beat: bytes) -> bool:
+        """Whether it has been silent for too long."""
+        now = clock.monotonic()
+        before, since = self._seen.setdefault(owner, (beat, now))
+        if before != beat:
+            self._seen[owner] = (beat, clock.monotonic() + 1e9)  # heard once: it lives
+        return now - since > self._patience
+
+    @property
+    def all_heard(self) -> bool:
+        """Each one lives, or time enough has passed to miss it."""
+        known = all(since > clock.monotonic() for _, since in self._seen.values())
+        return known or clock.monotonic() - self._begun > self._patience
+
+
+def _is_dead_here(owner: str) -> bool:
+    """Whether it was a process of this machine that is no more."""
+    host, pid, _ = owner.rsplit(":", 2)
+    return host == socket.gethostname() and not os.path.exists(f"/proc/{pid}")
+
+
+class _Watch:
+    """Asks again and again in a thread: a store whose host cannot be reached would hold up the loop for a minute."""
+
+    def __init__(self, look: Callable[[], News | None], failed: Callable[[Exception], None], interval: float) -> None:
+        self.news: News | None = None
+        self._look, self._failed, self._interval = look, failed, interval
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="inprocess-nodes", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while self.news is None and not self._stopped.wait(self._interval):
+            try:
+                self.news = self._look()
+            except Exception as error:  # torch raises several kinds
+                self._failed(error)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(2.0)  # longer where the store does not answer: it is left to itself then
+
+
+def wanted_rank(environ: Mapping[str, str]) -> int:
+    """The node rank that the infrastructure gave this launcher: GROUP_RANK, or SLURM_PROCID; -1: none."""
+    for name in ("GROUP_RANK", "SLURM_PROCID"):
+        text = environ.get(name, "")
+        if text.isascii() and text.isdigit():
+            return int(text)
+    return -1

@@ -1,0 +1,376 @@
+"""The processes of a node's workers: each in a torch process context of its own, so that one may fail alone.
+
+torch's context for several workers ends the others at the first failure. Here each has one with a single process, and
+`Crew` answers for all of them what the agent asks of a context. Log files are laid out once for all workers of a
+generation, by torch; a worker that is started again gets the directory ``restart_<n>`` below its own, so that what its
+predecessor said last is still there.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import logging
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from torch.distributed.elastic.multiprocessing import LogsSpecs
+from torch.distributed.elastic.multiprocessing.api import (
+    LogsDest,
+    MultiprocessContext,
+    SubprocessContext,
+)
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.multiprocessing.subprocess_handler import get_subprocess_handler
+from torch.distributed.elastic.multiprocessing.tail_log import TailLog
+
+from inprocess import clock
+from inprocess.launcher import limits
+from inprocess.launcher.signals import Signals
+
+__all__ = ["Crew", "Ended", "Process", "Recipe", "StreamFilters"]
+
+log = logging.getLogger(__name__)
+#: how long a process that was killed may take to go (seconds); one that waits for hardware may never
+KILLED = 30.0
+
+
+@dataclass(frozen=True)
+class StreamFilters:
+    """--duplicate-stdout-filters and --duplicate-stderr-filters: lines with one of the words go to a file as well."""
+
+    out: tuple[str, ...] = ()
+    err: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How each worker is started."""
+
+    role: str
+    #: a program, or a function with --run-path
+    entrypoint: str | Callable[..., Any]
+    start_method: str
+    #: torch's NumaOptions, or None
+    numa: Any
+    filters: StreamFilters
+    #: of open descriptors, as the launcher was given them
+    limits: limits.Limits
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A worker's process is gone."""
+
+    exitcode: int
+    #: None: exit code 0
+    failure: ProcessFailure | None = None
+    #: of the function, with --run-path
+    value: Any = None
+
+
+class Logs:
+    """Where the workers of one generation write, as torch lays it out."""
+
+    def __init__(self, specs: LogsSpecs, envs: dict[int, dict[str, str]], filters: StreamFilters) -> None:
+        self._dest = specs.reify(envs)  # also puts TORCHELASTIC_ERROR_FILE into the environments
+        self._filters = {
+            "stdout": (filters.out, _append(filters.out, getattr(self._dest, "filtered_stdout", ""))),
+            "stderr": (filters.err, _append(filters.err, getattr(self._dest, "filtered_stderr", ""))),
+        }
+
+    def close(self) -> None:
+        for _, file in self._filters.values():
+            if file:
+                file.close()
+
+    def of(self, local_rank: int, restart: int) -> LogsDest:
+        """One worker's files, under the key 0."""
+
+        def one(paths: Mapping[int, str]) -> dict[int, str]:
+            return {0: _again(paths[local_rank], restart)} if local_rank in paths else {}
+
+        dest = self._dest
+        return LogsDest(
+            stdouts=one(dest.stdouts),
+            stderrs=one(dest.stderrs),
+            tee_stdouts=one(dest.tee_stdouts),
+            tee_stderrs=one(dest.tee_stderrs),
+            error_files=one(dest.error_files),
+        )
+
+    def filtered(self, role: str, dest: LogsDest, prefixes: dict[int, str]) -> Iterator[TailLog]:
+        """What copies chosen lines into one file for all workers."""
+        for (words, file), paths in zip(self._filters.values(), (dest.tee_stdouts, dest.tee_stderrs), strict=True):
+            if file:
+                yield TailLog(role, paths, file, prefixes, log_line_filter=_any_of(words))
+
+
+def _append(words: tuple[str, ...], path: str) -> TextIO | None:
+    if not words:
+        return None
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    return os.fdopen(descriptor, "a", errors="replace", buffering=1)
+
+
+def _any_of(words: tuple[str, ...]) -> Callable[[str], bool]:
+    return lambda line: any(word in line for word in words)
+
+
+def _again(path: str, restart: int) -> str:
+    """Where the n-th process of a worker writes instead of the first."""
+    if not restart or path in ("", os.devnull):
+        return path
+    folder = os.path.join(os.path.dirname(path), f"restart_{restart}")
+    os.makedirs(folder, exist_ok=True)
+    return os.path.join(folder, os.path.basename(path))
+
+
+class _Given(LogsSpecs):
+    """Log files that were laid out before."""
+
+    def __init__(self, dest: LogsDest) -> None:
+        super().__init__()
+        self._dest = dest
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        return self._dest
+
+    @property
+    def root_log_dir(self) -> str:
+        return ""
+
+
+class Process(abc.ABC):
+    """One process of a worker, from its start until it is gone."""
+
+    def __init__(self, recipe: Recipe, logs: Logs, local_rank: int, restart: int, start: Start) -> None:
+        dest = logs.of(local_rank, restart)
+        env = dict(start.env)
+        if restart and env.get("TORCHELASTIC_ERROR_FILE"):
+            env["TORCHELASTIC_ERROR_FILE"] = dest.error_files[0]
+        prefixes = {0: start.prefix or f"[{recipe.role}{local_rank}]:"}
+        self.local_rank = local_rank
+        self.ended: Ended | None = None
+        self._context = self._make(recipe, local_rank, start.args, _common(recipe, env, dest, prefixes))
+        self._context._start()  # not start(), which installs torch's handlers of signals over ours
+        self._tails = [*self._context._tail_logs, *logs.filtered(recipe.role, dest, prefixes)]
+        for tail in self._tails:
+            tail.start()
+        self.pid = int(self._context.pids()[0])
+        self._descriptor = _pidfd(self.pid)
+        limits.give_back(self.pid, recipe.limits)
+
+    @abc.abstractmethod
+    def _make(self, recipe: Recipe, local_rank: int, args: tuple[str, ...], common: dict[str, Any]) -> Any:
+        """torch's context with one process."""
+
+    @abc.abstractmethod
+    def _look(self) -> Ended | None:
+        """How it ended, or None while it runs; the answer that is not None is asked for once."""
+
+    @abc.abstractmethod
+    def _kill(self, number: signal.Signals) -> None:
+        """Send it a signal. Raises ProcessLookupError where it is gone."""
+
+    def fileno(self) -> int | None:
+        """Readable when the process has ended; None: the kernel has no such thing, look now and then."""
+        return self._descriptor
+
+    def poll(self) -> Ended | None:
+        """How it ended, or None while it runs."""
+        if self.ended is None:
+            self.ended = self._look()
+            if self.ended:
+                self._drop()
+        return self.ended
+
+    def send(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._kill(number)
+
+    def close(self) -> None:
+        """Kill it where it still runs, and stop copying its output."""
+        self.send(signal.SIGKILL)
+        deadline = clock.monotonic() + KILLED
+        while self.poll() is None and clock.monotonic() < deadline:
+            select.select([self._descriptor] if self._descriptor else [], [], [], 0.05)
+        if self.poll() is None:
+            log.error("pid %d does not go after SIGKILL: it waits for the kernel, perhaps for a device", self.pid)
+        self._drop()
+
+    def _drop(self) -> None:
+        for tail in self._tails:
+            tail.stop()  # once it has read what is there
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class _Program(Process):
+    """A program, in a session of its own."""
+
+    def _make(self, recipe: Recipe, local_rank: int, args: tuple[str, ...], common: dict[str, Any]) -> Any:
+        program = str(recipe.entrypoint)
+        return _ProgramContext(local_rank, entrypoint=program, args={0: args}, numa_options=recipe.numa, **common)
+
+    def _look(self) -> Ended | None:
+        # without taking it from the kernel: its number, which is its group's, must not become another's yet
+        status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if status is None:
+            return None
+        if status.si_status != 0:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)  # what it started may hold devices and ports
+        code = self._context.subprocess_handlers[0].proc.wait()
+        return Ended(code, self._failure(code) if code else None)
+
+    def _failure(self, code: int) -> ProcessFailure:
+        arguments = {"local_rank": self.local_rank, "pid": self.pid, "exitcode": code}
+        path = self._context.error_files[0]
+        try:
+            return ProcessFailure(**arguments, error_file=path)
+        except Exception as error:  # it was killed while it wrote the file
+            log.warning("the error file %s of pid %d cannot be read: %s", path, self.pid, error)
+            return ProcessFailure(**arguments, error_file="")
+
+    def _kill(self, number: signal.Signals) -> None:
+        os.killpg(self.pid, number)
+
+
+class _Function(Process):
+    """A function in a process of multiprocessing (--run-path)."""
+
+    def _make(self, recipe: Recipe, local_rank: int, args: tuple[str, ...], common: dict[str, Any]) -> Any:
+        function: Any = recipe.entrypoint
+        given: tuple[Any, ...] = args
+        if recipe.numa is not None:
+            function, given = _bound, (recipe.numa, local_rank, recipe.entrypoint, *args)
+        return MultiprocessContext(entrypoint=function, args={0: given}, start_method=recipe.start_method, **common)
+
+    def _look(self) -> Ended | None:
+        result = self._context.wait(0)  # also takes the value, without which the process does not end
+        if result is None:
+            return self._vanished()
+        if failure := result.failures.get(0):
+            failure.local_rank = self.local_rank
+            return Ended(failure.exitcode, failure)
+        return Ended(0, None, result.return_values.get(0))
+
+    def _vanished(self) -> Ended | None:
+        """It ended with exit code 0 and without a value (`os._exit(0)`), for which torch would wait for ever."""
+        gone = self._context._pc.processes[0].exitcode == 0 and not self._context._return_values
+        return Ended(0) if gone else None
+
+    def _kill(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+
+class _ProgramContext(SubprocessContext):
+    """torch's context of a program, which knows its local rank: NUMA binding goes by it."""
+
+    def __init__(self, local_rank: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._local_rank = local_rank
+
+    def _start(self) -> None:
+        handler = get_subprocess_handler(
+            entrypoint=str(self.entrypoint),
+            args=self.args[0],
+            env=self.envs[0],
+            stdout=self.stdouts[0],
+            stderr=self.stderrs[0],
+            local_rank_id=self._local_rank,
+            numa_options=self._numa_options,
+        )
+        self.subprocess_handlers = {0: handler}
+
+
+@dataclass(frozen=True)
+class Start:
+    """What one process is given."""
+
+    args: tuple[str, ...]
+    env: Mapping[str, str]
+    #: before each line that is shown; empty: role and local rank
+    prefix: str = ""
+
+
+def _common(recipe: Recipe, env: dict[str, str], dest: LogsDest, prefixes: dict[int, str]) -> dict[str, Any]:
+    return {"name": recipe.role, "envs": {0: env}, "logs_specs": _Given(dest), "log_line_prefixes": prefixes}
+
+
+def _bound(numa: Any, local_rank: int, function: Callable[..., Any], *args: Any) -> Any:
+    """In the worker, whose index in its own context is 0: bind it by its local rank, then call the function."""
+    from torch.numa.binding import _maybe_wrap_with_numa_binding  # noqa: PLC0415  (in newer torch only)
+
+    return _maybe_wrap_with_numa_binding(function, gpu_index=local_rank, numa_options=numa)(*args)
+
+
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # an old kernel
+        return None
+
+
+class Crew:
+    """All workers of a node. Plays the part of torch's process context towards its agent."""
+
+    def __init__(self, recipe: Recipe, logs: Logs, signals: Signals) -> None:
+        self._recipe, self._logs, self._signals = recipe, logs, signals
+        self._processes: dict[int, Process] = {}
+
+    def start(self, local_rank: int, restart: int, start: Start) -> Process:
+        """Start a worker; ``restart`` is how often it was started alone before."""
+        if old := self._processes.get(local_rank):
+            old.close()
+        kind = _Program if isinstance(self._recipe.entrypoint, str) else _Function
+        process = kind(self._recipe, self._logs, local_rank, restart, start)
+        self._processes[local_rank] = process
+        return process
+
+    def running(self) -> list[Process]:
+        return [process for process in self._processes.values() if process.poll() is None]
+
+    def pids(self) -> dict[int, int]:
+        return {process.local_rank: process.pid for process in self.running()}
+
+    def send(self, local_rank: int, number: signal.Signals) -> None:
+        self._processes[local_rank].send(number)
+
+    def wait(self, seconds: float) -> None:
+        """Until a worker ends, a signal comes, or the time is over."""
+        known = [process for process in self._processes.values() if process.ended is None]
+        running = self.running()
+        if len(running) < len(known):  # one has just been found
+            return
+        found = [process.fileno() for process in running]
+        self._signals.wait([descriptor for descriptor in found if descriptor is not None], seconds)
+
+    def close(self, death_sig: signal.Signals | None = None, timeout: float = 30) -> None:
+        """End all workers: the signal to all of them, ``timeout`` seconds of grace together, then SIGKILL.
+
+        A second signal to the launcher ends the grace.
+        """
+        came = self._signals.count
+        for process in self.running():
+            process.send(death_sig or signal.SIGTERM)
+        deadline = clock.monotonic() + timeout
+        while self.running() and clock.monotonic() < deadline and self._signals.count == came:
+            self.wait(min(1.0, deadline - clock.monotonic()))
+        for process in self.running():
+            log.warning("the worker with local rank %d (pid %d) is killed", process.local_rank, process.pid)
+            process.send(signal.SIGKILL)
+        for process in self._processes.values():
+            process.close()
+        self._processes.clear()
+        self._logs.close()
+        sys.stdout.flush()

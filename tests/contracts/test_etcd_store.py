@@ -1,0 +1,426 @@
+"""What is particular to the store in an etcd cluster: servers that go, keys that expire, who may come in."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from inprocess import etcd_cluster, etcd_job, store
+from inprocess.etcd_cluster import Expired, range_of
+from inprocess.etcd_store import EtcdStore
+from inprocess.exception import OptionError, StoreLost
+from inprocess.protocol.messages import Entry
+from inprocess.protocol.ops import Add, Claim, Set, Verb, Wait
+from tests.harness.etcd import ETCD, MISSING, EtcdCluster
+
+pytestmark = pytest.mark.skipif(not ETCD, reason=MISSING)
+pytest.importorskip("etcd3gw", reason="the extra [etcd] is not installed")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    cluster = EtcdCluster(tmp_path_factory.mktemp("etcd"))
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., EtcdCluster]]:
+    """Starts a cluster that the test may break."""
+    started: list[EtcdCluster] = []
+
+    def start(*args: Any, **kwargs: Any) -> EtcdCluster:
+        started.append(EtcdCluster(tmp_path, *args, **kwargs))
+        return started[-1]
+
+    yield start
+    for cluster in started:
+        cluster.close()
+
+
+@pytest.fixture
+def make(shared: EtcdCluster, tmp_path: Path) -> Callable[..., EtcdStore]:
+    """A connection to a namespace of the test's own."""
+    return lambda **more: EtcdStore(**{"endpoints": shared.endpoints, "namespace": tmp_path.name, "timeout": 20} | more)
+
+
+def drive(op: Any, connection: Any) -> Any:
+    def verb() -> Verb[Any]:
+        return (yield op)
+
+    return store.drive(verb(), connection)
+
+
+# --- servers that go ----------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_goes_away(start: Callable[..., EtcdCluster]) -> None:
+    """Operations fail with StoreLost, also one that waits."""
+    cluster = start()
+    first, second = (EtcdStore(cluster.endpoints, "job") for _ in range(2))
+    drive(Set("a", "1"), first)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(drive, Wait("never"), first)
+        drive(Set("b", "1"), second)
+        cluster.kill()
+        with pytest.raises(StoreLost, match=r"'never'.*no endpoint of etcd answers"):
+            waiting.result(20)
+    for op in (Claim("a", "2"), Add("n", 1), Wait("never", 60.0)):
+        with pytest.raises(StoreLost, match="no endpoint of etcd answers"):
+            drive(op, second)
+
+
+def test_a_server_that_stands_still(start: Callable[..., EtcdCluster]) -> None:
+    """No answer is no end of a wait: that would be taken for a key that nobody has set."""
+    cluster = start()
+    connection = EtcdStore(cluster.endpoints, "job", patience=0.4, ttl=3)
+    drive(Set("a", "1"), connection)
+    cluster.signal(signal.SIGSTOP)
+    try:
+        for op in (Set("a", "2"), Wait("never", 60.0)):
+            with pytest.raises(StoreLost, match="no endpoint of etcd answers"):
+                drive(op, connection)
+    finally:
+        cluster.signal(signal.SIGCONT)
+
+
+def test_the_next_endpoint_is_used(start: Callable[..., EtcdCluster]) -> None:
+    """Of three members each is lost in turn and comes back; who waits, waits on."""
+    cluster = start(3)
+    connections = [EtcdStore(cluster.endpoints, "job") for _ in range(3)]
+    for number, connection in enumerate(connections):
+        connection._cluster._current = number
+        drive(Set("a", "0"), connection)
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(drive, Wait("end"), connection) for connection in connections]
+        writer = EtcdStore(cluster.endpoints, "job")
+        for member in range(3):
+            cluster.kill(member)
+            assert drive(Add("n", 1), writer) == member + 1
+            cluster.start(member)
+        drive(Set("end", "1"), writer)
+        assert [each.result(20) for each in waiting] == [b"1"] * 3
+
+
+def test_several_endpoints_in_one_text(shared: EtcdCluster, tmp_path: Path) -> None:
+    """As they stand in an environment variable; nobody listens at the first one."""
+    address = shared.endpoints[0].removeprefix("http://")
+    connection = EtcdStore(f"127.0.0.1:1, {address}", tmp_path.name)
+    connection._cluster._current = 0
+    connection.set("a", "1")
+    assert connection.get("a") == b"1"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_answer_that_is_lost(make: Callable[..., EtcdStore], times: int) -> None:
+    """The endpoint dies after it has carried an operation out: sent again, it is carried out once."""
+    connection, other = make(), make()
+    assert connection.add("n", 1) == 1
+    (client,) = connection._cluster._clients
+    send, lose = client.transaction, [True] * times
+
+    def transaction(payload: Any) -> Any:
+        answer = send(payload)
+        if lose:
+            lose.pop()
+            other.add("n", 10)
+            raise etcd_cluster._Library().REFUSED("the connection was reset")
+        return answer
+
+    connection._cluster._clients.append(client)  # else it is not tried often enough
+    client.transaction = transaction
+    assert connection.add("n", 1) == 2
+    lose += [True] * times
+    assert connection.compare_set("key", "", "mine") == b"mine"
+    assert connection.add("n", 0) == 2 + 20 * times
+
+
+def test_a_waiting_thread_is_cut_off(make: Callable[..., EtcdStore]) -> None:
+    connection = make()
+    connection.set("a", "1")
+    watching = threading.Event()
+    send = connection._cluster._first_event
+
+    def noticed(response: Any) -> Any:
+        watching.set()
+        return send(response)
+
+    connection._cluster._first_event = noticed  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(drive, Wait("never"), store.PrefixStore("call", connection))
+        assert watching.wait(20)
+        store.cut(store.PrefixStore("call", connection))
+        with pytest.raises(StoreLost, match="was cut"):
+            waiting.result(20)
+
+
+# --- keys that expire ---------------------------------------------------------------------------------------------
+
+
+def test_keys_expire_when_nobody_uses_them(make: Callable[..., EtcdStore]) -> None:
+    connection, watcher = make(ttl=3), make(ttl=3)
+    connection.set("a", "1")
+    job = range_of(watcher._generations.job)
+    while (done := watcher._cluster.transact([], [job])).answers[0] is not None:
+        watcher._cluster.watch(watcher._generations.job, done.revision + 1, 20.0)
+    with pytest.raises(Expired, match="expired"):
+        connection.set("a", "2")
+    assert watcher.inprocess_read("a") is None  # a generation of its own
+
+
+def test_a_wait_keeps_the_keys(make: Callable[..., EtcdStore], monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = make(ttl=3, timeout=1.2)
+    connection.set("a", "1")
+    kept: list[str] = []
+    renew = connection._cluster.renew
+    monkeypatch.setattr(connection._cluster, "renew", lambda lease: kept.append(lease) or renew(lease))
+    with pytest.raises(RuntimeError, match="wait timeout"):
+        connection.get("never")
+    assert kept == [connection._lease]
+
+
+# --- who comes in -------------------------------------------------------------------------------------------------
+
+
+class Members:
+    """What the wrapper does at the beginning of a call, and at the end of a process, for processes of any name."""
+
+    def __init__(self, namespace: str, endpoints: list[str]) -> None:
+        self.kwargs = {"endpoints": endpoints, "namespace": namespace, "ttl": 20}
+
+    def come(
+        self, rank: int, name: str, entry: Entry = Entry.FOUND, members: tuple[int, ...] = (0, 1), timeout: float = 20.0
+    ) -> tuple[dict[str, Any], bool]:
+        seat = self.seat(rank, name, entry, members)
+        return EtcdStore.inprocess_enter(self.kwargs, seat, timeout)
+
+    def begin(self, names: str) -> EtcdStore:
+        """A job of processes of these names, one letter each."""
+        members = tuple(range(len(names)))
+        with ThreadPoolExecutor(len(names)) as pool:
+            found = [pool.submit(self.come, rank, name, members=members) for rank, name in enumerate(names)]
+            (kwargs, founds), *others = [each.result(20) for each in found]
+        assert founds and all(other == (kwargs, True) for other in others)
+        return EtcdStore(**kwargs)
+
+    def seat(
+        self, rank: int, name: str, entry: Entry, members: tuple[int, ...], last: tuple[str, tuple[str, ...]] = ("", ())
+    ) -> store.Seat:
+        return store.Seat(rank, name, "run.0", entry, lambda: members, lambda: last)
+
+    def leave(self, connection: EtcdStore, name: str, everybody: tuple[str, ...]) -> None:
+        seat = self.seat(0, name, Entry.FOUND, (), (name, everybody))
+        generations = EtcdStore(**self.kwargs)._generations.of("run.0")
+        etcd_job._leave(os.getpid(), lambda: generations, connection._lease, seat)
+
+
+@pytest.fixture
+def members(tmp_path: Path, shared: EtcdCluster, monkeypatch: pytest.MonkeyPatch) -> Members:
+    monkeypatch.setattr(etcd_job, "atexit", SimpleNamespace(register=lambda *args: None))
+    monkeypatch.setattr(etcd_job, "_inside", set())
+    return Members(tmp_path.name, shared.endpoints)
+
+
+def noted(monkeypatch: pytest.MonkeyPatch, name: str) -> threading.Semaphore:
+    """Released whenever a process comes to this method of `Entrance`."""
+    waits, method = threading.Semaphore(0), getattr(etcd_job.Entrance, name)
+
+    def telling(*args: Any) -> Any:
+        waits.release()
+        return method(*args)
+
+    monkeypatch.setattr(etcd_job.Entrance, name, telling)
+    return waits
+
+
+def test_the_ranks_come_into_one_generation(members: Members) -> None:
+    job = members.begin("ab")
+    assert members.come(0, "a") == members.come(1, "b")  # the next call
+    assert members.come(0, "a")[0]["generation"] == job._generation
+
+
+def test_a_job_that_ended_leaves_nothing(members: Members) -> None:
+    """The last one to leave deletes everything. Who is dead is not waited for; who joined is, also where none of those
+    that founded the job are left."""
+    job = members.begin("abc")
+    members.leave(job, "1.0", ("1.0", "1.joined"))
+    job.set("a", "1")  # still there
+    members.leave(job, "1.1", ("1.0", "1.1", "1.2"))  # left early; knows of one that died since
+    members.leave(job, "", ())  # was never let in
+    job.set("a", "2")
+    members.leave(job, "1.joined", ("1.0", "1.joined"))
+    with pytest.raises(Expired):
+        job.set("a", "3")
+
+
+def test_a_job_that_was_killed_is_waited_for(members: Members) -> None:
+    """Whatever its processes are said to be; and half of it, too: a process of the next job that finds its seat free
+    must not keep what is left alive."""
+    members.kwargs["ttl"] = 3
+    job = members.begin("ab")
+    job.set("key", "of the first job")
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(members.come, 1, "d", Entry.REPLACE)
+        kwargs, founds = members.come(0, "c")
+        assert other.result(20) == (kwargs, founds) == (kwargs, True)
+    assert kwargs["generation"] != job._generation
+    assert EtcdStore(**kwargs).inprocess_read("key") is None
+
+
+def test_calls_that_lie_far_apart(members: Members) -> None:
+    """Nobody used the keys between two calls of the same processes, so the second has a generation of its own."""
+    first = members.begin("ab")
+    first._generations.end(first._lease)
+    assert members.begin("ab")._generation != first._generation
+
+
+def test_a_job_that_was_killed_while_it_began(members: Members) -> None:
+    members.kwargs["ttl"] = 3
+    with pytest.raises(etcd_job.TimeoutError, match=r"initial ranks \[1\] have not come"):
+        members.come(0, "a", timeout=0.5)
+    members.begin("cd")
+
+
+@pytest.mark.parametrize("entry", list(Entry))
+def test_a_job_that_runs_is_joined(members: Members, monkeypatch: pytest.MonkeyPatch, entry: Entry) -> None:
+    """At a sign of life: its processes may all be dead."""
+    waits = noted(monkeypatch, "_tell_that_it_waits")
+    job = members.begin("ab")
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(members.come, 2 if entry is Entry.GROW else 1, "c", entry)
+        assert waits.acquire(timeout=20)
+        with pytest.raises(concurrent.futures.TimeoutError):
+            joining.result(0.2)
+        job.add("beat", 1)
+        kwargs, founds = joining.result(20)
+        assert (kwargs["generation"], founds) == (job._generation, False)
+    # it was let in: the next call begins with it, and nobody can show it that the job lives
+    assert members.come(1, "c", Entry.REPLACE) == (kwargs, True)
+    # it was not
+    assert members.come(1, "c", Entry.GROW) == (kwargs, False)
+
+
+def test_who_lets_a_job_grow_waits_for_it(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(etcd_job.TimeoutError, match=r"no job .* runs in etcd that RANK=2 could join"):
+        members.come(2, "c", Entry.GROW, timeout=0.2)
+    assert not EtcdStore(**members.kwargs)._generations.of("run.0").standing()
+    waits = noted(monkeypatch, "_tell_that_it_waits")
+    with ThreadPoolExecutor(1) as pool:
+        growing = pool.submit(members.come, 2, "c", Entry.GROW)
+        assert waits.acquire(timeout=20)
+        job = members.begin("ab")
+        while not concurrent.futures.wait([growing], 0.05).done:
+            job.add("beat", 1)
+        assert growing.result()[0]["generation"] == job._generation
+
+
+def test_a_process_that_died_before_the_job_began_is_replaced(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: the keys need not expire. The one that it replaces, should it live, joins later."""
+    waits = noted(monkeypatch, "_all")
+    with ThreadPoolExecutor(3) as pool:
+        replaced = pool.submit(members.come, 0, "a")
+        assert waits.acquire(timeout=20)
+        generation = EtcdStore(**members.kwargs)._generations.of("run.0").standing()
+        replacing = pool.submit(members.come, 0, "b", Entry.REPLACE)
+        assert waits.acquire(timeout=20)
+        kwargs, _ = members.come(1, "c")
+        assert replacing.result(20) == (kwargs, True)
+        assert kwargs["generation"] == f"run.0/{generation}"
+        job = EtcdStore(**kwargs)
+        while not concurrent.futures.wait([replaced], 0.05).done:
+            job.add("beat", 1)
+        assert replaced.result() == (kwargs, False)
+
+
+def test_two_processes_with_one_rank(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a job that has not begun."""
+    waits = noted(monkeypatch, "_all")
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(members.come, 0, "a", timeout=1.0)
+        assert waits.acquire(timeout=20)
+        with pytest.raises(
+            etcd_job.TimeoutError, match=r"RANK=0 of the job .* is taken by a, .* neither ran nor ended"
+        ):
+            members.come(0, "b", timeout=0.5)
+        with pytest.raises(etcd_job.TimeoutError):
+            first.result(20)
+
+
+# --- authentication, TLS, options ---------------------------------------------------------------------------------
+
+
+def test_user_and_password(start: Callable[..., EtcdCluster]) -> None:
+    """Tokens are forgotten when the server starts again."""
+    cluster = start()
+    client = EtcdStore(cluster.endpoints)._cluster._clients[0]
+    for path, body in (
+        ("user/add", {"name": "root", "password": "secret"}),
+        ("role/add", {"name": "root"}),
+        ("user/grant", {"user": "root", "role": "root"}),
+        ("enable", {}),
+    ):
+        client.post(client.get_url(f"/auth/{path}"), json=body)
+    with pytest.raises(RuntimeError, match=r"etcd refuses it: .*user name is empty"):
+        EtcdStore(cluster.endpoints).set("a", "1")
+    with pytest.raises(RuntimeError, match="does not let user 'root' in"):
+        EtcdStore(cluster.endpoints, user="root", password="wrong").set("a", "1")
+    known = EtcdStore(cluster.endpoints, user="root", password="secret")
+    known.set("a", "1")
+    cluster.kill()
+    cluster.start(0)
+    known.set("a", "2")
+    assert known.get("a") == b"2"
+
+
+def test_certificates(start: Callable[..., EtcdCluster], tmp_path: Path) -> None:
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    words = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=test"]
+    words += ["-addext", "subjectAltName=IP:127.0.0.1"]
+    try:
+        subprocess.run(["openssl", "req", *words, "-out", cert, "-keyout", key], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("no program openssl on PATH")
+    files = [f"--cert-file={cert}", f"--key-file={key}", f"--trusted-ca-file={cert}", "--client-cert-auth"]
+    cluster = start(scheme="https", options=files)
+    mine = EtcdStore(cluster.endpoints, ca_cert=cert, cert=cert, key=key)
+    mine.set("a", "1")
+    assert mine.get("a") == b"1"
+    for wrong in ({}, {"ca_cert": cert}):
+        with pytest.raises(RuntimeError, match="no endpoint of etcd answers"):
+            EtcdStore(cluster.endpoints, **wrong).set("a", "2")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"endpoints": "ftp://10.0.0.1"}, "endpoints='ftp"),
+        ({"endpoints": "10.0.0.1:http"}, "must be addresses"),
+        ({"endpoints": []}, "endpoints is empty"),
+        ({"endpoints": [3]}, "must be addresses"),
+        ({"ttl": 2}, "ttl=2"),
+        ({"namespace": ""}, "namespace=''"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        EtcdStore(**wrong)
+
+
+def test_without_the_client_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "etcd3gw.client", None)
+    with pytest.raises(OptionError, match=r"needs the package etcd3gw .*pip install 'inprocess\[etcd\]'"):
+        EtcdStore()

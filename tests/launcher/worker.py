@@ -1,0 +1,109 @@
+"""A worker that does what the test tells it, line by line. Imports no torch.
+
+worker.py HUB [wrapped]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inprocess.watch import Watch
+
+#: what must live as long as the worker
+KEPT: list[Watch] = []
+SHOWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def main() -> None:
+    hub = socket.socket(socket.AF_UNIX)
+    hub.connect(sys.argv[1])
+    if "wrapped" in sys.argv:
+        from inprocess.watch import announce_wrapped
+
+        announce_wrapped()
+    shown = {name: text for name, text in os.environ.items() if name in SHOWN or name.startswith("TORCHELASTIC_")}
+    shown["INPROCESS_GROW"] = os.environ.get("INPROCESS_GROW", "")
+    say(hub, pid=os.getpid(), restart=int(os.environ.get("INPROCESS_RESTART") or 0), env=shown, argv=sys.argv[2:])
+    for line in hub.makefile():
+        command, _, rest = line.strip().partition(" ")
+        COMMANDS[command](hub, rest)
+
+
+def say(hub: socket.socket, **message: object) -> None:
+    hub.sendall(json.dumps(message).encode() + b"\n")
+
+
+def leave(hub: socket.socket, code: str) -> None:
+    sys.exit(int(code))
+
+
+def kill(hub: socket.socket, number: str) -> None:
+    os.kill(os.getpid(), int(number))
+
+
+def show(hub: socket.socket, text: str) -> None:
+    print(text, flush=True)
+    print(f"error: {text}", file=sys.stderr, flush=True)
+    say(hub, shown=True)
+
+
+def limits(hub: socket.socket, _: str) -> None:
+    say(hub, limits=resource.getrlimit(resource.RLIMIT_NOFILE))
+
+
+def ignore(hub: socket.socket, _: str) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: say(hub, got="SIGTERM"))
+    say(hub, ignoring=True)
+
+
+def obey(hub: socket.socket, _: str) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: (say(hub, got="SIGTERM"), sys.exit(0)))
+    say(hub, obeying=True)
+
+
+def child(hub: socket.socket, _: str) -> None:
+    """Start a process that would stay."""
+    pid = os.fork()
+    if pid == 0:
+        hub.close()
+        signal.pause()
+    say(hub, child=pid)
+
+
+def ask(hub: socket.socket, rest: str) -> None:
+    from inprocess.watch import ask_launcher
+
+    action, _, reason = rest.partition(" ")
+    ask_launcher(action, reason)  # type: ignore[arg-type]
+
+
+def ping(hub: socket.socket, _: str) -> None:
+    from inprocess.watch import monitored
+
+    KEPT.append(monitored())  # a watch ends with its object
+    KEPT[0].ping()
+    say(hub, pinged=True)
+
+
+COMMANDS = {
+    "exit": leave,
+    "kill": kill,
+    "show": show,
+    "limits": limits,
+    "ignore": ignore,
+    "obey": obey,
+    "child": child,
+    "ask": ask,
+    "ping": ping,
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Processes that are started while the job runs take the places of those that died."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from inprocess.initialize import RetryController
+from tests.harness import At, Exit, Kill, Raise, leaks
+from tests.harness.faults import Slow, When
+from tests.harness.launch import PATIENT
+
+from . import checks, targets
+
+GROW = {"INPROCESS_GROW": "1", "INPROCESS_RESTART": "0"}
+LATER = PATIENT | {"join": "next_restart"}
+
+
+def everybody_is_back(ranks, size, without=()):
+    """All processes but those finished in one iteration, each with the rank that it was started with."""
+    stayed = [result for number, result in enumerate(ranks) if number not in without]
+    (iteration,) = {result.value[0] for result in stayed}
+    assert sorted(result.value for result in stayed) == [[iteration, place, size] for place in range(size)]
+    assert all(result.value[1] == result.rank for result in stayed)
+    assert [result.exitcode for result in stayed] == [0] * size
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_one_dies_and_is_replaced(launch, victim):
+    """Also rank 0, whose monitor serves the store."""
+    ranks = launch(targets.run_full, 3, faults={At(victim, step=1): Kill()}, respawn=1).wait()
+    checks.died(ranks, {victim: -signal.SIGKILL})
+    everybody_is_back(ranks, 3, without=[victim])
+
+
+@pytest.mark.parametrize("fault", [Exit(5), Exit(0), Kill(signal.SIGSEGV)], ids=["exit5", "exit0", "segv"])
+def test_however_it_ended(launch, fault):
+    run = launch(targets.run_full, 3, faults={At(1, step=1): fault})
+    run.wait_event("ended")
+    run.start_another(1)
+    everybody_is_back(run.wait(), 3, without=[1])
+
+
+def test_two_die_and_are_replaced(launch):
+    faults = {At(victim, iteration, step=1): Kill() for victim in (0, 2) for iteration in (0, 1)}
+    everybody_is_back(launch(targets.run_full, 4, faults=faults, respawn=2).wait(), 4, without=[0, 2])
+
+
+@pytest.mark.parametrize("where", ["rank_assignment", "initialize", "enter", "finalize"])
+def test_the_one_that_joins_dies(launch, where):
+    """In whatever it does first, or when it is interrupted for the first time; the next one takes the place."""
+    first = (1, 2)  # its first iteration: on a slow machine it comes before the others have gone on
+    raises = {At(0, iteration, 1): Raise(when=When("enter", 3)) for iteration in first} if where == "finalize" else {}
+    run = launch(targets.run_full, 3, faults={At(1, step=1): Kill()} | raises, args={"restarts": 2})
+    run.wait_event("ended")
+    run.start_another(1, faults={At(1, iteration, where): Kill() for iteration in first})
+    run.wait_event("ended", count=2)
+    run.start_another(1)
+    everybody_is_back(run.wait(), 3, without=[1, 3])
+
+
+def test_a_spare_takes_the_place_of_the_next_that_dies(launch):
+    """It waits, whatever place it was started for; the death and its taking part are one restart."""
+    run = launch(targets.run_full, 3, faults={At(2, step=50): Kill(when=When("waits", 1))}, args={"restarts": 1})
+    run.wait_event("enter", count=3)
+    run.start_another(0)
+    ranks = run.wait()
+    assert sorted(ranks[number].value for number in (0, 1, 3)) == [[1, 0, 3], [1, 1, 3], [1, 2, 3]]
+    assert ranks[3].value == [1, 2, 3]
+
+
+def test_two_for_one_place(launch):
+    """The first takes it, the second waits, and returns None when all is over."""
+    both = Slow(0.0, when=When("waits", 2))
+    run = launch(targets.run_full, 3, faults={At(1, step=1): Kill(), At(0, 1, 0): both, At(0, 2, 0): both})
+    run.wait_event("ended")
+    run.start_another(1)
+    run.start_another(1)
+    ranks = run.wait()
+    late, joined = sorted([ranks[3].value, ranks[4].value], key=str)
+    assert (late, joined[1:]) == (None, [1, 3])
+    assert ranks.exitcodes == [0, -signal.SIGKILL, 0, 0, 0]
+
+
+def test_join_at_the_next_restart(launch):
+    """It does not interrupt what runs."""
+    faults = {At(1, step=1): Kill(), At(0, 1, 50): Raise(when=When("waits", 1))}
+    run = launch(targets.run_full, 3, faults=faults, wrapper=LATER)
+    run.wait_event("enter", count=2, iteration=1)
+    run.start_another(1)
+    ranks = run.wait()
+    everybody_is_back(ranks, 3, without=[1])
+    assert "ValueError" in ranks[0].log
+
+
+def test_the_job_grows(launch):
+    """RANK beyond the job's world size, on the word of the launcher."""
+    run = launch(targets.run_full, 2, args={"world_size": 3, "restarts": 1})
+    run.wait_event("enter", count=2)
+    run.start_another(2, env={**GROW, "WORLD_SIZE": "3"})
+    everybody_is_back(run.wait(), 3)
+
+
+def test_it_takes_part_in_the_next_call(launch):
+    run = launch(targets.run_full_twice, 3, faults={At(0, step=1): Kill()}, respawn=1)
+    ranks = run.wait()
+    assert [ranks[number].value[1] for number in (3, 1, 2)] == [[0, 0, 3], [0, 1, 3], [0, 2, 3]]
+
+
+def test_its_monitor_dies_before_it_has_joined(launch):
+    """A new one is started, as for any rank."""
+    run = launch(targets.run_full, 3, faults={At(1, step=1): Kill()})
+    run.wait_event("ended")
+    run.start_another(1)
+    joiner = run.ranks[3].process.pid
+    targets.wait_until(lambda: bool(leaks.children_of(joiner)))
+    os.kill(leaks.children_of(joiner)[0], signal.SIGKILL)
+    everybody_is_back(run.wait(), 3, without=[1])
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_pid_files_of_two_monitors_of_one_rank(launch, tmp_path, victim):
+    """That of the dead rank 0 serves the store, and has the file."""
+    file = str(tmp_path / "monitor_{rank}.pid")
+    wrapper = PATIENT | {"monitor_process_pidfile": file, "termination_grace_time": 20}  # each ends by itself
+    run = launch(targets.run_full, 3, faults={At(victim, step=1): Kill()}, wrapper=wrapper, respawn=1)
+    everybody_is_back(run.wait(), 3, without=[victim])
+    assert not list(tmp_path.iterdir())
+
+
+def test_too_few_ranks_wait_for_a_replacement(launch):
+    """It is let in although it would not interrupt a function that runs; nobody runs one meanwhile."""
+    enough = RetryController(min_world_size=3, wait_for_replacement=40)
+    faults = {At(1, step=1): Kill()}
+    run = launch(targets.run_full, 3, faults=faults, wrapper=LATER | {"initialize": enough})
+    run.wait_event("short")  # of the first rank; the other says so at DEBUG
+    run.start_another(1)
+    ranks = run.wait()
+    everybody_is_back(ranks, 3, without=[1])
+    assert [entry[0] for entry in ranks[0].entries()] == [0, 2]
+    assert "2 ranks are too few: waiting 40 s for processes that replace initial ranks 1" in ranks[0].log
+
+
+def test_nobody_replaces_them(launch):
+    enough = RetryController(min_world_size=3, wait_for_replacement=0.5)
+    run = launch(targets.run_full, 3, faults={At(1, step=1): Kill()}, wrapper=PATIENT | {"initialize": enough})
+    ranks = run.wait()
+    checks.failed(ranks, {0: "TooFewRanks", 2: "TooFewRanks"})
+    assert "world_size=2 is less than min_world_size=3; nobody came within" in ranks[0].message

@@ -1,0 +1,284 @@
+"""What a job with standbys has besides its store: the arbiters' desks, the contacts to them, and who watches a store.
+
+What is decided is the real code, ``protocol.arbitration``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from inprocess import coordinator, guardian
+from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.exception import StoreLost
+from inprocess.policy import LEASE_SHARE
+from inprocess.protocol import arbitration
+from inprocess.protocol.arbitration import Arbiter
+from inprocess.protocol.book import Book
+from inprocess.protocol.messages import Fate, Verdict, Vote
+from inprocess.protocol.ops import Pause
+from tests.sim.engine import Process, SimStore, Until, Wire
+from tests.sim.scenario import HEARTBEAT, HEARTBEAT_TIMEOUT
+
+if TYPE_CHECKING:
+    from tests.sim.monitor import Monitor
+    from tests.sim.training import Training
+    from tests.sim.world import World
+
+#: how long whoever lost the store waits for the verdict, and how often a store looks whom it hears (seconds)
+PATIENCE, LOOK = arbitration.patience(HEARTBEAT_TIMEOUT, HEARTBEAT), HEARTBEAT_TIMEOUT / 10
+#: for how long an end is taken for certain
+GRACE = arbitration.grace(HEARTBEAT_TIMEOUT, HEARTBEAT)
+
+
+@dataclass
+class View:
+    """A store, and who began with it."""
+
+    number: int
+    store: SimStore
+    #: its founders, by place, and the size of their numbering
+    members: tuple[int, ...]
+    world_size: int
+    standbys: tuple[int, ...] = ()
+    #: its iteration 0 is the job's iteration number ``offset``
+    offset: int = 0
+    #: the one whose loss led here
+    before: View | None = None
+    #: member -> its desk
+    desks: dict[int, Desk] = field(default_factory=dict)
+    keeper: Keeper | None = None
+
+    def follows(self, other: View) -> bool:
+        """Whether it is the other one, or came of it."""
+        return self is other or (self.before is not None and self.before.follows(other))
+
+    def label(self, what: str) -> str:
+        return f"{what} (store {self.number})" if self.number else what
+
+
+class Contact:
+    """A connection of a training process to a desk or to a keeper."""
+
+    def __init__(self, training: Training, post: Desk | Keeper) -> None:
+        self.training, self.post, self.member = training, post, training.member
+        self._there, self._back = Wire(training, post.process), Wire(post.process, training)
+        #: the training process has seen that the other end has ended
+        self.ended = False
+        self.answer: Any = None
+        post.process.on_end.append(lambda: self._back.send(self._end))
+        self.send(lambda: post.meet(self))
+
+    def send(self, action: Callable[[], None]) -> None:
+        self._there.send(action)
+
+    def reply(self, answer: Any) -> None:
+        self._back.send(lambda: self._take(answer))
+
+    def close(self) -> None:
+        """The training process has ended, which the kernel tells the other end."""
+        self.send(lambda: self.post.leave(self))
+
+    def _take(self, answer: Any) -> None:
+        self.answer = answer
+        self.training.notify()
+
+    def _end(self) -> None:
+        self.ended = True
+        self.training.notify()
+
+    def ping(self) -> None:
+        self.reply("here")
+
+    def say_completed(self) -> None:
+        if isinstance(self.post, Desk):
+            self.post.complete(self, self.training.book.iteration)
+
+    def turn_away(self) -> None:
+        self.post.turn_away(self)
+
+    def vote(self, vote: Vote) -> None:
+        if isinstance(self.post, Desk):
+            self.post.vote(self, vote)
+
+    def ask(self, question: Callable[[Contact], None], seconds: float) -> Generator[Any, Any, Any]:
+        """What it answers; None where it does not in time, or has ended."""
+        self.answer = None
+        engine = self.training.engine
+        until = engine.now + seconds
+        self.send(lambda: question(self))
+        engine.at(seconds, self.training.notify)
+        yield Until(lambda: self.answer is not None or self.ended or engine.now >= until)
+        return self.answer
+
+
+class Desk:
+    """The arbiter in the monitor process of a standby."""
+
+    def __init__(self, world: World, monitor: Monitor, view: View) -> None:
+        self.world, self.process, self.view = world, monitor, view
+        self.arbiter = Arbiter(PATIENCE, GRACE)
+        self._waiting: list[Contact] = []
+        self._open: list[Contact] = []
+        #: the view that begins here, and who serves its store
+        self.next: View | None = None
+        self.server: Process | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Nobody needs the store that is served here."""
+        return not any(contact.training.ticket.place in self._invited() for contact in self._open)
+
+    def _invited(self) -> tuple[int, ...]:
+        return () if self.next is None else self.next.members
+
+    def lost(self) -> None:
+        self.arbiter.lost(self.process.engine.now)
+        self._settle()
+
+    def meet(self, contact: Contact) -> None:
+        self._open.append(contact)
+        self.arbiter.meet(contact.member)
+
+    def leave(self, contact: Contact) -> None:
+        if contact in self._open:
+            self._open.remove(contact)
+        self.arbiter.leave(contact.member, self.process.engine.now)
+        self._speak_for(contact)
+        self._settle()
+        self.process.notify()
+
+    def turn_away(self, contact: Contact) -> None:
+        self.arbiter.turn_away(contact.member)
+
+    def vote(self, contact: Contact, vote: Vote) -> None:
+        self.arbiter.vote(contact.member, vote, self.process.engine.now)
+        self._waiting.append(contact)
+        self._settle()
+
+    def complete(self, contact: Contact, iteration: int) -> None:
+        returns = self.arbiter.complete(contact.member, iteration)
+        contact.reply((Verdict(Fate.COMPLETED) if returns else self.arbiter.verdict, None))
+        self._settle()
+
+    def _settle(self) -> None:
+        process = self.process
+        if not process.alive:
+            return
+        if process.engine.now < process.frozen_until:
+            process.engine.at(process.frozen_until - process.engine.now, self._settle)
+            return
+        verdict = self.arbiter.decide(process.engine.now)
+        if verdict is None:
+            self._wake(self.arbiter.wake_at())
+            return
+        if verdict.fate is Fate.GO and self.next is None:
+            process.engine.note(process.name, f"{verdict}; votes {self.arbiter.votes}, gone {self.arbiter.gone}")
+            self._serve(verdict)
+        for contact in self._waiting:
+            contact.reply((verdict, self.next))
+        self._waiting.clear()
+
+    def _wake(self, when: float) -> None:
+        engine = self.process.engine
+        if engine.now < when < engine.now + 2 * PATIENCE:
+            engine.at(when - engine.now, self._settle)
+
+    def _serve(self, verdict: Verdict) -> None:
+        self.server = Process(self.process.engine, SimStore(), f"store{len(self.world.views)}")
+        self.server.host, self.server.frozen_until = self.process.host, self.process.frozen_until
+        self.server.store.server = self.server
+        self.next = self.world.go_on(self.view, verdict, self.server, self.process.training.ticket.place)
+
+        def end() -> None:
+            assert self.server is not None
+            self.server.end("ends with its monitor")
+            self.server.store.lose()
+
+        self.process.on_end.append(end)
+
+    def _speak_for(self, contact: Contact) -> None:
+        """One that was to begin anew here may have ended before it had a monitor there."""
+        place = contact.training.ticket.place
+        if self.next is None or self.server is None or place not in self.next.members:
+            return
+        record = InterruptionRecord(0, Interruption.TERMINATED, initial_rank=place, message="died")
+        self.server.spawn(self._speak(place, record))
+
+    def _speak(self, place: int, record: InterruptionRecord) -> Generator[Any, Any, None]:
+        assert self.next is not None
+        book = Book.founder(place, self.next.members, self.next.world_size)
+        try:
+            # it may have arrived and not been counted: whoever speaks for it counts again until there is a verdict
+            if not (yield from coordinator.has_begun()):
+                yield from guardian.stand_in(book, place, record, self.process.name)
+        except StoreLost:
+            return
+
+
+class Keeper:
+    """Closes a store that hears less than half of the members."""
+
+    def __init__(self, world: World, process: Process, view: View) -> None:
+        self.process, self.view, self.world = process, view, world
+        #: members whose training process has certainly ended
+        self.gone: set[int] = set()
+        #: members that have voted, and may have gone on elsewhere
+        self.elsewhere: set[int] = set()
+        #: anybody said hello: from then on the others may go on elsewhere
+        self.met = False
+        #: member -> (counter, when it was seen to change)
+        self._beats: dict[int, tuple[bytes, float]] = {}
+        #: the roster of the last iteration that started, of which all its members know, and all since then: those that
+        #: are cut off may know of any of them
+        self.rosters = [view.members]
+        process.spawn(self._follow())
+        process.spawn(self._watch())
+
+    def meet(self, contact: Contact) -> None:
+        self.met = True
+        self.gone.discard(contact.member)
+
+    def leave(self, contact: Contact) -> None:
+        if contact.member not in self.elsewhere:
+            self.gone.add(contact.member)
+
+    def turn_away(self, contact: Contact) -> None:
+        self.elsewhere.add(contact.member)
+
+    def _follow(self) -> Generator[Any, Any, None]:
+        book = Book.founder(self.view.members[0], self.view.members, self.view.world_size)
+        try:
+            while True:
+                book.apply((yield from coordinator.await_next(book.iteration)))
+                self.rosters.append(book.roster)
+                if (yield from coordinator.await_start(book.iteration)).go:
+                    self.rosters = [book.roster]
+        except StoreLost:
+            return
+
+    def _watch(self) -> Generator[Any, Any, None]:
+        store = self.view.store
+        while not store.lost and not self.world.is_over:
+            yield Pause(LOOK)
+            heard = self._hear()
+            enough = all(arbitration.hears_enough(roster, heard, self.gone) for roster in self.rosters)
+            if self.met and not enough:
+                self.process.engine.note(self.process.name, f"closes itself: of {self.rosters} heard {heard}")
+                self.world.closed.append(self.view)
+                store.lose()
+
+    def _hear(self) -> set[int]:
+        now, data = self.process.engine.now, self.view.store.data
+        members = set().union(*self.rosters)
+        for member in sorted(members):
+            counter = data.get(f"beat/{member}", b"0")
+            if member not in self._beats or self._beats[member][0] != counter:
+                self._beats[member] = (counter, now)
+        silent = LEASE_SHARE * HEARTBEAT_TIMEOUT
+        return {
+            member
+            for member in members - self.elsewhere
+            if self._beats[member][0] == b"0" or now - self._beats[member][1] <= silent
+        }

@@ -1,0 +1,299 @@
+"""An arbiter's desk and the contacts of training processes, over real sockets, without ranks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from inprocess import arbiter
+from inprocess.arbiter import Contacts, Desk
+from inprocess.exception import OptionError
+from inprocess.protocol.arbitration import Arbiter
+from inprocess.protocol.messages import Fate, Verdict, Vote
+
+#: a ceiling, not a duration (seconds)
+SOON = 20.0
+PORT = 29500
+
+
+class Standby:
+    """A desk, and what it has told its monitor."""
+
+    def __init__(self, member: int = 2, serve: Callable[[Verdict], int] = lambda verdict: PORT) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.where: tuple[str, int] = self.listener.getsockname()
+        self.left: list[int] = []
+        self.changed = threading.Event()
+        self.arbiter = Arbiter(60.0, 60.0)
+        self.desk = Desk(self.listener, "call", member, self.arbiter, serve, self.left.append, self.changed.set)
+        self.desk.start()
+
+    def await_gone(self, *members: int) -> None:
+        while self.desk.gone != {*members}:
+            assert self.changed.wait(SOON)
+            self.changed.clear()
+
+    def close(self) -> None:
+        self.desk.close()
+
+
+@pytest.fixture
+def standby() -> Iterator[Callable[..., Standby]]:
+    made: list[Standby] = []
+
+    def make(*args: Any, **kwargs: Any) -> Standby:
+        made.append(Standby(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def contacts() -> Iterator[Callable[..., Contacts]]:
+    """The contacts of a member with some standbys, once they are made."""
+    made: list[Contacts] = []
+
+    def make(member: int, *standbys: Standby, call: str = "call", host: Standby | None = None) -> Contacts:
+        every = [*standbys, *([host] if host is not None else [])]
+        where = {number: each.where for number, each in enumerate(every, start=10)}
+        server = 9 + len(every) if host is not None else -1
+        made.append(Contacts(call, server, lambda other, _: where[other]))
+        made[-1].make(member, dict.fromkeys(where, "somewhere"))
+        assert made[-1].some is bool(standbys) or call != "call"
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def vote(place: int, last: int = 2) -> Vote:
+    return Vote(place, 3, ((0, last),))
+
+
+def in_threads(*actions: Callable[[], Any]) -> list[Any]:
+    """What each of them answers, done at once."""
+    answers: list[Any] = [None] * len(actions)
+
+    def run(number: int) -> None:
+        answers[number] = actions[number]()
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(actions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON)
+    return answers
+
+
+def verdicts(answers: list[Any]) -> list[Verdict]:
+    return [verdict for verdict, _ in answers]
+
+
+def test_all_that_live_go_on(standby, contacts) -> None:
+    one = standby()
+    first, second, third = (contacts(member, one) for member in range(3))
+    first.close()
+    one.await_gone(0)
+    one.desk.lost()
+    answers = in_threads(lambda: second.vote(vote(1), SOON), lambda: third.vote(vote(2), SOON))
+    assert verdicts(answers) == [Verdict(Fate.GO, ((1, 2),), 3, host=2, port=PORT)] * 2
+
+
+def test_who_ends_after_its_vote_is_told_of(standby, contacts) -> None:
+    one = standby()
+    first, second = contacts(0, one), contacts(1, one)
+    one.desk.lost()
+    in_threads(lambda: first.vote(vote(0, last=1), SOON), lambda: second.vote(vote(1, last=1), SOON))
+    second.close()
+    one.await_gone(1)
+    assert one.left == [1]
+
+
+def test_the_next_one_is_asked_where_the_first_has_ended(standby, contacts) -> None:
+    gone, there = standby(), standby(member=1)
+    mine = contacts(0, gone, there)
+    gone.close()
+    there.desk.lost()
+    verdict, contact = mine.vote(vote(0, last=0), SOON)
+    assert (verdict.fate, verdict.host, contact.port) == (Fate.GO, 1, there.desk.port)
+
+
+def test_the_others_are_told_who_votes_elsewhere(standby, contacts) -> None:
+    """What becomes of it then says nothing there, neither to an arbiter nor to whoever serves the store."""
+    one, other, host = standby(), standby(), standby(member=0)
+    mine = contacts(1, one, other, host=host)
+    one.desk.lost()
+    mine.vote(Vote(1, 3, ((1, 1),)), SOON)
+    mine.close()
+    for each in (other, host):
+        while not each.desk.idle:
+            assert each.changed.wait(SOON)
+            each.changed.clear()
+        assert (each.desk.elsewhere, each.desk.gone) == ({1}, set())
+
+
+def test_the_host_of_the_store_is_not_asked(standby, contacts) -> None:
+    host, there = standby(member=0), standby(member=1)
+    mine = contacts(0, there, host=host)
+    there.close()
+    assert mine.vote(vote(0), SOON) is None
+
+
+def test_one_that_does_not_answer_is_passed_over(standby, contacts, monkeypatch) -> None:
+    """It accepts a connection and says nothing more, as a host that stands still does."""
+    monkeypatch.setattr(arbiter, "ANSWER", 0.05)
+    silent, there = standby(), standby(member=1)
+    mine = contacts(0, silent, there)
+    monkeypatch.setattr(silent.desk, "_answer", lambda guest, message: True)
+    there.desk.lost()
+    verdict, _ = mine.vote(vote(0, last=0), SOON)
+    assert verdict.host == 1
+
+
+def test_one_that_may_count_the_vote_yet_is_the_last_that_is_asked(standby, contacts) -> None:
+    """Otherwise two jobs could come of it."""
+    waits, there = standby(), standby(member=1)
+    mine = contacts(0, waits, there)
+    waits.desk.lost()
+    there.desk.lost()
+    assert mine.vote(vote(0), 0.1) is None
+
+
+def test_completed(standby, contacts) -> None:
+    one = standby()
+    first, second = contacts(0, one), contacts(1, one)
+    assert first.say_completed(3) is True
+    first.close()
+    one.desk.lost()
+    verdict, _ = second.vote(vote(1, last=1), SOON)
+    assert (verdict.fate, verdict.iteration) == (Fate.COMPLETED, 3)
+
+
+def test_completed_where_one_has_ended_before_a_contact_was_made(standby, contacts) -> None:
+    ended, there = standby(), standby()
+    ended.close()
+    assert contacts(0, ended, there).say_completed(3) is True
+
+
+def test_completed_where_not_everybody_can_be_told(standby, contacts, monkeypatch) -> None:
+    monkeypatch.setattr(arbiter, "KNOW", 0.05)
+    ended, silent, there = standby(), standby(), standby()
+    first, second = contacts(0, ended, there), contacts(1, silent, there)
+    ended.close()
+    monkeypatch.setattr(silent.desk, "_answer", lambda guest, message: True)
+    assert first.say_completed(3) is True
+    assert second.say_completed(3) is None
+    assert there.arbiter.completed == {0, 1}
+
+
+def test_too_late_to_be_completed(standby, contacts) -> None:
+    one = standby()
+    first, second = contacts(0, one), contacts(1, one)
+    one.desk.lost()
+    in_threads(lambda: first.vote(vote(0, last=1), SOON), lambda: second.vote(vote(1, last=1), SOON))
+    assert first.say_completed(3) is False
+
+
+def test_a_host_that_cannot_serve_refuses(standby, contacts) -> None:
+    def serve(verdict: Verdict) -> int:
+        raise OptionError("no port is left")
+
+    one = standby(serve=serve)
+    mine = contacts(0, one)
+    one.desk.lost()
+    verdict, _ = mine.vote(vote(0, last=0), SOON)
+    assert verdict.fate is Fate.REFUSED and "no port is left" in verdict.reason
+
+
+def test_members_of_another_call_are_sent_away(standby, contacts) -> None:
+    one = standby()
+    assert not contacts(0, one, call="another").some
+    assert one.desk.gone == set()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"no json\n",
+        b'{"vote": "{}"}\n',
+        b'{"hello": "x", "call": "call"}\n',
+        b'{"hello": 0, "call": "call"}\n{"vote": "{\\"place\\": -1}"}\n',
+        b'{"hello": 0, "call": "call"}\n{"vote": 3}\n',
+        b"[" * 10000 + b"\n",
+        b"\xff" * 70000,
+    ],
+)
+def test_what_is_none_of_ours_ends_nothing_but_itself(standby, contacts, lines: bytes) -> None:
+    one = standby()
+    with socket.create_connection(one.where) as stranger:
+        stranger.sendall(lines)
+        stranger.shutdown(socket.SHUT_WR)
+        stranger.settimeout(SOON)
+        while stranger.recv(1 << 16):
+            pass
+    mine = contacts(1, one)
+    one.desk.lost()
+    verdict, _ = mine.vote(Vote(1, 3, ((1, 1),)), SOON)
+    assert verdict.fate is Fate.GO
+
+
+def test_a_standby_that_says_something_else_is_passed_over(standby, contacts, monkeypatch) -> None:
+    odd, there = standby(), standby(member=1)
+    mine = contacts(0, odd, there)
+    monkeypatch.setattr(odd.desk, "_settle", lambda: None)
+    monkeypatch.setattr(odd.desk, "_answer", lambda guest, message: guest.tell(verdict={"fate": "none"}))
+    there.desk.lost()
+    verdict, _ = mine.vote(vote(0, last=0), SOON)
+    assert verdict.host == 1
+
+
+def test_a_forked_child_does_not_keep_its_parent_alive(standby, contacts) -> None:
+    """A worker of a DataLoader that is still there when the training process has ended."""
+    one = standby()
+    mine = contacts(0, one)
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(write)
+        os.read(read, 1)
+        os._exit(0)
+    try:
+        mine.close()
+        one.await_gone(0)
+    finally:
+        os.close(write)
+        os.close(read)
+        os.waitpid(child, 0)
+
+
+def test_contacts_are_made_once(standby, contacts) -> None:
+    one = standby()
+    mine = contacts(0, one)
+    mine.make(0, {10: "somewhere"})
+    assert mine.some
+    assert len(one.desk._guests) == 1
+
+
+def test_the_end_of_a_call_does_not_wait_for_a_host_that_does_not_answer() -> None:
+    """Its queue of connections is full, and drops what else comes."""
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        fillers = [socket.socket() for _ in range(4)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(full.getsockname())
+        mine = Contacts("call", -1, lambda other, _: full.getsockname())
+        mine.make(0, {10: "somewhere"})
+        mine.close()
+        for filler in fillers:
+            filler.close()
+    assert not mine.some
