@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from inprocess import coordinator, guardian
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.exception import StoreLost
-from inprocess.policy import LEASE_SHARE
+from inprocess.policy import SILENCE_SHARE
 from inprocess.protocol import arbitration
 from inprocess.protocol.arbitration import Arbiter
 from inprocess.protocol.book import Book
@@ -228,8 +228,7 @@ class Keeper:
         self.elsewhere: set[int] = set()
         #: anybody said hello: from then on the others may go on elsewhere
         self.met = False
-        #: member -> (counter, when it was seen to change)
-        self._beats: dict[int, tuple[bytes, float]] = {}
+        self._heard = guardian.Heard(SILENCE_SHARE * HEARTBEAT_TIMEOUT)
         #: the roster of the last iteration that started, of which all its members know, and all since then: those that
         #: are cut off may know of any of them
         self.rosters = [view.members]
@@ -271,14 +270,6 @@ class Keeper:
 
     def _hear(self) -> set[int]:
         now, data = self.process.engine.now, self.view.store.data
-        members = set().union(*self.rosters)
-        for member in sorted(members):
-            counter = data.get(f"beat/{member}", b"0")
-            if member not in self._beats or self._beats[member][0] != counter:
-                self._beats[member] = (counter, now)
-        silent = LEASE_SHARE * HEARTBEAT_TIMEOUT
-        return {
-            member
-            for member in members - self.elsewhere
-            if self._beats[member][0] == b"0" or now - self._beats[member][1] <= silent
-        }
+        counters = {member: int(data.get(f"beat/{member}", b"0")) for member in set().union(*self.rosters)}
+        self._heard.note(counters, now)
+        return set(self._heard.members(now)) - self.elsewhere
