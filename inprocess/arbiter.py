@@ -36,6 +36,8 @@ log = logging.getLogger("inprocess.arbiter")
 CONNECT, ANSWER, KNOW, TAKE = 5.0, 2.0, 10.0, 1.0
 #: longest vote or verdict: the roster of a large job with many gaps (bytes)
 LONGEST = 1 << 22
+#: the other end's kernel says that nobody is there; an unreachable network, say, tells nothing
+ENDED = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE})
 
 #: where the arbiter of a member is for us, from how it is published; None where it has none
 Find = Callable[[int, str], tuple[str, int] | None]
@@ -140,10 +142,13 @@ class Desk(threading.Thread):
         """Take in what it says; False where it has ended, or is none of ours."""
         try:
             data = guest.socket.recv(1 << 16)
+            guest.ended = not data
             return bool(data) and all(self._answer(guest, message) for message in guest.lines.take(data))
-        except (OSError, BadMessage) as error:
-            log.debug("a contact ends: %s", error)
-            return False
+        except OSError as error:
+            guest.ended = error.errno in ENDED
+        except BadMessage as error:
+            log.debug("a contact is closed: %s", error)
+        return False
 
     def _answer(self, guest: _Guest, message: dict[str, Any]) -> bool:
         match message:
@@ -169,7 +174,7 @@ class Desk(threading.Thread):
         guest.socket.close()
         twice = any(other.member == guest.member for other in self._guests.values())
         if guest.member is not None and not twice:
-            self._arbiter.leave(guest.member, clock.monotonic())
+            self._arbiter.leave(guest.member, clock.monotonic(), guest.ended)
             if guest.place is not None:
                 self._left(guest.place)
         self._changed()
@@ -206,6 +211,8 @@ class _Guest:
         #: once it has voted
         self.place: int | None = None
         self.waits = False
+        #: the process has certainly ended
+        self.ended = False
 
     def tell(self, **message: Any) -> bool:
         try:
@@ -394,11 +401,12 @@ class Contact:
     def connect(self, member: int, call: str) -> None:
         """Sets `is_made`, or `ended`, or neither where it does not answer."""
         with contextlib.suppress(OSError):
-            self.socket.connect_ex((self.host, self.port))
-            if not self._ready(select.POLLOUT, CONNECT):
-                return
-            error = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            self.ended = error in (errno.ECONNREFUSED, errno.ECONNRESET)
+            error = self.socket.connect_ex((self.host, self.port))
+            if error == errno.EINPROGRESS:
+                if not self._ready(select.POLLOUT, CONNECT):
+                    return
+                error = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            self.ended = error in ENDED
             self.is_made = not error and self.ask({"hello": member, "call": call}, CONNECT) == {"ok": True}
 
     def has_ended(self) -> bool:
@@ -423,8 +431,8 @@ class Contact:
                     return None
         except TimeoutError:
             return None
-        except OSError:
-            self.ended = True
+        except OSError as error:
+            self.ended = error.errno in ENDED
         return None
 
     def say(self, message: dict[str, Any], seconds: float) -> None:

@@ -94,15 +94,15 @@ class Arbiter:
         self.met.add(member)
         self.gone.discard(member)
 
-    def leave(self, member: int, now: float) -> None:
-        """Its connection ended: its process has ended, or needs no store any more.
+    def leave(self, member: int, now: float, ended: bool = True) -> None:
+        """Its connection ended: its process has ``ended``, or needs no store any more; or only the connection broke.
 
         One that ends later, without a vote here, may have gone on with the old store or elsewhere, and others with it,
         that do so still: it does not make them fewer.
         """
         voted = self.votes.pop(member, None) is not None
         uncertain = self.elsewhere | self.completed
-        if voted or (member not in uncertain and now <= self.lost_at + self.grace):
+        if ended and (voted or (member not in uncertain and now <= self.lost_at + self.grace)):
             self.gone.add(member)
 
     def turn_away(self, member: int) -> None:

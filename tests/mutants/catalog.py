@@ -1219,6 +1219,106 @@ WATCHING = (
     ),
 )
 
+arbitration = _in("protocol/arbitration.py", "tests/unit/test_arbitration.py")
+desk = _in("arbiter.py", "tests/threads/test_arbiter.py")
+FAILOVER = (
+    arbitration(
+        "half_is_enough", "half of a job goes on", "2 * len(present) > len(roster)", "2 * len(present) >= len(roster)"
+    ),
+    arbitration(
+        "a_minority_is_heard",
+        "a store stays open with less than half",
+        "2 * len(live.intersection(heard)) >= len(live)",
+        "bool(live.intersection(heard))",
+    ),
+    arbitration(
+        "half_is_not_heard",
+        "a store with half of the members closes, and nobody goes on",
+        "(heard)) >= len(live)",
+        "(heard)) > len(live)",
+    ),
+    arbitration("absent_is_gone", "who has not voted is not waited for", "if absent and not overdue:", "if False:"),
+    arbitration(
+        "alone_is_lost",
+        "a store that one rank alone lost is lost",
+        "if math.isinf(self.lost_at):\n            reason",
+        "if False:\n            reason",
+    ),
+    arbitration("twice", "an arbiter changes its mind", "if self.verdict is None and self.votes:", "if self.votes:"),
+    arbitration(
+        "late_ends_count", "who ends long after the loss counts as dead", " and now <= self.lost_at + self.grace", ""
+    ),
+    arbitration(
+        "voters_elsewhere_count",
+        "who voted elsewhere counts as dead when it ends",
+        "self.elsewhere | self.completed",
+        "self.completed",
+    ),
+    arbitration(
+        "completed_is_forgotten",
+        "who returned is taken for one that may go on",
+        "uncertain = self.elsewhere | self.completed",
+        "uncertain = self.elsewhere",
+    ),
+    arbitration(
+        "one_knows_of_completed",
+        "one rank's word is enough for `completed`",
+        "if self.completed and enough:",
+        "if self.completed:",
+    ),
+    arbitration(
+        "returns_after_go",
+        "a rank returns although the others go on without it",
+        "return self.verdict is None or self.verdict.fate is not Fate.GO",
+        "return True",
+    ),
+    arbitration(
+        "hosts_stand_by",
+        "the host of the store stands by for itself",
+        "sorted(chosen - {host}, reverse=True)",
+        "sorted(chosen, reverse=True)",
+    ),
+    desk("strangers_vote", "a member of another call is let in", '"call": self._call}', '"call": _}'),
+    desk(
+        "nobody_is_turned_away", "the other arbiters are not told of a vote", "            self._turn_away(contact)\n"
+    ),
+    desk(
+        "asks_the_next_too",
+        "a rank votes at two arbiters that live",
+        "if not contact.ended:  # it may",
+        "if False:  # it may",
+    ),
+    desk(
+        "children_keep_contacts",
+        "a forked child keeps its parent alive for the arbiters",
+        "        contacts._forget()\n",
+        "        pass\n",
+    ),
+    desk(
+        "the_dead_vote_on",
+        "the end of a voter is not told",
+        "                self._left(guest.place)\n",
+        "                pass\n",
+    ),
+    desk(
+        "the_host_is_asked",
+        "the host of the lost store is asked where to go on",
+        "        found.pop(self._server, None)\n",
+    ),
+    desk(
+        "closed_is_an_end",
+        "whoever is sent away counts as ended",
+        "clock.monotonic(), guest.ended)",
+        "clock.monotonic())",
+    ),
+    desk(
+        "silence_is_an_end",
+        "whoever cannot be reached counts as ended",
+        "self.ended = error in ENDED",
+        "self.ended = True",
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *PROTOCOL,
     *COORDINATOR,
@@ -1233,5 +1333,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *MONITOR,
     *LOOP,
     *SIMULATED,
+    *FAILOVER,
     *WATCHING,
 )

@@ -162,9 +162,9 @@ def test_one_that_may_count_the_vote_yet_is_the_last_that_is_asked(standby, cont
     """Otherwise two jobs could come of it."""
     waits, there = standby(), standby(member=1)
     mine = contacts(0, waits, there)
-    waits.desk.lost()
     there.desk.lost()
-    assert mine.vote(vote(0), 0.1) is None
+    assert mine.vote(vote(0, last=0), 0.1) is None
+    assert there.arbiter.votes == {}
 
 
 def test_completed(standby, contacts) -> None:
@@ -181,6 +181,14 @@ def test_completed_where_one_has_ended_before_a_contact_was_made(standby, contac
     ended, there = standby(), standby()
     ended.close()
     assert contacts(0, ended, there).say_completed(3) is True
+
+
+def test_completed_where_one_cannot_be_reached() -> None:
+    """An unreachable network does not say that nobody goes on there."""
+    mine = Contacts("call", -1, lambda other, _: ("255.255.255.255", 9))
+    mine.make(0, {10: "somewhere"})
+    assert mine.say_completed(3) is None
+    mine.close()
 
 
 def test_completed_where_not_everybody_can_be_told(standby, contacts, monkeypatch) -> None:
@@ -243,6 +251,18 @@ def test_what_is_none_of_ours_ends_nothing_but_itself(standby, contacts, lines: 
     one.desk.lost()
     verdict, _ = mine.vote(Vote(1, 3, ((1, 1),)), SOON)
     assert verdict.fate is Fate.GO
+
+
+def test_who_is_sent_away_may_live(standby, contacts) -> None:
+    """A member whose connection breaks, or that says what nobody understands, has not ended."""
+    one = standby()
+    with socket.create_connection(one.where) as odd:
+        odd.sendall(b'{"hello": 0, "call": "call"}\n{"vote": "?"}\n')
+        odd.settimeout(SOON)
+        while odd.recv(1 << 16):
+            pass
+    assert one.desk.met
+    assert one.desk.gone == set()
 
 
 def test_a_standby_that_says_something_else_is_passed_over(standby, contacts, monkeypatch) -> None:

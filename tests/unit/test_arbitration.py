@@ -148,6 +148,22 @@ def test_who_has_completed_counts_for_that() -> None:
     assert verdict is not None and (verdict.fate, verdict.iteration) == (Fate.COMPLETED, 3)
 
 
+def test_a_broken_connection_is_no_end() -> None:
+    """Whoever voted over it does not hear the verdict, and is waited for like any other."""
+    made = arbiter(1, 2, 3, gone=(0,))
+    made.leave(3, 0.0, ended=False)
+    assert made.gone == {0}
+    assert fate(made, 0.0) is None
+
+
+def test_who_returned_and_ended_may_live() -> None:
+    """It does not make the others fewer, of whom more than half have to know that the iteration is completed."""
+    made = arbiter(1)
+    made.complete(0, 3)
+    made.leave(0, 0.0)
+    assert made.decide(0.0) is None
+
+
 def test_nobody_goes_on_where_somebody_completed() -> None:
     """One of four knows of it, and one more is here: others may go on elsewhere, these must not."""
     made = arbiter()
