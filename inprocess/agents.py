@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 #: how long the monitor is listened to before the board is looked at again (seconds); what it says wakes at once
 LOOK = 0.05
+#: how long the first entry waits for contacts (seconds): a standby may not answer
+MEET = 1.0
 #: how long a server that has our port may take to show that it is that of our job (seconds)
 PROBE = 5.0
 #: in shares of heartbeat_timeout: by then a store that hears too few members has closed itself
@@ -145,10 +147,15 @@ class Agents:
     def _identify(self, member: int) -> None:
         self._monitor.identify(member)
 
-    def _meet(self, addresses: dict[int, str]) -> None:
-        """In the MonitorThread, in each iteration: make contact with those who can say where the job goes on."""
+    def _meet(self, addresses: dict[int, str], wait: bool) -> None:
+        """In the MonitorThread, in each iteration: make contact with those who can say where the job goes on.
+
+        Should this process end, it is known at once only where it had contact: so it waits before it enters first.
+        """
         if addresses:
             self.contacts.make(self._book.member, addresses)
+            if wait:
+                self.contacts.are_made(MEET)
 
     def _arbiters(self, roster: Sequence[int]) -> Sequence[int]:
         """Those that stand by, in the order in which they are asked, and the host of the store."""

@@ -256,12 +256,13 @@ class Contacts:
     @property
     def some(self) -> bool:
         """Whether there is anybody to ask. Waits for contacts that are being made."""
-        self._are_made()
+        self.are_made(CONNECT)
         return bool(self._asked())
 
-    def _are_made(self) -> bool:
+    def are_made(self, seconds: float) -> bool:
+        """Wait for contacts that are being made. Whether all have been tried."""
         if self._thread is not None:
-            self._thread.join(CONNECT)
+            self._thread.join(seconds)
         return self._thread is None or not self._thread.is_alive()
 
     def _asked(self) -> list[Contact]:
@@ -284,8 +285,7 @@ class Contacts:
         self._thread.start()
 
     def _has_all(self) -> bool:
-        made = self._thread is None or not self._thread.is_alive()
-        return made and self._complete and not any(contact.has_ended() for contact in self._asked())
+        return self.are_made(0) and self._complete and not any(contact.has_ended() for contact in self._asked())
 
     def _make(self, before: threading.Thread | None, member: int, published: dict[int, str]) -> None:
         if before is not None:
@@ -346,7 +346,7 @@ class Contacts:
     def say_completed(self, iteration: int) -> bool | None:
         """Tell all arbiters that this iteration is completed. False: one of them goes on without this process. None:
         one of them may not know it. True: all of them do."""
-        known = self._are_made() and self._complete
+        known = self.are_made(CONNECT) and self._complete
         for contact in self._asked():
             answer = contact.ask({"completed": iteration}, KNOW)
             if answer is not None and answer != {"ok": True}:

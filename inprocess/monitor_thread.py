@@ -95,8 +95,8 @@ class WayIn:
     identify: Callable[[int], None]
     #: whose monitors have arbiters, with that roster
     arbiters: Callable[[Sequence[int]], Sequence[int]]
-    #: told where they are, in each iteration; empty: not known yet
-    meet: Callable[[dict[int, str]], None]
+    #: told where they are, in each iteration (empty: not known yet), and whether to wait until they were tried
+    meet: Callable[[dict[int, str], bool], None]
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ class MonitorThread(threading.Thread):
                 self._over = True
         first = start.go and not self._has_met
         if first:  # before this rank enters: from then on the store may be lost
-            self._meet(store)
+            self._meet(store, wait=True)
         self.mailbox.put("start", iteration, start)
         if start.go:
             drive(coordinator.forget(iteration, self._own), store)
@@ -284,12 +284,12 @@ class MonitorThread(threading.Thread):
         self._get_out(iteration)
         return True
 
-    def _meet(self, store: Any) -> None:
+    def _meet(self, store: Any, wait: bool = False) -> None:
         """By now the monitors that stand by have sent a heartbeat, and said before that where their arbiter is. Those
         that do so since this iteration may not have said it yet."""
         self._has_met = True
         chosen = self._way_in.arbiters(self._own.roster)
-        self._way_in.meet({member: drive(coordinator.find_standby(member), store) for member in chosen})
+        self._way_in.meet({member: drive(coordinator.find_standby(member), store) for member in chosen}, wait)
 
     def _get_out(self, iteration: int) -> None:
         """The iteration is over: abort what the main thread waits for, and interrupt it until it has left."""

@@ -168,6 +168,8 @@ class KillHost(Fault):
     """Monitor and process die together, as when their host disappears."""
 
     def fire(self, context: Context) -> None:
+        # with the monitor the store may go, and interrupt this
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         context.emit("host_killed", pids=kill_monitor())
         os.kill(os.getpid(), signal.SIGKILL)
 
