@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from inprocess.exception import RankShouldRestart as RankShouldRestart
     from inprocess.learned import LearnedTimeouts
+    from inprocess.live.state import LiveState
     from inprocess.state import FrozenState, Mode, State, Status
     from inprocess.watch import Watch, ask_launcher, monitored
     from inprocess.wrap import Wrapper
@@ -36,6 +37,7 @@ _HOME = {
     "HealthCheckError": "exception",
     "InternalError": "exception",
     "LearnedTimeouts": "learned",
+    "LiveState": "live.state",
     "Mode": "state",
     "OptionError": "exception",
     "RankDiscarded": "exception",
@@ -84,6 +86,7 @@ __all__ = [
     "HealthCheckError",
     "InternalError",
     "LearnedTimeouts",
+    "LiveState",
     "Mode",
     "OptionError",
     "RankDiscarded",

@@ -403,11 +403,28 @@ class Held:
             _in_background(groups.clear)
 
     def _let_go(self) -> threading.Thread | None:
+        _forget_meshes()
         connections, self._connections = self._connections, []
         groups, self._groups = self._groups, []
         for connection in connections:
             connection.close()
         return _in_background(groups.clear) if groups else None
+
+
+def _forget_meshes() -> None:
+    """Clear what DTensor remembers of operations it has seen: with it, the mesh of an earlier iteration and its groups.
+
+    In the main thread, whose memory it partly is. Where torch keeps it elsewhere, one mesh's groups stay.
+    """
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch.distributed.tensor import _collective_utils, _redistribute, debug  # noqa: PLC0415
+
+        debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+        _redistribute._gen_transform_infos.cache_clear()
+        _redistribute.clear_redistribute_planner_cache()
+        _collective_utils.MeshTopoInfo.build_from_mesh.cache_clear()
 
 
 def _in_background(action: Callable[[], object]) -> threading.Thread:

@@ -15,6 +15,7 @@
             ├── TimeoutError         (also the built-in one) something did not happen in time
             ├── StoreLost            the store's host is gone, so nothing can be agreed on any more
             │   └── BadMessage       somebody else writes into the store: a value in it is none of this library's
+            ├── LiveStateError       the training state cannot be got back, or is damaged
             └── InternalError        the library contradicted itself: please report it
 
 All of them can be pickled, together with their history.
@@ -30,11 +31,13 @@ __all__ = [
     "Fenced",
     "HealthCheckError",
     "InternalError",
+    "LiveStateError",
     "OptionError",
     "RankDiscarded",
     "RankShouldRestart",
     "RestartAbort",
     "RestartError",
+    "StateLost",
     "StoreLost",
     "TimeoutError",
 ]
@@ -89,6 +92,10 @@ class BadMessage(StoreLost):
     """A value in the store is not what this library writes, so nothing can be agreed on there; names the key."""
 
 
+class LiveStateError(RestartError):
+    """The state of a training cannot be taken or got back: it arrived damaged, or does not fit."""
+
+
 class InternalError(RestartError):
     """The library found itself in a state that should be impossible."""
 
@@ -103,6 +110,10 @@ class TooFewRanks(RestartAbort):
     def __init__(self, message: str, patience: float) -> None:
         super().__init__(message)
         self.patience = patience
+
+
+class StateLost(RestartAbort):
+    """`LiveState.recover`'s, on all ranks: nobody has a whole state any more."""
 
 
 class RankShouldRestart(BaseException):

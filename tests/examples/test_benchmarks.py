@@ -64,3 +64,11 @@ def test_goodput() -> None:
 
 def test_step() -> None:
     assert run("step", "--steps", "20")["values"].keys() == {"mean_percent", "median_percent"}
+
+
+def test_live() -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.live", "--gigabytes", "0.02", "--rounds", "1"]
+    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert "| recover(), from the other rank |" in done.stdout
+    assert "% of a step" in done.stdout

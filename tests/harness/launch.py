@@ -34,10 +34,13 @@ PRELOAD = [
     "pytest",
     "torch",
     "torch.distributed",
+    "torch.distributed.fsdp",
+    "torch._dynamo",  # the first optimizer would import it
     "inprocess",
     "inprocess.wrap",
     "tests.harness.child",
     "tests.ranks.targets",
+    "tests.ranks.learning",
     "tests.chaos.training",
 ]
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,1 @@
+"""The training state that survives restarts in memory: see ``state.LiveState``."""

@@ -1,0 +1,132 @@
+"""Copies of a state in host memory: a rank's own, and those that it keeps for another one.
+
+Of each there are two: while one is overwritten the other one is whole. A copy counts from when all of it is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from inprocess.live.plan import NOTHING, Copy, Shard
+from inprocess.live.transfer import Wire
+from inprocess.live.tree import Record, leaves, read
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+log = logging.getLogger("inprocess.live")
+#: each tensor begins at a multiple of this (bytes), so that any type can be read there
+ALIGNED = 64
+
+
+class Buffer:
+    """Room for one state, in one piece of host memory that is kept for the next one."""
+
+    def __init__(self) -> None:
+        self.shard, self.step = Shard(), NOTHING
+        self.header = b""
+        self.record = Record({}, [])
+        self._data = torch.empty(0, dtype=torch.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        return self._data.nbytes
+
+    def lay_out(self, tree: Any, header: bytes) -> Record:
+        """Make room for a state, to be filled; what was here before is gone."""
+        self.step, self.header = NOTHING, header
+        shapes = [leaf for _, leaf in leaves(tree)]
+        ends = [0]
+        for leaf in shapes:
+            ends.append(ends[-1] + -(-leaf.nbytes // ALIGNED) * ALIGNED)
+        if len(self._data) < ends[-1]:
+            self._data = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+        places = zip(ends, shapes, strict=False)
+        views = [self._data[at : at + leaf.nbytes].view(leaf.dtype).view(leaf.shape) for at, leaf in places]
+        self.record = Record(tree, views)
+        return self.record
+
+    def holds(self, shard: Shard, step: int) -> None:
+        """All of it is there."""
+        self.shard, self.step = shard, step
+
+
+class Copies:
+    """Two buffers; the older one is the next to be overwritten."""
+
+    def __init__(self) -> None:
+        self.buffers = (Buffer(), Buffer())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+    def next(self) -> Buffer:
+        return min(self.buffers, key=lambda buffer: buffer.step)
+
+    def held(self) -> Iterator[Copy]:
+        yield from (Copy(buffer.shard, buffer.step) for buffer in self.buffers if buffer.step != NOTHING)
+
+    def find(self, shard: Shard, step: int) -> Buffer | None:
+        return next((buffer for buffer in self.buffers if (buffer.shard, buffer.step) == (shard, step)), None)
+
+    def take(self, record: Record, shard: Shard, step: int) -> Buffer:
+        """Copy a state that is in place. It must not change meanwhile."""
+        buffer = self.next()
+        target = buffer.lay_out(record.tree, record.header())
+        cuda = {tensor.device for tensor in record.tensors if tensor.is_cuda}
+        with torch.no_grad():
+            for room, tensor in zip(target.tensors, record.tensors, strict=True):
+                room.copy_(tensor, non_blocking=bool(cuda))
+        for device in cuda:
+            torch.cuda.current_stream(device).synchronize()
+        buffer.holds(shard, step)
+        return buffer
+
+
+class Replicator:
+    """Sends each new copy to another rank and keeps that of a third one, beside the training.
+
+    Args:
+        kept: where the other one's copies go.
+        group: that of its own, on the host: the training's collectives do not wait for it.
+        distance: rank r sends to rank r + distance, around.
+    """
+
+    def __init__(self, kept: Copies, group: ProcessGroup, distance: int) -> None:
+        self._kept, self._wire = kept, Wire(group)
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        self._to, self._from = (rank + distance) % size, (rank - distance) % size
+        self._thread: threading.Thread | None = None
+
+    def begin(self, buffer: Buffer) -> None:
+        """Send this one. It must not change before `wait` returns."""
+        self._thread = threading.Thread(target=self._exchange, args=(buffer,), name="inprocess-replicas", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until what was begun has ended, well or not."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _exchange(self, buffer: Buffer) -> None:
+        numbers = [buffer.shard.index, buffer.shard.count, buffer.step]
+        try:
+            sent = self._wire.post_numbers(numbers, self._to)
+            sent += self._wire.post(buffer.record, buffer.header, self._to)
+            index, count, step = self._wire.receive_numbers(3, self._from)
+            header = self._wire.receive_header(self._from)
+            room = self._kept.next()
+            self._wire.receive(room.lay_out(read(header), header), self._from, f"a copy of rank {self._from}")
+            room.holds(Shard(index, count), step)
+            for post in sent:
+                post.wait()
+        except Exception as error:  # the iteration is over, as a rule: the copy before is there yet
+            log.info("the copy of step %d is not kept elsewhere: %s", buffer.step, error)

@@ -1,0 +1,287 @@
+"""The training state that survives a restart in memory: one object, `recover`, `commit`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from inprocess.call_wrapper import CallWrapper
+from inprocess.exception import InternalError, LiveStateError, OptionError, StateLost
+from inprocess.live import randoms
+from inprocess.live.copies import Buffer, Copies, Replicator
+from inprocess.live.plan import NOTHING, Have, Plan, Shard, Source, Where, newest, plan
+from inprocess.live.present import Present
+from inprocess.live.transfer import Wire
+from inprocess.live.tree import Record, Stateful, read
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["LiveState"]
+
+log = logging.getLogger("inprocess.live")
+
+
+class LiveState:
+    """The state of a training, and at which step it is.
+
+    ::
+
+        live = inprocess.LiveState(model=model, optim=optim)     # outlives restarts
+
+        @inprocess.Wrapper()
+        def train(live, call: inprocess.CallWrapper = None):
+            dist.init_process_group("nccl")
+            step = live.recover(call)                            # on all ranks the same
+            ddp = DistributedDataParallel(model)                 # after it: this gives all ranks what rank 0 has
+            while step < total:
+                ddp(...).backward()
+                with live.commit(step + 1):                      # no restart cuts this in half
+                    optim.step()
+                step += 1
+
+    What changes parameters or optimizer state belongs inside ``commit``, and nothing that waits for other ranks. All
+    else may change at any time, such as a BatchNorm's averages or a data loader's position: a small copy of it is kept
+    at each step.
+
+    Args:
+        parts: anything with ``state_dict()`` and ``load_state_dict()``. They can be given to `recover` instead, where
+            they are made anew in each run of the function. A DistributedDataParallel stands for its module.
+        copy_every: keep a copy in host memory every so many steps, and the one before. 0: none. Sharded states need
+            them: ranks may be a step apart, and what a lost rank had is elsewhere only as a copy.
+        replica_distance: rank r sends its copies to rank r + distance, around, and keeps those of rank r - distance.
+            The number of ranks per host makes it outlive a host. 0: nobody sends any.
+        seed: random numbers (Python's, NumPy's, torch's) follow from it, the step and the rank, from each commit on; so
+            those of a rank that was replaced are as they would have been. None: they are left alone.
+    """
+
+    def __init__(
+        self, *, copy_every: int = 0, replica_distance: int = 0, seed: int | None = 0, **parts: Stateful
+    ) -> None:
+        if copy_every < 0:
+            raise OptionError(f"copy_every={copy_every} must be a number of steps, or 0 for no copies")
+        if replica_distance < 0:
+            raise OptionError(f"replica_distance={replica_distance} must be a number of ranks, or 0")
+        if replica_distance and not copy_every:
+            raise OptionError(f"replica_distance={replica_distance} needs copy_every: there are no copies to send")
+        self._copy_every, self._distance, self._seed = copy_every, replica_distance, seed
+        self._present = Present(parts)
+        self._call: CallWrapper | None = None
+        self._rank = 0
+        self._copies, self._kept = Copies(), Copies()
+        self._replicator: Replicator | None = None
+        self._source = ""
+
+    @property
+    def step(self) -> int:
+        """At which step the state is; -1 where it is torn, and before the first `recover`."""
+        return self._present.step
+
+    @property
+    def source(self) -> str:
+        """Where the last `recover` found this rank's state: "own memory", "own copy", "rank 3", "a copy of rank 3",
+        "nowhere" (step 0)."""
+        return self._source
+
+    @property
+    def nbytes(self) -> int:
+        """Host memory for copies, this rank's and those it keeps for another one (bytes)."""
+        return self._copies.nbytes + self._kept.nbytes
+
+    # --- after a restart ------------------------------------------------------------------------------------------
+
+    def recover(
+        self,
+        call: CallWrapper | None = None,
+        *,
+        shard: tuple[int, int] | None = None,
+        group: ProcessGroup | None = None,
+        **parts: Stateful,
+    ) -> int:
+        """Agree with all ranks on the newest step that all can go on from, and get this rank's state of it.
+
+        Collective: every rank calls it, at the beginning of each run of the function, once there is a process group. A
+        rank that has the state keeps it; others receive theirs from one that has it. Without torch.distributed it is
+        this process' own.
+
+        Args:
+            call: the running call; None outside a wrapped function.
+            shard: ``(index, count)``, where the state of this rank is one of several shards that only the program knows
+                of (a pipeline's stages, say). Default: what its DTensors say; without any, it is the same on all ranks.
+            group: the ranks; default: all.
+            parts: as for the class; made anew, with whatever they begin with.
+
+        Returns:
+            The step; 0 where nobody has any state, with the parts as they are.
+
+        Raises:
+            StateLost: there was a state, and no step is left of which every shard is somewhere. On all ranks.
+            LiveStateError: something arrived damaged, or does not fit the parts.
+        """
+        self._call = call
+        self.wait()
+        before = self._present
+        if before.is_changed():
+            log.error("parameters were written to after commit(%d): call recover() before what does that", before.step)
+            before.tear()
+        present = Present(before.parts | parts) if parts else before
+        present.shard, had = Shard(*shard) if shard is not None else present.find_shard(), before.shard
+        step = before.step if had == present.shard else NOTHING
+        mine = before.record() if step != NOTHING else None
+        wire = Wire(group) if dist.is_initialized() else None
+        self._rank = dist.get_rank(group) if wire is not None else 0
+        have = Have(present.shard, step, (*self._copies.held(), *self._kept.held()), present.began)
+        haves = [Have.of(row) for row in wire.gather(have.row())] if wire is not None else [have]
+        found = plan(haves)
+        if found is None:
+            self._begin(haves)
+        else:
+            self._carry_out(found, haves, wire, mine, before, present)
+        self._now_at(0 if found is None else found.step, present)
+        self._begin_copies(group)
+        self._say(newest(haves))
+        return present.step
+
+    def _carry_out(
+        self,
+        found: Plan,
+        haves: Sequence[Have],
+        wire: Wire | None,
+        mine: Record | None,
+        before: Present,
+        present: Present,
+    ) -> None:
+        source = found.sources[self._rank]
+        own = source == Source(self._rank, Where.LIVE)
+        if not own and any(present.parts[name] is part for name, part in before.parts.items()):
+            before.tear()  # until all of it is there
+        for sender, receiver in found.transfers():
+            if wire is not None and sender == self._rank:
+                self._send(wire, mine, haves[receiver].shard, found, receiver)
+            elif wire is not None and receiver == self._rank:
+                self._receive(wire, present, source, found.step)
+        if own and present is before:
+            self._source = "own memory"
+            present.give_back()
+        elif own and mine is not None:
+            self._source = "own memory"
+            present.fill(mine)
+        elif source.rank == self._rank:
+            self._source = "own copy"
+            present.fill(self._find(present.shard, found.step).record)
+
+    def _say(self, newest: int) -> None:
+        if self._source == "nowhere":
+            log.info("no rank has a state yet: step 0")
+            return
+        again = f"; {newest - self.step} steps are done again" if newest > self.step else ""
+        level = logging.INFO if self._source == "own memory" else logging.WARNING
+        log.log(
+            level, "rank %d goes on at step %d, with the state from %s%s", self._rank, self.step, self._source, again
+        )
+
+    def _begin(self, haves: Sequence[Have]) -> None:
+        if any(have.began for have in haves):
+            lost = newest(haves)
+            what = "the states of all ranks are torn" if lost == NOTHING else f"the state of step {lost} is lost"
+            raise StateLost(
+                f"{what}: no step is left of which every shard is somewhere. copy_every=... keeps copies in memory, "
+                "replica_distance=... a second one on another rank. And call recover() before anything that writes to "
+                "parameters, as DistributedDataParallel(model) does"
+            )
+        self._source = "nowhere"
+
+    def _send(self, wire: Wire, mine: Record | None, shard: Shard, found: Plan, receiver: int) -> None:
+        if mine is not None and found.sources[receiver].where is Where.LIVE:
+            wire.send(mine, mine.header(), receiver)
+        else:
+            buffer = self._find(shard, found.step)
+            wire.send(buffer.record, buffer.header, receiver)
+
+    def _receive(self, wire: Wire, present: Present, source: Source, step: int) -> None:
+        self._source = f"rank {source.rank}" if source.where is Where.LIVE else f"a copy of rank {source.rank}"
+        room = present.room_for(read(wire.receive_header(source.rank)))
+        wire.receive(room, source.rank, f"the state of step {step} from {self._source}")
+        present.load(room)
+
+    def _find(self, shard: Shard, step: int) -> Buffer:
+        found = self._copies.find(shard, step) or self._kept.find(shard, step)
+        if found is None:
+            raise InternalError(f"there is no copy of {shard} at step {step}, which this rank said it had")
+        return found
+
+    def _now_at(self, step: int, present: Present) -> None:
+        if self._seed is not None:
+            randoms.seed(self._seed, step, self._rank)
+        present.at(step)
+        self._present = present
+
+    def _begin_copies(self, group: ProcessGroup | None) -> None:
+        self._replicator = None
+        if self._distance and dist.is_initialized() and (size := dist.get_world_size(group)) > 1:
+            if self._distance % size == 0:
+                log.warning("replica_distance=%d is no distance among %d ranks: no copy is sent", self._distance, size)
+                return
+            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+            own = dist.new_group(ranks, backend="gloo", use_local_synchronization=group is not None)
+            self._replicator = Replicator(self._kept, own, self._distance)
+
+    # --- at each step ---------------------------------------------------------------------------------------------
+
+    def commit(self, step: int) -> Commit:
+        """``with live.commit(step + 1): optim.step()``: when it ends the state is that of this step.
+
+        No restart begins inside. A fault inside leaves a torn state, which `recover` replaces.
+
+        Args:
+            step: greater than the one before, or the same: then what was written since is right as it is, such as
+                weights that were exchanged for an evaluation and put back here.
+        """
+        if self.step == NOTHING:
+            raise LiveStateError(f"commit({step}): recover() has not been called, or an earlier commit failed")
+        if step < self.step:
+            raise OptionError(f"commit({step}): the state is at step {self.step} already")
+        return Commit(self, step)
+
+    def wait(self) -> None:
+        """Until the last copy is sent. Before the process group is destroyed, where ``replica_distance`` is set."""
+        if self._replicator is not None:
+            self._replicator.wait()
+
+    def _copy(self) -> None:
+        self.wait()
+        buffer = self._copies.take(self._present.record(), self._present.shard, self.step)
+        if self._replicator is not None:
+            self._replicator.begin(buffer)
+
+
+class Commit:
+    """See `LiveState.commit`."""
+
+    __slots__ = ("_atomic", "_live", "_step")
+
+    def __init__(self, live: LiveState, step: int) -> None:
+        self._live, self._step = live, step
+        self._atomic = live._call.atomic() if live._call is not None else None
+
+    def __enter__(self) -> None:
+        if self._atomic is not None:
+            self._atomic.__enter__()
+        self._live._present.tear()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._live._now_at(self._step, self._live._present)
+        finally:
+            if self._atomic is not None:
+                self._atomic.__exit__(kind, error, trace)
+        every = self._live._copy_every
+        if kind is None and every and self._step % every == 0:
+            self._live._copy()

@@ -1,0 +1,170 @@
+"""States on the way from one rank to another, over a process group.
+
+A state goes as its header and the bytes of each tensor, in pieces, and at the end the checksums of all of them. A rank
+that fails in the middle interrupts the iteration like any other fault; whoever was receiving has a torn state then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from inprocess import clock
+from inprocess.exception import LiveStateError
+from inprocess.live.tree import Record
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+log = logging.getLogger("inprocess.live")
+#: bytes that are sent at once: so many are under way while the ones before are checked
+PIECE = 1 << 26
+#: seconds between two lines about a long transfer
+SHOWN_EVERY = 5.0
+#: numbers that are summed together for a checksum
+BLOCK = 1 << 12
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Its bytes, without a copy where it lies in one piece."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def checksum(data: torch.Tensor) -> torch.Tensor:
+    """Of bytes; a number. Finds what a fault of memory or network changes, at the speed of memory; no defence.
+
+    Sums of 64-bit words by blocks, and of these, each times an odd number of its own: a block in another place counts.
+    """
+    whole = data.numel() // (8 * BLOCK) * 8 * BLOCK
+    sums = data[:whole].view(torch.int64).view(-1, BLOCK).sum(1)
+    odd = 2 * torch.arange(len(sums), device=data.device) + 1
+    rest = data[whole:].to(torch.int64)
+    return (sums * odd).sum() + (rest * (2 * torch.arange(len(rest), device=data.device) + 1)).sum() + data.numel()
+
+
+@dataclass
+class Posted:
+    """Something that is being sent, and has to live until then."""
+
+    data: torch.Tensor
+    work: Any
+
+    def wait(self) -> None:
+        self.work.wait()
+
+
+class Wire:
+    """Point to point between ranks of a group."""
+
+    def __init__(self, group: ProcessGroup | None = None) -> None:
+        self._group = group
+        #: device types that the group can send from
+        self._devices = {kind.partition(":")[0] for kind in dist.get_backend_config(group).split(",")}
+
+    def carry(self, tensor: torch.Tensor) -> torch.Tensor:
+        """It, or a copy where the group cannot send from where it is."""
+        return tensor if tensor.device.type in self._devices else tensor.to(self._other())
+
+    def _other(self) -> torch.device:
+        return torch.device("cpu") if "cpu" in self._devices else torch.device("cuda", torch.cuda.current_device())
+
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        """What every rank says, by rank; all say equally much."""
+        mine = self.carry(torch.tensor(numbers, dtype=torch.int64))
+        size = dist.get_world_size(self._group)
+        found = torch.empty(size, len(numbers), dtype=torch.int64, device=mine.device)
+        dist.all_gather(list(found), mine, group=self._group)
+        rows: list[list[int]] = found.tolist()
+        return rows
+
+    def send(self, record: Record, header: bytes, to: int) -> None:
+        for post in self.post(record, header, to):
+            post.wait()
+
+    def post(self, record: Record, header: bytes, to: int) -> list[Posted]:
+        """Begin to send; the data must not change until all has been waited for."""
+        posted = self.post_numbers([len(header)], to)
+        posted.append(self._post(torch.frombuffer(bytearray(header), dtype=torch.uint8), to))
+        sums: list[torch.Tensor] = []
+        for piece in _pieces(record.tensors):
+            posted.append(self._post(piece, to))
+            sums.append(checksum(posted[-1].data))
+        posted.append(self._post(_together(sums), to))
+        return posted
+
+    def post_numbers(self, numbers: Sequence[int], to: int) -> list[Posted]:
+        return [self._post(torch.tensor(numbers, dtype=torch.int64), to)]
+
+    def _post(self, data: torch.Tensor, to: int) -> Posted:
+        carried = self.carry(data)
+        return Posted(carried, dist.isend(carried, group=self._group, group_dst=to))
+
+    def receive_numbers(self, count: int, source: int) -> list[int]:
+        numbers = self.carry(torch.zeros(count, dtype=torch.int64))
+        dist.recv(numbers, group=self._group, group_src=source)
+        found: list[int] = numbers.tolist()
+        return found
+
+    def receive_header(self, source: int) -> bytes:
+        (size,) = self.receive_numbers(1, source)
+        data = self.carry(torch.empty(size, dtype=torch.uint8))
+        dist.recv(data, group=self._group, group_src=source)
+        return bytes(data.cpu().untyped_storage())
+
+    def receive(self, record: Record, source: int, what: str) -> None:
+        """Into the record's tensors. Raises LiveStateError where something else arrived than was sent."""
+        shown = Shown(what, record.bytes)
+        sums: list[torch.Tensor] = []
+        arrived: Any = None
+        for piece in _pieces(record.tensors):
+            carried = piece if piece.device.type in self._devices else torch.empty_like(piece, device=self._other())
+            work: Any = dist.irecv(carried, group=self._group, group_src=source)
+            if arrived is not None:
+                sums.append(_settle(*arrived))
+                shown.more(arrived[0].numel())
+            work.wait()
+            arrived = piece, carried
+        if arrived is not None:
+            sums.append(_settle(*arrived))
+        mine = _together(sums)
+        theirs = self.carry(torch.empty_like(mine))
+        dist.recv(theirs, group=self._group, group_src=source)
+        if not torch.equal(mine.cpu(), theirs.cpu()):
+            raise LiveStateError(
+                f"{what}: {int((mine.cpu() != theirs.cpu()).sum())} of {len(mine)} pieces arrived damaged"
+            )
+
+
+class Shown:
+    """Says how far a long transfer is."""
+
+    def __init__(self, what: str, size: int) -> None:
+        self._what, self._size, self._done = what, size, 0
+        self._next = clock.monotonic() + SHOWN_EVERY
+
+    def more(self, size: int) -> None:
+        self._done += size
+        if clock.monotonic() >= self._next:
+            self._next += SHOWN_EVERY
+            log.info("%s: %.1f of %.1f GB", self._what, self._done / 1e9, self._size / 1e9)
+
+
+def _pieces(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    for tensor in tensors:
+        if tensor.numel():
+            yield from torch.split(flat(tensor), PIECE)
+
+
+def _settle(piece: torch.Tensor, carried: torch.Tensor) -> torch.Tensor:
+    if carried is not piece:
+        piece.copy_(carried)
+    return checksum(piece)
+
+
+def _together(sums: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(list(sums)).cpu() if sums else torch.zeros(1, dtype=torch.int64)

@@ -1,0 +1,148 @@
+"""The state of the parts as a list of tensors, and everything else of it as bytes; and back.
+
+Bytes are torch's own format without code in it (``weights_only``), with each tensor as one without data.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from inprocess.exception import LiveStateError
+from inprocess.live.plan import Shard
+
+__all__ = ["Record", "Stateful", "into", "leaves", "local", "read", "shard_of", "take"]
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A module, an optimizer, a scheduler, a data loader: what a state can be taken of, and given back to."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state_dict: Any) -> Any: ...
+
+
+@dataclass
+class Record:
+    """A state at one step.
+
+    Args:
+        tree: all of it as nested containers; where it travels or is kept, each tensor is one on the device ``meta``.
+        tensors: their data, in the order in which `leaves` meets them; of a DTensor what is on this rank.
+    """
+
+    tree: Any
+    tensors: list[torch.Tensor]
+
+    def header(self) -> bytes:
+        """Raises LiveStateError for what torch does not load again without running code."""
+        file = io.BytesIO()
+        torch.save(self.tree, file)
+        read(file.getvalue())  # the one that sends it should say so, and not the one that receives it
+        return file.getvalue()
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+def read(header: bytes) -> Any:
+    """The tree whose `header` this is. Raises LiveStateError where code would have to run for it."""
+    try:
+        return torch.load(io.BytesIO(header), weights_only=True)
+    except Exception as error:  # whatever its unpickler meets
+        raise LiveStateError(
+            "a part's state_dict() holds something that cannot be loaded without running code; keep it to tensors, "
+            f"numbers, strings, None and containers of these: {error}"
+        ) from error
+
+
+def take(state: Any) -> Record:
+    """What a state_dict() holds; the tensors themselves, not copies."""
+    with torch.no_grad():
+        tensors = [local(leaf) for _, leaf in leaves(state)]
+    found = iter(tensors)
+    return Record(_replaced(state, lambda leaf: torch.empty_like(next(found), device="meta")), tensors)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What of a tensor is on this rank: of a DTensor its shard, sharing its memory."""
+    found: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return found.detach()
+
+
+def leaves(state: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in nested containers, each with where it is."""
+    if isinstance(state, torch.Tensor):
+        yield path, state
+    elif isinstance(state, Mapping):
+        for key, value in state.items():
+            yield from leaves(value, f"{path}[{key!r}]")
+    elif isinstance(state, Sequence) and not isinstance(state, str | bytes):
+        for index, value in enumerate(state):
+            yield from leaves(value, f"{path}[{index}]")
+
+
+def _replaced(state: Any, new: Callable[[torch.Tensor], Any]) -> Any:
+    """The same containers with other tensors."""
+    if isinstance(state, torch.Tensor):
+        return new(state)
+    if isinstance(state, Mapping):
+        return {key: _replaced(value, new) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        values = [_replaced(value, new) for value in state]
+        return values if isinstance(state, list) else tuple(values)
+    return state
+
+
+def into(state: Any, skeleton: Any) -> Record:
+    """A record to be filled with the data of another one; its tree is for load_state_dict().
+
+    Its tensors are those of ``state`` wherever that has one of this shape at that place: so nothing is in memory twice,
+    and a DTensor stays one.
+    """
+    own = dict(leaves(state))
+    paths = iter([path for path, _ in leaves(skeleton)])
+    tensors: list[torch.Tensor] = []
+
+    def target(leaf: torch.Tensor) -> torch.Tensor:
+        path = next(paths)
+        mine = own.get(path)
+        if mine is not None and local(mine).shape == leaf.shape and mine.dtype == leaf.dtype:
+            tensors.append(local(mine))
+            return mine
+        if isinstance(mine, DTensor):
+            raise LiveStateError(
+                f"{path} is sharded, with {tuple(local(mine).shape)} {mine.dtype} on this rank, and what was kept of "
+                f"it has {tuple(leaf.shape)} {leaf.dtype}: shard it as before"
+            )
+        tensors.append(torch.empty_like(leaf, device="cpu" if mine is None else mine.device))
+        return tensors[-1]
+
+    with torch.no_grad():
+        return Record(_replaced(skeleton, target), tensors)
+
+
+def shard_of(state: Any) -> Shard:
+    """Which shard of a state is here, from its DTensors; one without any is the same everywhere."""
+    meshes: dict[Any, set[int]] = {}
+    for _, leaf in leaves(state):
+        if isinstance(leaf, DTensor):
+            dims = {dim for dim, placement in enumerate(leaf.placements) if placement.is_shard()}
+            meshes.setdefault(leaf.device_mesh, set()).update(dims)
+    if len(meshes) > 1:
+        raise LiveStateError(
+            "the parts are sharded over more than one device mesh; say which shard this rank has: "
+            "recover(call, shard=(index, count))"
+        )
+    index, count = 0, 1
+    for mesh, dims in meshes.items():
+        where = mesh.get_coordinate()
+        for dim in sorted(dims):
+            index, count = index * mesh.size(dim) + where[dim], count * mesh.size(dim)
+    return Shard(index, count)

@@ -1,0 +1,187 @@
+"""Bodies that train a small network with a LiveState, with points for faults in everything that it does."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from inprocess import LiveState
+from inprocess.initialize import RetryController
+from inprocess.live import state as live_state
+from tests.harness.child import Context
+
+from .targets import LONG
+
+
+class Position:
+    """A part that is neither a module nor an optimizer, and runs ahead of what is committed."""
+
+    def __init__(self) -> None:
+        self.drawn = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.drawn = state["drawn"]
+
+
+class Counting(torch.nn.Module):
+    """Its buffer changes in the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return x * (1 + self.seen / 1000)
+
+
+def network() -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Linear(8, 16), Counting(), torch.nn.Dropout(0.2), torch.nn.ReLU(), torch.nn.Linear(16, 4)
+    )
+
+
+class Striking(torch.optim.AdamW):
+    """With a point in the middle of a step, where half of the parameters are new."""
+
+    strike: Callable[[], None] = staticmethod(lambda: None)
+
+    def step(self, closure: Any = None) -> Any:
+        kept = self.param_groups
+        half = len(kept[0]["params"]) // 2
+        try:
+            for chosen in (kept[0]["params"][:half], kept[0]["params"][half:]):
+                self.param_groups = [kept[0] | {"params": chosen}]
+                super().step()
+                self.strike()
+        finally:
+            self.param_groups = kept
+
+
+def steps(context: Context, call: Any, step: int) -> Iterator[int]:
+    while step < context.args.get("steps", 6):
+        context.point(f"before {step}")
+        call.ping()
+        yield step
+        step += 1
+
+
+def gradients(model: torch.nn.Module, position: Position) -> None:
+    position.drawn += 1
+    (model(torch.randn(5, 8)) * position.drawn).square().mean().backward()
+
+
+def run_replicated(context: Context) -> Any:
+    """All ranks have everything, in objects that outlive iterations. Returns step, digest, position, sources."""
+    torch.manual_seed(context.rank)  # the first weights differ: rank 0's count
+    model, position = network(), Position()
+    optim = Striking(model.parameters(), lr=0.01)
+    live = LiveState(model=model, optim=optim, position=position, **context.args.get("live", {}))
+    sources: list[str] = []
+
+    def learn(context: Context, call: Any) -> list[Any]:
+        dist.init_process_group("gloo", timeout=LONG)
+        _trace(context)
+        context.point("recover")
+        if live.step <= 0 and call.iteration == 0:
+            for parameter in model.parameters():
+                dist.broadcast(parameter.data, 0)
+        begin = live.recover(call)
+        sources.append(live.source)
+        for step in steps(context, call, begin):
+            optim.zero_grad()
+            gradients(model, position)
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+            context.point(f"summed {step}")
+            with live.commit(step + 1):
+                optim.strike = lambda step=step: context.point(f"inside {step}")
+                optim.step()
+            context.point(f"after {step}")
+        live.wait()
+        dist.destroy_process_group()
+        return [live.step, digest([*model.parameters(), *model.buffers()]), position.drawn, sources]
+
+    return _wrapped(context, learn)()
+
+
+def run_sharded(context: Context) -> Any:
+    """Each rank has a shard; model and optimizer are made anew in each iteration."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    live = LiveState(**context.args["live"])
+    sources: list[str] = []
+
+    def learn(context: Context, call: Any) -> list[Any]:
+        dist.init_process_group("gloo", timeout=LONG)
+        _trace(context)
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        torch.manual_seed(7)
+        model, position = network(), Position()
+        for layer in (model[0], model[4], model):
+            fully_shard(layer, mesh=mesh)
+        optim = torch.optim.AdamW(model.parameters(), lr=0.01)
+        context.point("recover")
+        begin = live.recover(call, model=model, optim=optim, position=position)
+        sources.append(f"{live.source} at {begin}")
+        for step in steps(context, call, begin):
+            optim.zero_grad()
+            gradients(model, position)
+            context.point(f"summed {step}")
+            with live.commit(step + 1):
+                context.point(f"inside {step}")
+                optim.step()
+            context.point(f"after {step}")
+        live.wait()
+        whole = [parameter.full_tensor() for parameter in model.parameters()]
+        result = [live.step, digest([*whole, *model.buffers()]), position.drawn, sources]
+        dist.destroy_process_group()
+        return result
+
+    try:
+        return _wrapped(context, learn)()
+    finally:
+        live = None  # its parts have a mesh, and that has groups with threads
+        gc.collect()
+
+
+def _wrapped(context: Context, learn: Callable[[Context, Any], Any]) -> Callable[[], Any]:
+    return context.wrap(learn, initialize=RetryController(min_world_size=dist_size(), wait_for_replacement=60))
+
+
+def _trace(context: Context) -> None:
+    """Points inside of recover: before a rank sends, and while one receives."""
+
+    def before(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            context.point(name)
+            return method(*args, **kwargs)
+
+        return wrapped
+
+    wire = live_state.Wire
+    if not hasattr(wire, "traced"):
+        wire.traced = True
+        wire.send = before("send", wire.send)
+        wire.receive = before("receive", wire.receive)
+
+
+def digest(tensors: list[torch.Tensor]) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def dist_size() -> int:
+    return int(os.environ["WORLD_SIZE"])

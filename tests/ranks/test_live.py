@@ -1,0 +1,111 @@
+"""The state of a training comes back in memory: with faults the result is, bit for bit, that without them."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.harness import At, Kill, Raise
+from tests.harness.faults import When
+
+from . import checks, learning
+
+SHARDED = {"live": {"copy_every": 2, "replica_distance": 1}}
+
+
+@pytest.fixture(scope="module")
+def calm():
+    """What a run without faults comes to, by target; made once."""
+    return {}
+
+
+def result_of(launch, calm, target, **options):
+    """Of a run with faults; and whether it is that of one without."""
+    if target not in calm:
+        ranks = launch(target, 3, args=options.get("args")).wait()
+        calm[target] = {tuple(rank.value[:3]) for rank in ranks}
+        assert len(calm[target]) == 1
+    ranks = launch(target, 3, **options).wait()
+    finished = [rank.value for rank in ranks if rank.value is not None]
+    assert {tuple(value[:3]) for value in finished} == calm[target], ranks.exceptions
+    assert len(finished) == 3
+    return ranks
+
+
+@pytest.mark.parametrize("place", ["before 3", "summed 3", "after 3"])
+def test_replicated_one_raises(launch, calm, place):
+    """Some may be a step ahead: they send the rest theirs."""
+    ranks = result_of(launch, calm, learning.run_replicated, faults={At(1, step=place): Raise()})
+    assert any(rank.value[3][1] == "own memory" for rank in ranks)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("place", ["before 3", "summed 3", "inside 3", "after 3"])
+def test_replicated_one_dies_and_is_replaced(launch, calm, place, victim):
+    faults = {At(victim, step=place): Kill()}
+    ranks = result_of(launch, calm, learning.run_replicated, faults=faults, respawn=1)
+    checks.died(ranks, {victim: -signal.SIGKILL})
+    assert ranks[3].value[3][0].startswith("rank ")
+
+
+def test_replicated_torn(launch, calm):
+    """It raises in the middle of the optimizer's step, and gets the state of one that came through."""
+    faults = {At(1, step="inside 3"): Raise()}
+    ranks = result_of(launch, calm, learning.run_replicated, faults=faults)
+    assert ranks[1].value[3][1].startswith("rank ")
+
+
+def test_replicated_two_die_in_turn(launch, calm):
+    faults = {At(1, step="before 2"): Kill(), **{At(2, i, step="before 4"): Kill() for i in range(1, 5)}}
+    ranks = result_of(launch, calm, learning.run_replicated, faults=faults, respawn=2)
+    checks.died(ranks, {1: -signal.SIGKILL, 2: -signal.SIGKILL})
+
+
+@pytest.mark.parametrize("iteration", [1, 2])
+def test_replicated_the_sender_dies(launch, calm, iteration):
+    """Another one takes over. With the replacement there may be an iteration in between."""
+    faults = {At(1, step="before 3"): Kill(), **{At(0, i, step="send"): Kill() for i in range(1, 4)}}
+    ranks = result_of(launch, calm, learning.run_replicated, faults=faults, respawn=2)
+    checks.died(ranks, {0: -signal.SIGKILL, 1: -signal.SIGKILL})
+
+
+def test_replicated_the_receiver_raises(launch, calm):
+    faults = {At(1, step="inside 3"): Raise(), At(1, 1, step="receive"): Raise()}
+    result_of(launch, calm, learning.run_replicated, faults=faults)
+
+
+def test_replicated_all_are_torn(launch):
+    """Everybody says so, and nobody goes on with what is left."""
+    faults = {At(rank, step="inside 3"): Raise(when=When("wait_for", 2)) for rank in range(3)}
+    ranks = launch(learning.run_replicated, 3, faults=faults).wait()
+    checks.failed(ranks, dict.fromkeys(range(3), "StateLost"))
+    assert "copy_every" in ranks[0].message
+
+
+def test_replicated_all_are_torn_with_a_copy(launch, calm):
+    faults = {At(rank, step="inside 3"): Raise(when=When("wait_for", 2)) for rank in range(3)}
+    args = {"live": {"copy_every": 2}}
+    ranks = result_of(launch, calm, learning.run_replicated, faults=faults, args=args)
+    assert [rank.value[3][1] for rank in ranks] == ["own copy"] * 3
+
+
+@pytest.mark.parametrize("place", ["summed 3", "inside 3", "before 5"])
+def test_sharded_one_raises(launch, calm, place):
+    result_of(launch, calm, learning.run_sharded, faults={At(1, step=place): Raise()}, args=SHARDED)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("place", ["summed 3", "before 5"])
+def test_sharded_one_dies_and_is_replaced(launch, calm, place, victim):
+    """What it had is a copy on the next rank."""
+    faults = {At(victim, step=place): Kill()}
+    ranks = result_of(launch, calm, learning.run_sharded, faults=faults, args=SHARDED, respawn=1)
+    assert f"a copy of rank {(victim + 1) % 3} at" in ranks[3].value[3][0]
+
+
+def test_sharded_it_dies_before_anything_is_kept(launch, calm):
+    """So all begin again: their parts are new."""
+    faults = {At(1, step="before 1"): Kill()}
+    ranks = result_of(launch, calm, learning.run_sharded, faults=faults, args=SHARDED, respawn=1)
+    assert ranks[0].value[3][-1] == "nowhere at 0"

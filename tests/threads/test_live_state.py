@@ -1,0 +1,301 @@
+"""A LiveState in one process, without torch.distributed: what is kept, and what is given back."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from inprocess import LiveState
+from inprocess.exception import LiveStateError, OptionError, StateLost
+from inprocess.live import randoms, transfer, tree
+from inprocess.live import state as live_state
+from inprocess.live.plan import NOTHING
+
+
+def setup_module() -> None:
+    """The first optimizer and the first backward of a process leave a variable and a thread."""
+    model, optim = parts()
+    model(torch.randn(5, 3)).sum().backward()
+    optim.step()
+
+
+class Part:
+    """Holds anything."""
+
+    def __init__(self, value: Any = 0) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+class Faulty(Exception):
+    pass
+
+
+def parts() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def train(live: LiveState, model: torch.nn.Module, optim: torch.optim.Optimizer, to: int) -> None:
+    while live.step < to:
+        optim.zero_grad()
+        model(torch.randn(5, 3)).square().mean().backward()
+        with live.commit(live.step + 1):
+            optim.step()
+
+
+def values(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in model.state_dict().values()]
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_begins_at_zero() -> None:
+    live = LiveState(part=Part())
+    assert (live.recover(), live.source) == (0, "nowhere")
+    assert (live.recover(), live.source) == (0, "own memory")
+
+
+def test_goes_on_where_it_was() -> None:
+    model, optim = parts()
+    live = LiveState(model=model, optim=optim)
+    live.recover()
+    train(live, model, optim, 3)
+    before = values(model)
+    model(torch.randn(5, 3))  # BatchNorm's averages are those of a step that is not committed
+    assert not same(values(model), before)
+    assert live.recover() == 3
+    assert same(values(model), before)
+
+
+def test_parts_that_are_made_anew() -> None:
+    model, optim = parts()
+    live = LiveState()
+    live.recover(model=model, optim=optim)
+    train(live, model, optim, 3)
+    again, optim_again = parts()
+    assert live.recover(model=again, optim=optim_again) == 3
+    assert same(values(again), values(model))
+    train(live, again, optim_again, 5)
+    assert again[0].weight is not model[0].weight
+
+
+def test_random_numbers_are_those_of_the_step() -> None:
+    live = LiveState(part=Part(), seed=3)
+    live.recover()
+    with live.commit(1):
+        pass
+    drawn = torch.rand(2), random.random()
+    live.recover()
+    assert torch.equal(torch.rand(2), drawn[0])
+    assert random.random() == drawn[1]
+
+
+def test_random_numbers_are_left_alone() -> None:
+    torch.manual_seed(1)
+    first = torch.rand(1)
+    torch.manual_seed(1)
+    LiveState(part=Part(), seed=None).recover()
+    assert torch.equal(torch.rand(1), first)
+
+
+def test_no_two_ranks_or_steps_draw_the_same() -> None:
+    drawn = {randoms.mixed(base, step, rank) for base in range(5) for step in range(50) for rank in range(50)}
+    assert len(drawn) == 5 * 50 * 50
+
+
+def test_a_fault_inside_leaves_a_torn_state() -> None:
+    model, optim = parts()
+    live = LiveState(model=model, optim=optim)
+    live.recover()
+    train(live, model, optim, 2)
+    with pytest.raises(Faulty), live.commit(3):
+        raise Faulty
+    assert live.step == NOTHING
+    with pytest.raises(LiveStateError, match="an earlier commit failed"):
+        live.commit(4)
+    with pytest.raises(StateLost, match="copy_every"):
+        live.recover()
+
+
+def test_a_copy_is_gone_back_to() -> None:
+    model, optim = parts()
+    live = LiveState(model=model, optim=optim, copy_every=2)
+    live.recover()
+    train(live, model, optim, 4)
+    before, random_numbers = values(model), torch.get_rng_state()
+    train(live, model, optim, 5)
+    with pytest.raises(Faulty), live.commit(6):
+        optim.step()
+        raise Faulty
+    assert (live.recover(), live.source) == (4, "own copy")
+    assert same(values(model), before)
+    assert torch.equal(torch.get_rng_state(), random_numbers)
+
+
+def test_a_copy_that_was_under_way_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one before does."""
+    model, optim = parts()
+    live = LiveState(model=model, optim=optim, copy_every=1)
+    live.recover()
+    train(live, model, optim, 3)
+    real = torch.Tensor.copy_
+    calls = iter(range(100))
+
+    def copy(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self.dim() == 2 and next(calls) == 1:
+            raise Faulty
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copy)
+    with pytest.raises(Faulty):
+        train(live, model, optim, 4)
+    monkeypatch.undo()
+    with pytest.raises(Faulty), live.commit(5):
+        raise Faulty
+    assert (live.recover(), live.source) == (3, "own copy")
+
+
+def test_changed_behind_its_back() -> None:
+    """As by a DistributedDataParallel that is made before recover."""
+    model, optim = parts()
+    live = LiveState(model=model, optim=optim)
+    live.recover()
+    train(live, model, optim, 2)
+    with torch.no_grad():
+        model[0].weight += 1
+    with pytest.raises(StateLost, match="DistributedDataParallel"):
+        live.recover()
+
+
+def test_changed_and_committed() -> None:
+    model, optim = parts()
+    live = LiveState(model=model, optim=optim)
+    live.recover()
+    train(live, model, optim, 2)
+    with torch.no_grad(), live.commit(2):
+        model[0].weight += 1
+    assert live.recover() == 2
+
+
+def test_cut_off_in_recover_before_anything_was_agreed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts that were there count yet, not the new ones."""
+    model, optim = parts()
+    live = LiveState()
+    live.recover(model=model, optim=optim)
+    train(live, model, optim, 2)
+    again, optim_again = parts()
+    monkeypatch.setattr(live_state, "plan", fail)
+    with pytest.raises(Faulty):
+        live.recover(model=again, optim=optim_again)
+    monkeypatch.undo()
+    last, optim_last = parts()
+    assert (live.recover(model=last, optim=optim_last), live.source) == (2, "own memory")
+    assert same(values(last), values(model))
+
+
+def test_cut_off_in_recover_while_a_copy_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in place is torn then, whatever it was before."""
+    model, optim = parts()
+    live = LiveState(model=model, optim=optim, copy_every=1)
+    live.recover()
+    train(live, model, optim, 2)
+    before = values(model)
+    with pytest.raises(Faulty), live.commit(3):
+        raise Faulty
+    monkeypatch.setattr(torch.optim.AdamW, "load_state_dict", fail)
+    with pytest.raises(Faulty):
+        live.recover()
+    monkeypatch.undo()
+    assert (live.recover(), live.source) == (2, "own copy")
+    assert same(values(model), before)
+
+
+def fail(*args: Any) -> None:
+    raise Faulty
+
+
+def test_steps_go_up() -> None:
+    live = LiveState(part=Part())
+    live.recover()
+    with live.commit(1):
+        pass
+    with pytest.raises(OptionError, match="at step 1 already"):
+        live.commit(0)
+
+
+def test_commit_before_recover() -> None:
+    with pytest.raises(LiveStateError, match="recover\\(\\) has not been called"):
+        LiveState(part=Part()).commit(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"copy_every": -1}, "copy_every=-1"),
+        ({"copy_every": 1, "replica_distance": -2}, "replica_distance=-2"),
+        ({"replica_distance": 1}, "needs copy_every"),
+        ({"model": object()}, "model=.* must have state_dict"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        LiveState(**options)
+
+
+# --- the parts of it ----------------------------------------------------------------------------------------------
+
+
+def test_header_and_data() -> None:
+    state = {"a": [torch.arange(6).view(2, 3), 1.5, None], "b": {"c": torch.tensor(2.0, dtype=torch.bfloat16), 7: "x"}}
+    record = tree.take(state)
+    skeleton = tree.read(record.header())
+    target = tree.into({}, skeleton)
+    for room, data in zip(target.tensors, record.tensors, strict=True):
+        room.copy_(data)
+    assert torch.equal(target.tree["a"][0], state["a"][0])
+    assert (target.tree["a"][1:], target.tree["b"][7]) == ([1.5, None], "x")
+    assert target.tree["b"]["c"].dtype is torch.bfloat16
+
+
+def test_own_tensors_are_filled() -> None:
+    state = {"a": torch.zeros(3), "b": torch.zeros(2)}
+    target = tree.into(state, tree.take({"a": torch.ones(3), "b": torch.ones(4)}).tree)
+    assert target.tree["a"] is state["a"]
+    assert target.tree["b"].shape == (4,)
+
+
+def test_code_does_not_travel() -> None:
+    with pytest.raises(LiveStateError, match="without running code"):
+        tree.take({"a": Faulty}).header()
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8 * transfer.BLOCK, 8 * transfer.BLOCK + 9, 1 << 18])
+def test_a_checksum_finds_each_damage(size: int) -> None:
+    data = torch.randint(0, 256, (size,), dtype=torch.uint8)
+    right = transfer.checksum(data)
+    for at in {0, size // 2, size - 1} & set(range(size)):
+        data[at] ^= 1
+        assert transfer.checksum(data) != right
+        data[at] ^= 1
+    assert transfer.checksum(data) == right
+
+
+def test_a_checksum_finds_a_block_in_another_place() -> None:
+    data = torch.randint(0, 256, (4 * 8 * transfer.BLOCK,), dtype=torch.uint8)
+    assert transfer.checksum(data.view(4, -1)[[1, 0, 2, 3]].reshape(-1)) != transfer.checksum(data)
+
+
+@pytest.mark.parametrize("tensor", [torch.tensor(3.0), torch.ones(2, 3).t(), torch.ones(0, 3), torch.ones(4, 4)[::2]])
+def test_bytes_of_any_tensor(tensor: torch.Tensor) -> None:
+    assert transfer.flat(tensor).numel() == tensor.nbytes

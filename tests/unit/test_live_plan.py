@@ -1,0 +1,150 @@
+"""From which step all go on, and who gets the state from whom."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inprocess.live.plan import COPIES, NOTHING, WIDTH, Copy, Have, Plan, Shard, Source, Where, newest, plan
+
+ONE = Shard()
+
+
+def live(*steps: int) -> list[Have]:
+    """Ranks with a replicated state; NOTHING: torn."""
+    return [Have(step=step) for step in steps]
+
+
+def shards(*held: tuple[int, ...]) -> list[Have]:
+    """Ranks with a shard each and no copies: the steps of the live states."""
+    return [Have(Shard(index, len(held)), step) for index, (step,) in enumerate(held)]
+
+
+def where(found: Plan | None) -> str:
+    """The step, and for each rank where its state comes from: ``.`` is its own live state, ``c`` its own copy."""
+    if found is None:
+        return "nowhere"
+    signs = {(True, Where.LIVE): ".", (True, Where.COPY): "c"}
+    parts = [
+        signs.get((source.rank == rank, source.where)) or f"{source.rank}{'' if source.where is Where.LIVE else 'c'}"
+        for rank, source in enumerate(found.sources)
+    ]
+    return f"{found.step}: {' '.join(parts)}"
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ((7, 7, 7), "7: . . ."),
+        ((7, 7, NOTHING), "7: . . 0"),
+        ((7, 8, 7), "8: 1 . 1"),
+        ((NOTHING, NOTHING, 8, 7, 8), "8: 2 4 . 2 ."),
+        ((NOTHING, NOTHING), "nowhere"),
+        ((0, NOTHING), "0: . 0"),
+    ],
+)
+def test_replicated(steps: tuple[int, ...], expected: str) -> None:
+    assert where(plan(live(*steps))) == expected
+
+
+def test_a_copy_where_all_are_torn() -> None:
+    haves = [Have(copies=(Copy(ONE, 4), Copy(ONE, 6))), Have(copies=(Copy(ONE, 4),)), Have()]
+    assert where(plan(haves)) == "6: c 0c 0c"
+
+
+def test_a_live_state_rather_than_a_copy() -> None:
+    """Both are of one step; the copy may be somewhere else."""
+    haves = [Have(step=6, copies=(Copy(ONE, 6),)), Have(copies=(Copy(ONE, 6),))]
+    assert where(plan(haves)) == "6: . c"
+
+
+def ring(size: int, *, steps: tuple[int, ...], own: tuple[int, ...], kept: tuple[int, ...]) -> list[Have]:
+    """Ranks with a shard each, two copies of it, and two of that of the rank before."""
+    haves = []
+    for rank in range(size):
+        mine, other = Shard(rank, size), Shard((rank - 1) % size, size)
+        copies = (*(Copy(mine, step) for step in own), *(Copy(other, step) for step in kept))
+        haves.append(Have(mine, steps[rank], copies))
+    return haves
+
+
+def test_sharded_all_at_one_step() -> None:
+    assert where(plan(ring(3, steps=(7, 7, 7), own=(4, 6), kept=(4, 6)))) == "7: . . ."
+
+
+def test_sharded_one_is_a_step_ahead() -> None:
+    assert where(plan(ring(3, steps=(7, 8, 7), own=(4, 6), kept=(4, 6)))) == "6: c c c"
+
+
+def test_sharded_one_is_new() -> None:
+    haves = ring(3, steps=(7, NOTHING, 7), own=(4, 6), kept=(4, 6))
+    haves[1] = Have(Shard(1, 3))
+    assert where(plan(haves)) == "6: c 2c c"
+
+
+def test_sharded_one_is_new_and_its_last_copy_was_under_way() -> None:
+    haves = ring(3, steps=(7, NOTHING, 7), own=(4, 6), kept=(4, 6))
+    haves[1], haves[2] = Have(Shard(1, 3)), Have(Shard(2, 3), 7, (*haves[2].copies[:2], Copy(Shard(1, 3), 4)))
+    assert where(plan(haves)) == "4: c 2c c"
+
+
+def test_sharded_two_neighbours_are_new() -> None:
+    haves = ring(4, steps=(7, 7, 7, 7), own=(4, 6), kept=(4, 6))
+    haves[1], haves[2] = Have(Shard(1, 4)), Have(Shard(2, 4))
+    assert plan(haves) is None
+
+
+def test_of_other_shards_nothing_can_be_used() -> None:
+    """The world is smaller, and each rank needs another part of the whole."""
+    haves = [Have(Shard(rank, 2), NOTHING, (Copy(Shard(rank, 3), 6),)) for rank in range(2)]
+    assert plan(haves) is None
+    assert newest(haves) == 6
+
+
+def test_nobody_sends_everything() -> None:
+    found = plan(live(*[5] * 4, *[NOTHING] * 12))
+    assert found is not None
+    assert set(Counter(source.rank for source in found.sources[4:]).values()) == {3}
+
+
+def test_transfers_are_in_one_order() -> None:
+    found = Plan(3, (Source(0, Where.LIVE), Source(0, Where.LIVE), Source(3, Where.COPY), Source(3, Where.LIVE)))
+    assert found.transfers() == [(0, 1), (3, 2)]
+
+
+steps = st.integers(NOTHING, 4)
+copies = st.builds(Copy, st.builds(Shard, st.integers(0, 2), st.just(3)), st.integers(0, 4))
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> list[Have]:
+    size = draw(st.integers(1, 6))
+    return [
+        Have(Shard(rank % 3, 3), draw(steps), tuple(draw(st.lists(copies, max_size=COPIES))), draw(st.booleans()))
+        for rank in range(size)
+    ]
+
+
+@given(jobs())
+def test_rows(haves: list[Have]) -> None:
+    rows = [have.row() for have in haves]
+    assert {len(row) for row in rows} == {WIDTH}
+    assert [Have.of(row) for row in rows] == haves
+
+
+@given(jobs())
+def test_whoever_sends_has_it(haves: list[Have]) -> None:
+    found = plan(haves)
+    needed = {have.shard for have in haves}
+
+    def at(step: int) -> set[Shard]:
+        return {copy.shard for have in haves for _, copy in have.holdings() if copy.step == step}
+
+    whole = [step for step in range(5) if needed <= at(step)]
+    assert (found.step if found else None) == (max(whole) if whole else None)
+    for have, source in zip(haves, found.sources if found else (), strict=False):
+        assert found is not None
+        assert (source.where, Copy(have.shard, found.step)) in list(haves[source.rank].holdings())
