@@ -18,7 +18,7 @@ import select
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from inprocess import clock
@@ -95,7 +95,12 @@ class Desk(threading.Thread):
     @property
     def idle(self) -> bool:
         """No member is connected, or the job does not go on here."""
-        return not self._guests or self._refused
+        return not self.waited_for(())
+
+    def waited_for(self, without: Collection[int]) -> bool:
+        """Whether a member other than these may ask, or use the store that is served here."""
+        members = [guest.member for guest in list(self._guests.values())]
+        return not self._refused and any(member not in without for member in members)
 
     def lost(self) -> None:
         """The store is lost; from any thread."""

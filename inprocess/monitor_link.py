@@ -245,8 +245,12 @@ class Link:
 
     @property
     def is_asked(self) -> bool:
-        """Whether there are members that may ask this standby, or use its store."""
-        return self._standby is not None and self._standby.asked
+        """Whether there are members that may ask this standby, or use its store.
+
+        The contact of one that was given up may stay open for ever: its host is cut off.
+        """
+        book = self.book
+        return self._standby is not None and self._standby.desk.waited_for(book.known.difference(book.roster))
 
     @property
     def serves_again(self) -> bool:

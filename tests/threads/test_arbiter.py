@@ -140,6 +140,14 @@ def test_the_others_are_told_who_votes_elsewhere(standby, contacts) -> None:
         assert (each.desk.elsewhere, each.desk.gone) == ({1}, set())
 
 
+def test_who_was_given_up_is_not_waited_for(standby, contacts) -> None:
+    """Its host may be cut off, and then its connection never ends."""
+    one = standby()
+    contacts(0, one)
+    assert one.desk.waited_for({1})
+    assert not one.desk.waited_for({0, 1})
+
+
 def test_the_host_of_the_store_is_not_asked(standby, contacts) -> None:
     host, there = standby(member=0), standby(member=1)
     mine = contacts(0, there, host=host)
