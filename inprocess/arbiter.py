@@ -18,7 +18,7 @@ import select
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from inprocess import clock
@@ -53,7 +53,7 @@ class Desk(threading.Thread):
         arbiter: decides.
         serve: starts the store with which the job goes on; answers its port.
         left: told the place of a member that voted here, and has ended.
-        changed: called when `idle` may have changed, or the job goes on here.
+        changed: called when `is_needed` may have changed, or the job goes on here.
     """
 
     def __init__(
@@ -96,6 +96,11 @@ class Desk(threading.Thread):
     def idle(self) -> bool:
         """No member is connected, or the job does not go on here."""
         return not self._guests or self._refused
+
+    def is_needed(self, roster: Collection[int]) -> bool:
+        """Whether a member that is connected may learn anything here, or uses what is served here."""
+        members = [guest.member for guest in list(self._guests.values())]
+        return self._arbiter.is_needed([member for member in members if member is not None], roster)
 
     def lost(self) -> None:
         """The store is lost; from any thread."""
@@ -165,6 +170,7 @@ class Desk(threading.Thread):
                 return True
             case {"elsewhere": _} if guest.member is not None:
                 self._arbiter.turn_away(guest.member)
+                self._changed()
                 return True
             case {"completed": int(iteration)} if guest.member is not None:
                 return guest.tell(ok=self._arbiter.complete(guest.member, iteration))

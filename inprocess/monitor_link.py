@@ -245,8 +245,10 @@ class Link:
 
     @property
     def is_asked(self) -> bool:
-        """Whether there are members that may ask this standby, or use its store."""
-        return self._standby is not None and self._standby.asked
+        """Whether there are members that may ask this standby, or use its store. Whoever serves the old one is not."""
+        if self._standby is None or self._config.serve_port is not None:
+            return False
+        return self._standby.desk.is_needed(self.book.roster)
 
     @property
     def serves_again(self) -> bool:

@@ -39,7 +39,7 @@ class Standby:
         place: of its rank.
         spec: the store that may be lost.
         spawn: starts a thread: ``spawn(function, *arguments)``.
-        changed: called when `asked` or `serves` may have changed.
+        changed: called when whoever may ask has changed, or `serves`.
     """
 
     def __init__(
@@ -76,11 +76,6 @@ class Standby:
         address = f"{store.own_address(spec.port)}:{standby.desk.port}"
         store.drive(coordinator.publish_standby(config.member, address), connection)
         return standby
-
-    @property
-    def asked(self) -> bool:
-        """Whether there is anybody who may ask its arbiter, or use its store."""
-        return not self.desk.idle
 
     @property
     def serves(self) -> bool:

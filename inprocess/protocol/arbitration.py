@@ -131,6 +131,18 @@ class Arbiter:
             self.verdict = self._decide(now)
         return self.verdict
 
+    def is_needed(self, connected: Collection[int], roster: Collection[int]) -> bool:
+        """Whether any of those that are connected may yet learn something here, or goes on here.
+
+        The connection of one that is cut off never ends. So it does not count by itself: only where those that may come
+        here are enough for a verdict that lets anybody go on.
+        """
+        here = set(connected).intersection(roster) - self.elsewhere
+        if self.verdict is not None:
+            going_on = here.intersection(self.votes)
+            return bool({Fate.GO: going_on, Fate.COMPLETED: here - self.completed}.get(self.verdict.fate))
+        return bool(here) and 2 * len(here | self.completed) > len(set(roster) - self.gone)
+
     def wake_at(self) -> float:
         """When `decide` may have something new to say, should nothing happen until then."""
         if self.verdict is not None or not self.votes:

@@ -144,8 +144,10 @@ def test_too_few_ranks_wait_for_a_replacement(launch):
 
 
 def test_nobody_replaces_them(launch):
+    """Whose time is over first takes the other one along, which may say so itself by then."""
     enough = RetryController(min_world_size=3, wait_for_replacement=0.5)
     run = launch(targets.run_full, 3, faults={At(1, step=1): Kill()}, wrapper=PATIENT | {"initialize": enough})
     ranks = run.wait()
-    checks.failed(ranks, {0: "TooFewRanks", 2: "TooFewRanks"})
-    assert "world_size=2 is less than min_world_size=3; nobody came within" in ranks[0].message
+    assert "TooFewRanks" in {ranks[0].exception, ranks[2].exception} <= {"TooFewRanks", "RestartAbort"}
+    for rank in (ranks[0], ranks[2]):
+        assert "world_size=2 is less than min_world_size=3; nobody came within" in rank.message

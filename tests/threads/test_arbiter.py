@@ -140,6 +140,26 @@ def test_the_others_are_told_who_votes_elsewhere(standby, contacts) -> None:
         assert (each.desk.elsewhere, each.desk.gone) == ({1}, set())
 
 
+def test_who_was_given_up_is_not_waited_for(standby, contacts) -> None:
+    """Its host may be cut off, and then its connection never ends."""
+    one = standby()
+    contacts(0, one)
+    assert one.desk.is_needed([0])
+    assert not one.desk.is_needed([1, 2])
+
+
+def test_whoever_votes_elsewhere_is_not_waited_for(standby, contacts) -> None:
+    one, other = standby(), standby(member=1)
+    mine, cut_off = contacts(1, one, other), contacts(0, one, other)
+    one.desk.lost()
+    mine.vote(Vote(1, 3, ((1, 1),)), SOON)
+    while other.desk.is_needed([0, 1]):
+        assert other.changed.wait(SOON)
+        other.changed.clear()
+    assert one.desk.is_needed([0, 1])
+    cut_off.close()
+
+
 def test_the_host_of_the_store_is_not_asked(standby, contacts) -> None:
     host, there = standby(member=0), standby(member=1)
     mine = contacts(0, there, host=host)

@@ -148,6 +148,51 @@ def test_who_has_completed_counts_for_that() -> None:
     assert verdict is not None and (verdict.fate, verdict.iteration) == (Fate.COMPLETED, 3)
 
 
+@pytest.mark.parametrize(
+    ("connected", "elsewhere", "gone", "needed"),
+    [
+        ((), (), (), False),
+        ((1, 2, 3), (), (), True),
+        ((2, 3), (), (0,), True),
+        ((2, 3), (), (), False),  # half of those that may live
+        ((0,), (1, 2, 3), (), False),  # it is cut off
+        ((0, 1, 2, 3), (1, 2, 3), (), False),
+        ((7, 8, 9), (), (), False),
+    ],
+)
+def test_a_standby_stays_for_those_that_may_go_on_there(
+    connected: tuple[int, ...], elsewhere: tuple[int, ...], gone: tuple[int, ...], needed: bool
+) -> None:
+    made = arbiter(gone=gone)
+    for member in elsewhere:
+        made.turn_away(member)
+    assert made.is_needed(connected, range(4)) is needed
+
+
+def test_a_standby_stays_for_those_that_went_on_there() -> None:
+    made = arbiter(1, 2, 3)
+    assert fate(made, PATIENCE) is Fate.GO
+    assert made.is_needed((0, 1), range(4))
+    assert not made.is_needed((0,), range(4))
+
+
+def test_a_standby_that_refused_goes() -> None:
+    made = arbiter(1)
+    assert fate(made, PATIENCE) is Fate.REFUSED
+    assert not made.is_needed((0, 1), range(4))
+
+
+def test_a_standby_stays_to_say_that_it_is_completed() -> None:
+    made = arbiter()
+    made.complete(0, 3)
+    made.complete(1, 3)
+    assert made.is_needed((2,), range(4))
+    made.vote(2, vote(2), 0.0)
+    assert fate(made, 0.0) is Fate.COMPLETED
+    assert made.is_needed((2, 3), range(4))
+    assert not made.is_needed((0, 1), range(4))
+
+
 def test_a_broken_connection_is_no_end() -> None:
     """Whoever voted over it does not hear the verdict, and is waited for like any other."""
     made = arbiter(1, 2, 3, gone=(0,))
