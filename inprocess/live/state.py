@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from types import TracebackType
@@ -232,7 +233,7 @@ class LiveState:
 
     # --- at each step ---------------------------------------------------------------------------------------------
 
-    def commit(self, step: int) -> Commit:
+    def commit(self, step: int) -> contextlib.AbstractContextManager[None]:
         """``with live.commit(step + 1): optim.step()``: when it ends the state is that of this step.
 
         No restart begins inside. A fault inside leaves a torn state, which `recover` replaces.
@@ -245,7 +246,7 @@ class LiveState:
             raise LiveStateError(f"commit({step}): recover() has not been called, or an earlier commit failed")
         if step < self.step:
             raise OptionError(f"commit({step}): the state is at step {self.step} already")
-        return Commit(self, step)
+        return _Commit(self, step)
 
     def wait(self) -> None:
         """Until the last copy is sent. Before the process group is destroyed, where ``replica_distance`` is set."""
@@ -259,7 +260,7 @@ class LiveState:
             self._replicator.begin(buffer)
 
 
-class Commit:
+class _Commit:
     """See `LiveState.commit`."""
 
     __slots__ = ("_atomic", "_live", "_step")
