@@ -35,7 +35,9 @@ import abc
 import contextlib
 import ctypes
 import functools
+import importlib
 import logging
+import operator
 import os
 import re
 import socket
@@ -411,20 +413,25 @@ class Held:
         return _in_background(groups.clear) if groups else None
 
 
+#: in torch.distributed.tensor: what it remembers of operations it has seen is by mesh
+_MESH_CACHES = (
+    ("debug", "_clear_sharding_prop_cache"),
+    ("_redistribute", "_gen_transform_infos.cache_clear"),
+    ("_redistribute", "clear_redistribute_planner_cache"),
+    ("_collective_utils", "MeshTopoInfo.build_from_mesh.cache_clear"),
+)
+
+
 def _forget_meshes() -> None:
-    """Clear what DTensor remembers of operations it has seen: with it, the mesh of an earlier iteration and its groups.
+    """Have DTensor forget the mesh of an earlier iteration, and with it its groups.
 
     In the main thread, whose memory it partly is. Where torch keeps it elsewhere, one mesh's groups stay.
     """
     if "torch.distributed.tensor" not in sys.modules:
         return
-    with contextlib.suppress(ImportError, AttributeError):
-        from torch.distributed.tensor import _collective_utils, _redistribute, debug  # noqa: PLC0415
-
-        debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
-        _redistribute._gen_transform_infos.cache_clear()
-        _redistribute.clear_redistribute_planner_cache()
-        _collective_utils.MeshTopoInfo.build_from_mesh.cache_clear()
+    for module, name in _MESH_CACHES:
+        with contextlib.suppress(ImportError, AttributeError):
+            operator.attrgetter(name)(importlib.import_module(f"torch.distributed.tensor.{module}"))()
 
 
 def _in_background(action: Callable[[], object]) -> threading.Thread:

@@ -185,6 +185,19 @@ def test_no_dist_error(monkeypatch: Patch) -> None:
     assert again.DIST_ERROR is RuntimeError
 
 
+@pytest.mark.parametrize("name", ["clear_redistribute_planner_cache", "_gen_transform_infos"])
+def test_no_cache_of_meshes(monkeypatch: Patch, name: str) -> None:
+    """The others are cleared."""
+    from torch.distributed.tensor import _collective_utils, _redistribute
+
+    cleared: list[bool] = []
+    cache = type("Cache", (), {"cache_clear": lambda: cleared.append(True)})
+    monkeypatch.setattr(_collective_utils, "MeshTopoInfo", type("Info", (), {"build_from_mesh": cache}))
+    monkeypatch.delattr(_redistribute, name)
+    abort._forget_meshes()
+    assert cleared == [True]
+
+
 # --- CUDA ---------------------------------------------------------------------------------------------------------
 
 
