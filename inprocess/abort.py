@@ -35,7 +35,6 @@ import abc
 import contextlib
 import ctypes
 import functools
-import importlib
 import logging
 import operator
 import os
@@ -413,12 +412,13 @@ class Held:
         return _in_background(groups.clear) if groups else None
 
 
-#: in torch.distributed.tensor: what it remembers of operations it has seen is by mesh
+#: what DTensor remembers of operations it has seen, by mesh
 _MESH_CACHES = (
-    ("debug", "_clear_sharding_prop_cache"),
-    ("_redistribute", "_gen_transform_infos.cache_clear"),
-    ("_redistribute", "clear_redistribute_planner_cache"),
-    ("_collective_utils", "MeshTopoInfo.build_from_mesh.cache_clear"),
+    ("torch._C", "_clear_DTensor_sharding_propagator_cache"),
+    ("torch.distributed.tensor", "DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear"),
+    ("torch.distributed.tensor._redistribute", "_gen_transform_infos.cache_clear"),
+    ("torch.distributed.tensor._redistribute", "clear_redistribute_planner_cache"),
+    ("torch.distributed.tensor._collective_utils", "MeshTopoInfo.build_from_mesh.cache_clear"),
 )
 
 
@@ -430,8 +430,8 @@ def _forget_meshes() -> None:
     if "torch.distributed.tensor" not in sys.modules:
         return
     for module, name in _MESH_CACHES:
-        with contextlib.suppress(ImportError, AttributeError):
-            operator.attrgetter(name)(importlib.import_module(f"torch.distributed.tensor.{module}"))()
+        with contextlib.suppress(AttributeError):
+            operator.attrgetter(name)(sys.modules.get(module))()
 
 
 def _in_background(action: Callable[[], object]) -> threading.Thread:

@@ -10,7 +10,7 @@ import torch
 
 from inprocess.exception import LiveStateError, OptionError
 from inprocess.live.plan import NOTHING, Shard
-from inprocess.live.tree import Record, Stateful, into, leaves, shard_of, take
+from inprocess.live.tree import Record, Stateful, into, is_sharded, leaves, shard_of, take
 
 
 class Present:
@@ -145,7 +145,7 @@ def _fill_optimizer(part: Stateful, state: Any) -> None:
     if not isinstance(part, torch.optim.Optimizer) or part.state or not dict(leaves(state["state"])):
         return
     params = [param for group in part.param_groups for param in group["params"] if param.requires_grad]
-    if not any(hasattr(param, "to_local") for param in params):
+    if not any(is_sharded(param) for param in params):
         return
     rates = [group["lr"] for group in part.param_groups]
     with torch.no_grad():

@@ -6,15 +6,18 @@ Bytes are torch's own format without code in it (``weights_only``), with each te
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from inprocess.exception import LiveStateError
 from inprocess.live.plan import Shard
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 __all__ = ["Record", "Stateful", "into", "leaves", "local", "read", "shard_of", "take"]
 
@@ -70,9 +73,15 @@ def take(state: Any) -> Record:
     return Record(_replaced(state, lambda leaf: torch.empty_like(next(found), device="meta")), tensors)
 
 
+def is_sharded(tensor: object) -> TypeGuard[DTensor]:
+    """Whether it is a DTensor; nobody has made one where torch's module, which takes long to import, is not there."""
+    module: Any = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """What of a tensor is on this rank: of a DTensor its shard, sharing its memory."""
-    found: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    found: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor
     return found.detach()
 
 
@@ -116,7 +125,7 @@ def into(state: Any, skeleton: Any) -> Record:
         if mine is not None and local(mine).shape == leaf.shape and mine.dtype == leaf.dtype:
             tensors.append(local(mine))
             return mine
-        if isinstance(mine, DTensor):
+        if mine is not None and is_sharded(mine):
             raise LiveStateError(
                 f"{path} is sharded, with {tuple(local(mine).shape)} {mine.dtype} on this rank, and what was kept of "
                 f"it has {tuple(leaf.shape)} {leaf.dtype}: shard it as before"
@@ -132,7 +141,7 @@ def shard_of(state: Any) -> Shard:
     """Which shard of a state is here, from its DTensors; one without any is the same everywhere."""
     meshes: dict[Any, set[int]] = {}
     for _, leaf in leaves(state):
-        if isinstance(leaf, DTensor):
+        if is_sharded(leaf):
             dims = {dim for dim, placement in enumerate(leaf.placements) if placement.is_shard()}
             meshes.setdefault(leaf.device_mesh, set()).update(dims)
     if len(meshes) > 1:
