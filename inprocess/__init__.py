@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from inprocess.exception import RankShouldRestart as RankShouldRestart
     from inprocess.learned import LearnedTimeouts
+    from inprocess.live.sampler import ElasticSampler
     from inprocess.live.state import LiveState
     from inprocess.state import FrozenState, Mode, State, Status
     from inprocess.watch import Watch, ask_launcher, monitored
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 _HOME = {
     "CallWrapper": "call_wrapper",
     "Compose": "compose",
+    "ElasticSampler": "live.sampler",
     "FrozenState": "state",
     "HealthCheckError": "exception",
     "InternalError": "exception",
@@ -82,6 +84,7 @@ _MODULES = frozenset(
 __all__ = [
     "CallWrapper",
     "Compose",
+    "ElasticSampler",
     "FrozenState",
     "HealthCheckError",
     "InternalError",
