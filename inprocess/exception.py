@@ -4,6 +4,7 @@
 
     BaseException
     ├── RestartAbort                 raise it to leave the job for good; the other ranks go on
+    │   └── StateLost                nobody has a whole training state any more; all ranks leave
     ├── RankShouldRestart            interrupts the wrapped function; seen only in `finally`, `except`
     └── Exception
         └── RestartError             whatever this library reports; carries the rank's last phases and events
@@ -113,7 +114,7 @@ class TooFewRanks(RestartAbort):
 
 
 class StateLost(RestartAbort):
-    """`LiveState.recover`'s, on all ranks: nobody has a whole state any more."""
+    """`LiveState.recover`'s: nobody has a whole state any more. All ranks leave, some with its message alone."""
 
 
 class RankShouldRestart(BaseException):

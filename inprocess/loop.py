@@ -26,6 +26,7 @@ from inprocess.exception import (
     RankDiscarded,
     RestartAbort,
     RestartError,
+    StateLost,
     StoreLost,
     TimeoutError,
     TooFewRanks,
@@ -214,7 +215,11 @@ class Loop:
         self._quietly = self._leaves_quietly(error)
         if self._quietly or self._phase in (Phase.JOIN, Phase.END, Phase.COMPLETE, Phase.MOVE, Phase.LEAVE):
             return Event.QUIT
-        abort = f"{_who(self._state)}: initialize raised {_in_words(error)}" if self._phase is Phase.INITIALIZE else ""
+        abort = ""  # the others go on
+        if self._phase is Phase.INITIALIZE:
+            abort = f"{_who(self._state)}: initialize raised {_in_words(error)}"
+        elif isinstance(error, StateLost):
+            abort = f"{_who(self._state)}: {_in_words(error)}"
         try:
             self._interrupt(error, Interruption.BASE_EXCEPTION, abort)
         except (StoreLost, Fenced) as lost:

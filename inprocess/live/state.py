@@ -120,7 +120,8 @@ class LiveState:
             The step; 0 where nobody has any state, with the parts as they are.
 
         Raises:
-            StateLost: there was a state, and no step is left of which every shard is somewhere. On all ranks.
+            StateLost: there was a state, and no step is left of which every shard is somewhere. All ranks leave the
+                job.
             LiveStateError: something arrived damaged, or does not fit the parts.
         """
         self._call = call
