@@ -14,13 +14,13 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("live_recovery.py", "rank 0 goes on at step 12, with the state from rank 1"),
-        ("fsdp2_sharded.py", "rank 0 goes on at step 10, with the state from a copy of rank 1; 2 steps are done again"),
+        ("live_recovery.py", "rank 0 goes on at step 18, with the state from rank 1"),
+        ("fsdp2_sharded.py", "rank 0 goes on at step 10, with the state from a copy of rank 1; 8 steps are done again"),
     ],
 )
 def test_the_result_is_the_same(script: str, said: str) -> None:
-    faults = "kill:rank=0,step=12 raise:rank=2,step=16"
-    command = [sys.executable, EXAMPLES / script, "--nproc", "3", "--steps", "22", "--faults", faults]
+    faults = "kill:rank=0,step=18 raise:rank=2,step=25"
+    command = [sys.executable, EXAMPLES / script, "--nproc", "3", "--steps", "30", "--faults", faults]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ": equal" in done.stdout.splitlines()[-1]

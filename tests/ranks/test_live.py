@@ -62,8 +62,7 @@ def test_replicated_two_die_in_turn(launch, calm):
     checks.died(ranks, {1: -signal.SIGKILL, 2: -signal.SIGKILL})
 
 
-@pytest.mark.parametrize("iteration", [1, 2])
-def test_replicated_the_sender_dies(launch, calm, iteration):
+def test_replicated_the_sender_dies(launch, calm):
     """Another one takes over. With the replacement there may be an iteration in between."""
     faults = {At(1, step="before 3"): Kill(), **{At(0, i, step="send"): Kill() for i in range(1, 4)}}
     ranks = result_of(launch, calm, learning.run_replicated, faults=faults, respawn=2)
