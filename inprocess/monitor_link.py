@@ -451,6 +451,8 @@ class Link:
         self._identified.wait()
         config = self._config
         if config.iteration == coordinator.JOINING:
+            if self._standby is not None:  # the store it was published in was that of the call before
+                self._standby.publish(connection)
             self._stand_by(connection)
         ring = guardian.Ring(self.member, config.heartbeat_timeout, config.heartbeat_interval)
 

@@ -73,9 +73,13 @@ class Standby:
             store.drive(coordinator.publish_standby(config.member, "-"), connection)
             return None
         standby.desk.start()
-        address = f"{store.own_address(spec.port)}:{standby.desk.port}"
-        store.drive(coordinator.publish_standby(config.member, address), connection)
+        standby.publish(connection)
         return standby
+
+    def publish(self, connection: Any) -> None:
+        """Say in the store where the arbiter is."""
+        address = f"{store.own_address(self._spec.port)}:{self.desk.port}"
+        store.drive(coordinator.publish_standby(self._config.member, address), connection)
 
     @property
     def serves(self) -> bool:
