@@ -383,6 +383,8 @@ class Link:
                 self._beat(connection)
             if self.book.iteration > 0:  # for the first one it was before the first heartbeat
                 self._stand_by(connection)
+            elif self._standby is not None:  # what it was published in may have been the store of the call before
+                self._standby.publish(connection)
         self.ended.set()
 
     def _beat(self, connection: Any) -> None:
