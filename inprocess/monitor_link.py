@@ -381,10 +381,7 @@ class Link:
             self._go_on(decision)
             if outside and self.inside:  # at once: the others wait for its first heartbeat
                 self._beat(connection)
-            if self.book.iteration > 0:  # for the first one it was before the first heartbeat
-                self._stand_by(connection)
-            elif self._standby is not None:  # what it was published in may have been the store of the call before
-                self._standby.publish(connection)
+            self._stand_by_from_now(connection)
         self.ended.set()
 
     def _beat(self, connection: Any) -> None:
@@ -505,6 +502,13 @@ class Link:
                 self._board.slots[LEASE] = 0 if alone else int(self._beat_at * 1e9) + self.limits.lease
 
     # --- standing by --------------------------------------------------------------------------------------------
+
+    def _stand_by_from_now(self, connection: Any) -> None:
+        """For the first iteration that was before the first heartbeat, perhaps in the store of the call before."""
+        if self.book.iteration > 0:
+            self._stand_by(connection)
+        elif self._standby is not None:
+            self._standby.publish(connection)
 
     def _stand_by(self, connection: Any) -> None:
         """Open an arbiter as soon as this member is one of those that stand by. It stays, those who stand by change."""
