@@ -245,18 +245,11 @@ def shared_directory(parser: argparse.ArgumentParser) -> str:
     return str(path)
 
 
-def faults_option(text: str) -> list[fault_schedule.Fault]:
-    try:
-        return fault_schedule.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--nproc", type=int, default=2, help="number of processes to start (default 2)")
-    add("--faults", type=faults_option, default=[], metavar="KIND:rank=R,step=S", help="separated by spaces")
+    add("--faults", type=fault_schedule.option, default=[], metavar="KIND:rank=R,step=S", help="separated by spaces")
     add("--steps", type=int, default=300, help="training steps (default 300)")
     add("--batch", type=int, default=64, help="images in a step, over all ranks (default 64)")
     add("--seed", type=int, default=0, help="of the first weights and of the order of the images (default 0)")

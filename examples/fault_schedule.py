@@ -6,6 +6,7 @@ R is the rank the process was started with, S the step before which the fault st
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import itertools
 import os
@@ -64,6 +65,14 @@ class Faults:
 def parse(text: str) -> list[Fault]:
     """The schedule that `text` describes; ValueError names the part that is wrong and the grammar."""
     return [_parse_one(part) for part in text.split()]
+
+
+def option(text: str) -> list[Fault]:
+    """`parse` as the type of a command line option."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _parse_one(part: str) -> Fault:

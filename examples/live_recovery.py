@@ -132,18 +132,11 @@ def run(args: argparse.Namespace, script: str, faults: str) -> str:
     return found[1] if found and not job.returncode else ""
 
 
-def faults_option(text: str) -> list[fault_schedule.Fault]:
-    try:
-        return fault_schedule.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def arguments(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--nproc", type=int, default=4, help="number of processes (default 4)")
-    add("--faults", type=faults_option, default=[], metavar="KIND:rank=R,step=S", help="separated by spaces")
+    add("--faults", type=fault_schedule.option, default=[], metavar="KIND:rank=R,step=S", help="separated by spaces")
     add("--steps", type=int, default=120, help="training steps (default 120)")
     add("--batch", type=int, default=16, help="samples in a step and on each rank (default 16)")
     add("--width", type=int, default=64, help="of the hidden layer (default 64)")

@@ -321,12 +321,12 @@ class Contacts:
         contact = Contact(*where, stop=self._stop)
         contact.connect(member, self._call)
         with self._lock:
+            if known is not None:
+                self._contacts.pop(where).socket.close()
             if contact.is_made and not self.closing.is_set():
                 self._contacts[where] = contact
             else:
                 contact.socket.close()
-        if known is not None:
-            known.socket.close()
         return contact
 
     def vote(self, vote: Vote, seconds: float) -> tuple[Verdict, Contact] | None:

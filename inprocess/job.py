@@ -79,13 +79,16 @@ class Job:
 
     @property
     def prefix(self) -> str:
-        """Put before each store key of this call."""
-        return f"inprocess/{self.launch.attempt}/{self.calls}/"
+        """Of each store key of this call; a slash follows it."""
+        return self._prefix_of(self.calls)
 
     @property
     def stale_key(self) -> str:
         """In the store of the call before, and not in the one of this call."""
-        return f"inprocess/{self.launch.attempt}/{self.calls - 1}/{coordinator.JOINED_KEY}" if self.calls > 1 else ""
+        return f"{self._prefix_of(self.calls - 1)}/{coordinator.JOINED_KEY}" if self.calls > 1 else ""
+
+    def _prefix_of(self, call: int) -> str:
+        return f"inprocess/{self.launch.attempt}/{call}"
 
     @property
     def host(self) -> int:

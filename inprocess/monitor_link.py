@@ -143,6 +143,7 @@ class Link:
         self._base: Any = None
         #: where members meet when the store is lost, if this is a standby, or serves the store
         self._standby: Standby | None = None
+        self._standing = threading.Lock()
         #: no heartbeats any more: the rank votes
         self._moves = threading.Event()
         self._rendezvous = _Rendezvous(config.rendezvous_host, config.serve_host, config.bind)
@@ -366,8 +367,6 @@ class Link:
                 return
         if self.book.iteration == coordinator.JOINING and self._config.rendezvous == "always":
             self._rendezvous.offer(0, connection)
-        if self._config.iteration > coordinator.JOINING:
-            self._stand_by(connection)
         while not self.ended.is_set():
             try:
                 decision = self._await_decision(connection)
@@ -381,7 +380,9 @@ class Link:
             self._go_on(decision)
             if outside and self.inside:  # at once: the others wait for its first heartbeat
                 self._beat(connection)
-            self._stand_by_from_now(connection)
+            # the first time it stood by already, but perhaps in the store of the call before
+            if self._standby is None or self.book.iteration == 0:
+                self._stand_by(connection)
         self.ended.set()
 
     def _beat(self, connection: Any) -> None:
@@ -449,10 +450,6 @@ class Link:
         self._post(Connected())
         self._identified.wait()
         config = self._config
-        if config.iteration == coordinator.JOINING:
-            if self._standby is not None:  # the store it was published in was that of the call before
-                self._standby.publish(connection)
-            self._stand_by(connection)
         ring = guardian.Ring(self.member, config.heartbeat_timeout, config.heartbeat_interval)
 
         def lost(member: int, seconds: float) -> None:
@@ -462,6 +459,7 @@ class Link:
 
         while True:
             try:
+                self._stand_by(connection)  # before the first heartbeat: then others may ask where it is
                 _drive(guardian.keep_watch(ring, lambda: self.book, self._beaten, lost, self._moves.is_set), connection)
                 return
             except BadMessage:
@@ -503,29 +501,29 @@ class Link:
 
     # --- standing by --------------------------------------------------------------------------------------------
 
-    def _stand_by_from_now(self, connection: Any) -> None:
-        """For the first iteration that was before the first heartbeat, perhaps in the store of the call before."""
-        if self.book.iteration > 0:
-            self._stand_by(connection)
-        elif self._standby is not None:
-            self._standby.publish(connection)
-
     def _stand_by(self, connection: Any) -> None:
-        """Open an arbiter as soon as this member is one of those that stand by. It stays, those who stand by change."""
+        """Open an arbiter as soon as this member is one of those that stand by, and say where it is. It stays, those
+        who stand by change."""
         config, roster = self._config, self.book.roster
         hosts = config.serve_port is not None
         chosen = arbitration.standbys(roster, config.standby_stores, config.store_host)
-        if self._standby is not None or not self.inside or not chosen or not (hosts or self.member in chosen):
-            return
-        from inprocess import standby  # noqa: PLC0415
+        with self._standing:
+            if self._standby is not None:
+                self._standby.publish(connection)
+                return
+            if not self.inside or not chosen or not (hosts or self.member in chosen):
+                return
+            from inprocess import standby  # noqa: PLC0415
 
-        _raise_limit()
-        config = dataclasses.replace(config, member=self.member)
-        self._standby = standby.Standby.make(
-            config, self.book.place, self._spec, self._spawn, self._on_standby, connection
-        )
-        if self._standby is not None and hosts:
-            self._spawn(self._with_store, self._keep_store)
+            _raise_limit()
+            config = dataclasses.replace(config, member=self.member)
+            self._standby = standby.Standby.make(config, self.book.place, self._spec, self._spawn, self._on_standby)
+            if self._standby is None:
+                _drive(coordinator.publish_standby(self.member, "-"), connection)
+                return
+            if hosts:
+                self._spawn(self._with_store, self._keep_store)
+            self._standby.publish(connection)
 
     def _on_standby(self) -> None:
         self._post(StandbyChanged())

@@ -63,17 +63,14 @@ class Standby:
         spec: store.StoreSpec,
         spawn: Spawn,
         changed: Callable[[], None],
-        connection: Any,
     ) -> Standby | None:
-        """Open an arbiter and publish it; None where this host cannot."""
+        """Open an arbiter; None where this host cannot."""
         try:
             standby = cls(config, place, spec, spawn, changed)
         except OptionError as error:
             log.warning("this host cannot stand by for that of the store: %s", error)
-            store.drive(coordinator.publish_standby(config.member, "-"), connection)
             return None
         standby.desk.start()
-        standby.publish(connection)
         return standby
 
     def publish(self, connection: Any) -> None:

@@ -20,7 +20,9 @@ from torch._C._distributed_c10d import HashStore
 
 from inprocess import coordinator, store
 from inprocess.attribution import Interruption, InterruptionRecord
-from inprocess.exception import StoreLost
+from inprocess.environment import Launch
+from inprocess.exception import StoreLost, TimeoutError
+from inprocess.job import Job
 from inprocess.protocol.book import Book
 from inprocess.protocol.messages import Arrival, Kind
 from inprocess.protocol.ops import Add, Claim, Delete, Exist, Now, Pause, Read, ReadAll, Set, Verb, Wait
@@ -419,6 +421,22 @@ def test_a_store_written_in_python_below_a_prefix() -> None:
     connection = store.connect(spec, 1.0)
     connection.set("key", "value")
     assert connection.get("key") == b"value"
+
+
+def test_the_server_of_the_call_before_is_told_from_ones_own() -> None:
+    """By a key that the call before has written itself."""
+    server = store.serve("127.0.0.1", 0)
+    launch = Launch(rank=0, world_size=1, host="localhost", port=server.port, agent_store=False, attempt="0")
+    before, now = (Job(launch, (0,), 0, 1, calls) for calls in (1, 2))
+
+    def connect(job: Job) -> Any:
+        return store.connect(store.StoreSpec(port=server.port, prefix=job.prefix, stale_key=job.stale_key), 0.2)
+
+    assert not store.drive(coordinator.has_begun(), connect(now))
+    connect(before).set(coordinator.JOINED_KEY, "it has begun")
+    with pytest.raises(TimeoutError, match="the server of the call before is still there"):
+        connect(now)
+    assert store.drive(coordinator.has_begun(), connect(before))
 
 
 def test_what_is_said_of_a_store_has_no_passwords() -> None:

@@ -126,6 +126,18 @@ def test_the_next_one_is_asked_where_the_first_has_ended(standby, contacts) -> N
     assert (verdict.fate, verdict.host, contact.port) == (Fate.GO, 1, there.desk.port)
 
 
+def test_one_that_has_ended_is_forgotten(standby, contacts) -> None:
+    """Whoever looks at it again must not find a closed socket."""
+    gone, there = standby(), standby(member=1)
+    asks = contacts(1, gone, there)
+    gone.close()
+    for again in ("once more", "and again"):
+        asks.make(1, {10: again, 11: again})
+        assert asks.are_made(SOON)
+    assert [contact.port for contact in asks._asked()] == [there.where[1]]
+    assert asks.say_completed(0)  # nobody goes on at the one that has ended
+
+
 def test_the_others_are_told_who_votes_elsewhere(standby, contacts) -> None:
     """What becomes of it then says nothing there, neither to an arbiter nor to whoever serves the store."""
     one, other, host = standby(), standby(), standby(member=0)

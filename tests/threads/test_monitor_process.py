@@ -130,8 +130,8 @@ def wait_readable(fd: int) -> None:
 class Base:
     """The base store, served by the test, and the members that the test plays."""
 
-    def __init__(self, prefix: str = "call") -> None:
-        self.server = store.serve("127.0.0.1", 0)
+    def __init__(self, prefix: str = "call", port: int = 0) -> None:
+        self.server = store.serve("127.0.0.1", port)
         self.spec = store.StoreSpec(port=self.server.port, prefix=prefix)
         self.connection = store.connect(self.spec, SOON)
 
@@ -526,6 +526,23 @@ def test_the_host_of_the_next_call_waits_for_the_port(rank: Make) -> None:
     host.monitor_ended(first)
     os.kill(second, 0)
     del connection
+
+
+@pytest.mark.parametrize("heartbeat_interval", [0.05, 600.0])
+def test_a_standby_is_found_though_it_met_the_store_of_the_call_before(
+    base: Base, rank: Make, heartbeat_interval: float
+) -> None:
+    """It notices with its next heartbeat, or when iteration 0 has begun in the right store."""
+    port, key = base.server.port, "standby/1"
+    early = rank(member=1, store_host=0, standby_stores=1, heartbeat_interval=heartbeat_interval)
+    early.start()
+    first = base.connection.get(key)
+    assert first
+    base.connection = base.server = None  # the call before had never begun
+    right = Base(port=port)
+    right.begin(0, 1)
+    right.connection.wait([key], timedelta(seconds=SOON))
+    assert right.connection.get(key) == first
 
 
 # --- the monitor itself ---------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def spec(agent_store: bool = False, calls: int = 2, **options: Any) -> StoreSpec
 @pytest.mark.parametrize("factory", [None, TCPStore])
 def test_tcp_store(factory: Any) -> None:
     assert spec(store_factory=factory) == spec()
-    assert (spec().host, spec().port, spec().prefix) == ("10.0.0.1", 29500, "inprocess/0/2/")
+    assert (spec().host, spec().port, spec().prefix) == ("10.0.0.1", 29500, "inprocess/0/2")
     other = spec(store_kwargs={"host_name": "10.0.0.2", "port": "1234"})
     assert (other.host, other.port) == ("10.0.0.2", 1234)
     with pytest.raises(OptionError, match="TCPStore has no argument 'hostname'"):
