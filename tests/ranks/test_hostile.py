@@ -20,7 +20,7 @@ from tests.unit import hostile
 from . import targets
 
 #: of the first call, see Job.prefix
-PREFIX = "inprocess/.0/1/"
+PREFIX = "inprocess/.0/1"
 #: begins like a pickle, has a control sequence for terminals in it, and is no text
 GARBAGE = b"\x80\x04\x95\x1b[31m not of ours"
 Play = Callable[..., Ranks]
