@@ -1,7 +1,7 @@
 """What a LiveState costs, and how fast a state comes back. `python -m benchmarks.live`
 
 Two ranks on loopback, one state. Prints a table with medians; what is compared takes turns, so that all see the same
-machine.
+machine. Only torchft's transfers, in an environment of their own (``--peers ""`` leaves them out), follow.
 """
 
 from __future__ import annotations
@@ -9,25 +9,30 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch._dynamo  # the first optimizer would import it
 import torch.distributed as dist
 from torch.distributed import checkpoint
 
-from benchmarks.job import free_port
+from benchmarks import peers
+from benchmarks.job import free_port, here
 from inprocess import LiveState
 from inprocess.live.copies import Buffer
 from inprocess.live.tree import take
 
 #: parameters of one layer: 16 MiB
 SIDE = 2048
+PLAIN = "a plain send of the same bytes"
+LOAD, SAVE = "torch.distributed.checkpoint, load by one rank", "torch.distributed.checkpoint, save"
 #: seconds; a step of the training that commits are compared with
 STEP = 0.05
 
@@ -55,7 +60,17 @@ def main(options: argparse.Namespace) -> None:
         if any(rank.wait() for rank in ranks):
             sys.exit("a rank failed")
         assert ranks[1].stdout is not None
-        show(json.loads(ranks[1].stdout.read()), options)
+        found = json.loads(ranks[1].stdout.read())
+    if options.peers:
+        found |= {f"torchft, {name}": seconds for name, seconds in torchft(options).items()}
+    show(found, options)
+
+
+def torchft(options: argparse.Namespace) -> dict[str, float]:
+    command = [str(peers.python(Path(options.peers), "torchft")), "-W", "ignore", "-m", "benchmarks.torchft_transfer"]
+    command += ["--gigabytes", str(options.gigabytes), "--rounds", str(options.rounds)]
+    found: dict[str, float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return found
 
 
 def work(options: argparse.Namespace) -> None:
@@ -68,10 +83,20 @@ def work(options: argparse.Namespace) -> None:
         checkpoint.save({"model": model.state_dict()}, checkpoint_id=folder, no_dist=True)
     dist.barrier()
     times: dict[str, list[float]] = {}
-    for _ in range(options.rounds):
-        note(times, "a plain send of the same bytes", lambda: plain(model, rank))
+    for number in range(options.rounds):
+        note(times, PLAIN, lambda: plain(model, rank))
         note(times, "recover(), from the other rank", lambda: recover(model, rank))
-        note(times, "torch.distributed.checkpoint, from local disk", lambda: load(model, rank, folder))
+        note(times, LOAD, lambda: load(model, rank, folder))
+        theirs, ours = f"{folder}/theirs/{number}", f"{folder}/ours/{number}"
+        note(times, SAVE, lambda theirs=theirs: save(model, theirs))  # type: ignore[misc]
+        live = LiveState(model=model, folder=ours, save_every=1)
+        live.recover()
+        note(times, "commit() that begins a checkpoint: the copy", lambda live=live: commit(live))  # type: ignore[misc]
+        note(times, "the checkpoint, until it is written", live.wait)
+        note(times, "recover(), from that checkpoint", lambda ours=ours: reload(model, ours))  # type: ignore[misc]
+        if rank == 0:
+            shutil.rmtree(ours)
+            shutil.rmtree(theirs)
     if rank == 1:
         times |= alone(model, options.rounds)
         print(json.dumps({name: statistics.median(found) for name, found in times.items()}))
@@ -100,6 +125,21 @@ def recover(model: Layers, rank: int) -> None:
         live._now_at(1, live._present)
     assert live.recover() == 1
     assert live.source == ("rank 0" if rank else "own memory")
+
+
+def save(model: Layers, folder: str) -> None:
+    checkpoint.save({"model": model.state_dict()}, checkpoint_id=folder)
+
+
+def commit(live: LiveState) -> None:
+    with live.commit(1):
+        pass
+
+
+def reload(model: Layers, folder: str) -> None:
+    live = LiveState(model=model, folder=folder)
+    assert live.recover() == 1
+    assert live.source.startswith("the checkpoint")
 
 
 def load(model: Layers, rank: int, folder: str) -> None:
@@ -139,7 +179,11 @@ def alone(model: Layers, rounds: int) -> dict[str, list[float]]:
 def show(found: dict[str, float], options: argparse.Namespace) -> None:
     gigabytes = max(1, round(options.gigabytes * 1e9 / (4 * SIDE * SIDE))) * 4 * SIDE * SIDE / 1e9
     beside = {
-        "recover(), from the other rank": "a plain send of the same bytes",
+        "recover(), from the other rank": PLAIN,
+        "torchft, over a process group": PLAIN,
+        "torchft, over HTTP": PLAIN,
+        "recover(), from that checkpoint": LOAD,
+        "the checkpoint, until it is written": SAVE,
         "a copy in host memory": "memcpy of the same bytes",
     }
     print(f"| {gigabytes:.2f} GB | s | GB/s | |\n| --- | --- | --- | --- |")
@@ -156,5 +200,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--peers", default=str(here() / ".nox" / "peers"), help="folder of torchft's environment")
     given = parser.parse_args()
     work(given) if "RANK" in os.environ else main(given)

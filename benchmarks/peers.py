@@ -16,6 +16,7 @@ PACKAGES = {
 NEEDS = {
     "nvrx": ["packaging==26.3", "PyYAML==6.0.3", "defusedxml==0.7.1", "nvidia-ml-py==13.615.71", "pynvml==13.0.1"],
     "torchft": [
+        "numpy==2.4.6",
         "opentelemetry-api==1.45.2",
         "opentelemetry-sdk==1.45.2",
         "opentelemetry-exporter-otlp-proto-http==1.45.2",

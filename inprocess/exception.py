@@ -93,6 +93,10 @@ class BadMessage(StoreLost):
     """A value in the store is not what this library writes, so nothing can be agreed on there; names the key."""
 
 
+class NobodyLeft(RestartError):
+    """All ranks of the job that a process was to join are gone; its launcher restarts all workers."""
+
+
 class LiveStateError(RestartError):
     """The state of a training cannot be taken or got back: it arrived damaged, or does not fit."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from inprocess import coordinator, guardian
 from inprocess.attribution import Interruption, InterruptionRecord
-from inprocess.exception import Fenced, RestartAbort, RestartError
+from inprocess.exception import Fenced, NobodyLeft, RestartAbort
 from inprocess.protocol.book import Book
 from inprocess.protocol.messages import FIRST_JOINER, Decision, Ticket
 from inprocess.protocol.ops import Now, Pause, Verb
@@ -65,12 +65,12 @@ def await_place(book: Book, ticket: Ticket, interrupts: bool, waits: Callable[[B
 
     Raises:
         RestartAbort: everybody leaves the job.
-        RestartError: everybody is dead.
+        NobodyLeft: everybody is dead.
         Fenced: it stood still, was let in meanwhile, and was too late for that.
     """
     while True:
         if not book.roster:
-            raise RestartError(
+            raise NobodyLeft(
                 "there is nobody left to join: all ranks of the job have died or left. Start all of them anew."
             )
         try:

@@ -23,6 +23,7 @@ from inprocess.coordinator import JOINING
 from inprocess.exception import (
     BadMessage,
     Fenced,
+    NobodyLeft,
     RankDiscarded,
     RestartAbort,
     RestartError,
@@ -45,6 +46,7 @@ from inprocess.protocol.rounds import seat
 from inprocess.rank_assignment import RankAssignmentCtx
 from inprocess.state import FrozenState, Mode, State
 from inprocess.store import PrefixStore, shut_connections
+from inprocess.watch import announce_nobody_left
 
 log = logging.getLogger("inprocess")
 
@@ -172,6 +174,8 @@ class Loop:
         interpreter.end()  # first: closing may raise
         self._call._gate = self._store = None
         self._fn = _nothing  # the user's arguments must not live as long as this object
+        if isinstance(self._leaving, NobodyLeft):
+            announce_nobody_left()
         how = "completed" if self._leaving is None else "left" if self._said_so else "failed"
         how = how if self.lost is None else "moved"
         # a rank that goes quietly leaves its MonitorThread waiting for something that may come late or never

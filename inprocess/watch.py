@@ -29,7 +29,7 @@ from inprocess.options import seconds
 from inprocess.timeouts import Limit, Limits, Seen
 from inprocess.watch_board import PING, WatchBoard
 
-__all__ = ["ACTIONS", "Action", "Watch", "announce_wrapped", "ask_launcher", "monitored"]
+__all__ = ["ACTIONS", "Action", "Watch", "announce_nobody_left", "announce_wrapped", "ask_launcher", "monitored"]
 
 log = logging.getLogger("inprocess")
 
@@ -283,14 +283,23 @@ def announce_wrapped(own_store: bool = False) -> None:
 
     ``own_store``: its ranks do not agree through the launcher's store, so that may be lost.
     """
+    _announce({"say": "wrapped", "own_store": own_store})
+
+
+def announce_nobody_left() -> None:
+    """Tell the launcher that this process found nobody to join, and will fail: it is to restart all workers."""
+    _announce({"say": "nobody left"})
+
+
+def _announce(message: dict[str, Any]) -> None:
     address = environment.launcher()
     if address is None:
         return
     try:
         with _connect(address[0], LISTEN) as connection:
-            connection.sendall(_line(address[1], {"say": "wrapped", "own_store": own_store}))
+            connection.sendall(_line(address[1], message))
     except OSError as error:
-        log.debug("the launcher could not be told that this process has a Wrapper: %s", error)
+        log.debug("the launcher could not be told %s: %s", message["say"], error)
 
 
 def ask_launcher(action: Action, reason: str) -> None:

@@ -83,6 +83,8 @@ class Place:
     reason: str = ""
     #: when it is killed if it has not ended by then (monotonic seconds)
     doomed: float | None = None
+    #: its last process found nobody to join
+    stranded: bool = False
     #: of its last process; None once a replacement has taken over
     failure: ProcessFailure | None = None
     done: bool = False
@@ -254,6 +256,7 @@ class Agent(LocalElasticAgent):
         control = self._setup.control
         place.wrapped = place.wrapped or control.is_wrapped(place.rank)
         place.own_store = place.own_store or control.has_own_store(place.rank)
+        place.stranded = control.is_stranded(place.rank)
         self._setup.control.ended(place.rank)
         if ended.failure is None:
             place.process, place.done, place.failure, place.value = None, True, None, ended.value
@@ -266,7 +269,7 @@ class Agent(LocalElasticAgent):
             wrapped=place.wrapped,
             respawned=place.respawned,
             restarted=self._worker_group.spec.max_restarts - self._remaining_restarts,
-            company=self._has_company(failed),
+            company=not place.stranded and self._has_company(failed),
         )
         assert place.failure is not None
         why = f"{place} failed: {why_ended(place.failure.exitcode)}" + (f", {place.reason}" if place.reason else "")

@@ -7,6 +7,7 @@ thread does the talking and never waits for a worker. Whether a worker is overdu
 
     worker                                     launcher
     {"key", "say": "wrapped", "own_store"} -->
+    {"key", "say": "nobody left"} -->
     {"key", "say": "watch"} + descriptor -->
                                          <--   {"ok": true, "limits": ...} or {"ok": false, "why": ...}
     {"key", "say": "ask", "action", "reason"} -->
@@ -79,6 +80,8 @@ class _Worker:
     pid: int = 0
     wrapped: bool = False
     own_store: bool = False
+    #: it found nobody to join
+    stranded: bool = False
     #: the connection for which it is watched, and what it shows
     watch: _Connection | None = None
     board: WatchBoard | None = None
@@ -166,6 +169,12 @@ class ControlServer:
         with self._lock:
             worker = self._heard_out(global_rank)
             return worker is not None and worker.own_store
+
+    def is_stranded(self, global_rank: int) -> bool:
+        """Whether this worker was to join a job of which nobody is left; waits as `is_wrapped` does."""
+        with self._lock:
+            worker = self._heard_out(global_rank)
+            return worker is not None and worker.stranded
 
     def _heard_out(self, global_rank: int) -> _Worker | None:
         self._settle()
@@ -342,6 +351,8 @@ class ControlServer:
                 raise _Refused("its key is none of a worker that runs")
             if say == "wrapped":
                 worker.wrapped, worker.own_store = True, message.get("own_store") is True
+            elif say == "nobody left":
+                worker.stranded = True
             elif say == "watch":
                 self._answer(connection, self._watch(worker, connection))
             elif say == "ask":

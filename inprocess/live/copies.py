@@ -73,6 +73,12 @@ class Copies:
     def held(self) -> Iterator[Copy]:
         yield from (Copy(buffer.shard, buffer.step) for buffer in self.buffers if buffer.step != NOTHING)
 
+    def drop_after(self, step: int) -> None:
+        """What is newer is of a future that did not come to be; another rank may have it of the one that does."""
+        for buffer in self.buffers:
+            if buffer.step > step:
+                buffer.step = NOTHING
+
     def find(self, shard: Shard, step: int) -> Buffer | None:
         return next((buffer for buffer in self.buffers if (buffer.shard, buffer.step) == (shard, step)), None)
 
@@ -112,9 +118,9 @@ class Replicator:
 
     def wait(self) -> None:
         """Until what was begun has ended, well or not."""
-        if self._thread is not None:
+        if self._thread is not None and self._thread.ident is not None:  # it was interrupted before it began, perhaps
             self._thread.join()
-            self._thread = None
+        self._thread = None
 
     def _exchange(self, buffer: Buffer) -> None:
         numbers = [buffer.shard.index, buffer.shard.count, buffer.step]

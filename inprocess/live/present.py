@@ -93,13 +93,21 @@ class Present:
         for name, state in self._states.items():
             self.parts[name].load_state_dict(copy.deepcopy(state))
 
-    def room_for(self, tree: Any) -> Record:
-        """Where the data of a state goes, before `load`."""
+    def is_large(self, name: str) -> bool:
+        """A module or an optimizer; other parts are small."""
+        return name not in self._others
+
+    def check_names(self, tree: Any) -> None:
+        """Raises LiveStateError where a state is of other parts."""
         if set(tree) != set(self.parts):
             raise LiveStateError(
                 f"the parts here are {', '.join(sorted(self.parts))}, and what was kept has {', '.join(sorted(tree))}: "
                 "give every rank the same"
             )
+
+    def room_for(self, tree: Any) -> Record:
+        """Where the data of a state goes, before `load`."""
+        self.check_names(tree)
         for name, part in self.parts.items():
             _fill_optimizer(part, tree[name])
         return into(self._now(), tree)

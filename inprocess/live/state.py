@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ from inprocess.live.tree import Record, Stateful, read
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+    from inprocess.live.checkpoints import Checkpoints
 
 __all__ = ["LiveState"]
 
@@ -56,12 +59,24 @@ class LiveState:
             them: ranks may be a step apart, and what a lost rank had is elsewhere only as a copy.
         replica_distance: rank r sends its copies to rank r + distance, around, and keeps those of rank r - distance.
             The number of ranks per host makes it outlive a host. 0: nobody sends any.
+        folder: of checkpoints, for when no rank has the state any more; ``torch.distributed.checkpoint`` writes them
+            beside the training. The same on all hosts: a path, or what fsspec understands (``s3://bucket/run``).
+        save_every: write one every so many steps. 0: none, but `recover` loads those that are there.
+        keep: how many finished ones stay (default 3).
         seed: random numbers (Python's, NumPy's, torch's) follow from it, the step and the rank, from each commit on; so
             those of a rank that was replaced are as they would have been. None: they are left alone.
     """
 
     def __init__(
-        self, *, copy_every: int = 0, replica_distance: int = 0, seed: int | None = 0, **parts: Stateful
+        self,
+        *,
+        copy_every: int = 0,
+        replica_distance: int = 0,
+        folder: str | os.PathLike[str] | None = None,
+        save_every: int = 0,
+        keep: int = 3,
+        seed: int | None = 0,
+        **parts: Stateful,
     ) -> None:
         if copy_every < 0:
             raise OptionError(f"copy_every={copy_every} must be a number of steps, or 0 for no copies")
@@ -69,6 +84,10 @@ class LiveState:
             raise OptionError(f"replica_distance={replica_distance} must be a number of ranks, or 0")
         if replica_distance and not copy_every:
             raise OptionError(f"replica_distance={replica_distance} needs copy_every: there are no copies to send")
+        if save_every < 0 or keep < 1:
+            raise OptionError(f"save_every={save_every} must be a number of steps, or 0, and keep={keep} at least 1")
+        if save_every and folder is None:
+            raise OptionError(f"save_every={save_every} needs folder: where do checkpoints go?")
         self._copy_every, self._distance, self._seed = copy_every, replica_distance, seed
         self._present = Present(parts)
         self._call: CallWrapper | None = None
@@ -76,6 +95,11 @@ class LiveState:
         self._copies, self._kept = Copies(), Copies()
         self._replicator: Replicator | None = None
         self._source = ""
+        self._save_every, self._disk = save_every, _checkpoints(folder, keep)
+        #: of its own for checkpoints, on the host
+        self._savers: ProcessGroup | None = None
+        #: put before the names of this rank's tensors in a checkpoint, and whether it writes the rest for all of these
+        self._family, self._leads = "", True
 
     @property
     def step(self) -> int:
@@ -85,7 +109,7 @@ class LiveState:
     @property
     def source(self) -> str:
         """Where the last `recover` found this rank's state: "own memory", "own copy", "rank 3", "a copy of rank 3",
-        "nowhere" (step 0)."""
+        "the checkpoint /path/step_00000500", "nowhere" (step 0)."""
         return self._source
 
     @property
@@ -106,8 +130,9 @@ class LiveState:
         """Agree with all ranks on the newest step that all can go on from, and get this rank's state of it.
 
         Collective: every rank calls it, at the beginning of each run of the function, once there is a process group. A
-        rank that has the state keeps it; others receive theirs from one that has it. Without torch.distributed it is
-        this process' own.
+        rank that has the state keeps it; others receive theirs from one that has it. Where nobody has, it is loaded
+        from the newest checkpoint that is whole; damaged and unfinished ones are passed over, with a warning. Without
+        torch.distributed it is this process' own.
 
         Args:
             call: the running call; None outside a wrapped function.
@@ -120,12 +145,13 @@ class LiveState:
             The step; 0 where nobody has any state, with the parts as they are.
 
         Raises:
-            StateLost: there was a state, and no step is left of which every shard is somewhere. All ranks leave the
-                job.
+            StateLost: there was a state, and no step is left of which every shard is somewhere, nor a checkpoint that
+                is whole. All ranks leave the job.
             LiveStateError: something arrived damaged, or does not fit the parts.
         """
         self._call = call
-        self.wait()
+        if self._replicator is not None:
+            self._replicator.wait()
         before = self._present
         if before.is_changed():
             log.error("parameters were written to after commit(%d): call recover() before what does that", before.step)
@@ -137,14 +163,24 @@ class LiveState:
         wire = Wire(group) if dist.is_initialized() else None
         self._rank = dist.get_rank(group) if wire is not None else 0
         have = Have(present.shard, step, (*self._copies.held(), *self._kept.held()), present.began)
-        haves = [Have.of(row) for row in wire.gather(have.row())] if wire is not None else [have]
+        row = [*have.row(), self._disk.newest if self._disk is not None else NOTHING]
+        rows = wire.gather(row) if wire is not None else [row]
+        haves = [Have.of(row) for row in rows]
         found = plan(haves)
-        if found is None:
-            self._begin(haves)
-        else:
+        self._begin_groups(group)
+        self._begin_saving(haves, shard)
+        loaded = self._load(found, max(row[-1] for row in rows), wire, present, before)
+        if loaded is not None:
+            now = loaded
+        elif found is not None:
+            now = found.step
             self._carry_out(found, haves, wire, mine, before, present)
-        self._now_at(0 if found is None else found.step, present)
-        self._begin_copies(group)
+        else:
+            now = 0
+            self._begin(haves)
+        for copies in (self._copies, self._kept):
+            copies.drop_after(now)
+        self._now_at(now, present)
         self._say(newest(haves))
         return present.step
 
@@ -177,8 +213,11 @@ class LiveState:
             present.fill(self._find(present.shard, found.step).record)
 
     def _say(self, newest: int) -> None:
-        if self._source == "nowhere":
+        if self._source == "nowhere" and newest == NOTHING:
             log.info("no rank has a state yet: step 0")
+            return
+        if self._source == "nowhere":
+            log.error("the state of step %d is lost: no step is left of which every shard is somewhere; step 0", newest)
             return
         again = f"; {newest - self.step} steps are done again" if newest > self.step else ""
         level = logging.INFO if self._source == "own memory" else logging.WARNING
@@ -222,15 +261,57 @@ class LiveState:
         present.at(step)
         self._present = present
 
-    def _begin_copies(self, group: ProcessGroup | None) -> None:
-        self._replicator = None
-        if self._distance and dist.is_initialized() and (size := dist.get_world_size(group)) > 1:
-            if self._distance % size == 0:
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    def _load(self, found: Plan | None, saved: int, wire: Wire | None, present: Present, before: Present) -> int | None:
+        """From the newest checkpoint that is whole, where it is newer than what is in memory; its step.
+
+        Args:
+            saved: the newest step that any rank has seen saved.
+        """
+        if self._disk is None or (found is not None and saved <= found.step):
+            return None
+        self._disk.wait()  # it may be removing some
+        numbers = self._disk.finished(NOTHING if found is None else found.step)
+        names = self._disk.names(wire.gather(numbers)[0] if wire is not None else numbers)  # others may not see all yet
+        rank, size = (dist.get_rank(self._savers), dist.get_world_size(self._savers)) if self._savers else (0, 1)
+        for name in names:
+            path, fault = self._disk.path(name), self._disk.fault(name, rank, size)
+            ills = [ill for ill, *_ in wire.gather([bool(fault)])] if wire is not None else [bool(fault)]
+            if fault:
+                log.error("rank %d: the checkpoint %s is damaged: %s", self._rank, path, fault)
+            if any(ills):
+                bad = ", ".join(str(number) for number, ill in enumerate(ills) if ill)
+                log.warning("the checkpoint %s is passed over: ranks %s cannot read all of it", path, bad)
+                continue
+            before.tear()
+            self._disk.load(name, present, self._family, self._savers)
+            self._source = f"the checkpoint {path}"
+            return name.step
+        if names and found is None:
+            raise StateLost(
+                f"none of the {len(names)} checkpoints in {self._disk} can be read by all ranks. The folder must be "
+                "the same on all hosts; remove the checkpoints to begin at step 0"
+            )
+        return None
+
+    def _begin_groups(self, group: ProcessGroup | None) -> None:
+        self._replicator = self._savers = None
+        if not dist.is_initialized():
+            return
+        size = dist.get_world_size(group)
+        if self._distance and size > 1:
+            if self._distance % size:
+                self._replicator = Replicator(self._kept, _on_host(group), self._distance)
+            else:
                 log.warning("replica_distance=%d is no distance among %d ranks: no copy is sent", self._distance, size)
-                return
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            own = dist.new_group(ranks, backend="gloo", use_local_synchronization=group is not None)
-            self._replicator = Replicator(self._kept, own, self._distance)
+        if self._disk is not None:
+            self._savers = _on_host(group)
+
+    def _begin_saving(self, haves: Sequence[Have], shard: tuple[int, int] | None) -> None:
+        self._family = "" if shard is None else f"shard {shard[0]} of {shard[1]}/"
+        same = [rank for rank, have in enumerate(haves) if shard is None or have.shard == Shard(*shard)]
+        self._leads = self._rank == same[0]
 
     # --- at each step ---------------------------------------------------------------------------------------------
 
@@ -249,16 +330,53 @@ class LiveState:
             raise OptionError(f"commit({step}): the state is at step {self.step} already")
         return _Commit(self, step)
 
+    def _keep(self, step: int) -> None:
+        if self._copy_every and step % self._copy_every == 0:
+            self._copy()
+        if self._disk is not None and self._save_every and step % self._save_every == 0:
+            self._save(self._disk)
+
     def wait(self) -> None:
-        """Until the last copy is sent. Before the process group is destroyed, where ``replica_distance`` is set."""
+        """Until the last copy is sent, and the last checkpoint written. Before the process group is destroyed, where
+        ``replica_distance`` or ``save_every`` is set."""
         if self._replicator is not None:
             self._replicator.wait()
+        if self._disk is not None:
+            self._disk.wait()
 
     def _copy(self) -> None:
-        self.wait()
+        if self._replicator is not None:
+            self._replicator.wait()
         buffer = self._copies.take(self._present.record(), self._present.shard, self.step)
         if self._replicator is not None:
-            self._replicator.begin(buffer)
+            with self._atomic():
+                self._replicator.begin(buffer)
+
+    def _save(self, disk: Checkpoints) -> None:
+        disk.wait()
+        iteration = self._call.iteration if self._call is not None else 0
+        staged = disk.stage(self.step, iteration, self._present, self._family, self._leads)
+        with self._atomic():
+            disk.begin(staged, self._savers)
+
+    def _atomic(self) -> contextlib.AbstractContextManager[object]:
+        """No restart begins inside."""
+        return self._call.atomic() if self._call is not None else contextlib.nullcontext()
+
+
+def _checkpoints(folder: str | os.PathLike[str] | None, keep: int) -> Checkpoints | None:
+    if folder is None:
+        return None
+    from inprocess.live.checkpoints import Checkpoints  # noqa: PLC0415  (torch.distributed.checkpoint takes 0.7 s)
+
+    return Checkpoints(os.fspath(folder), keep)
+
+
+def _on_host(group: ProcessGroup | None) -> ProcessGroup:
+    """Another group of these ranks, for threads beside the training."""
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    made: ProcessGroup = dist.new_group(ranks, backend="gloo", use_local_synchronization=group is not None)
+    return made
 
 
 class _Commit:
@@ -284,6 +402,5 @@ class _Commit:
         finally:
             if self._atomic is not None:
                 self._atomic.__exit__(kind, error, trace)
-        every = self._live._copy_every
-        if kind is None and every and self._step % every == 0:
-            self._live._copy()
+        if kind is None:
+            self._live._keep(self._step)

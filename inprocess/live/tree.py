@@ -9,7 +9,7 @@ import io
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import torch
 
@@ -19,7 +19,11 @@ from inprocess.live.plan import Shard
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["Record", "Stateful", "into", "leaves", "local", "read", "shard_of", "take"]
+__all__ = ["Path", "Record", "Stateful", "dotted", "into", "leaves", "local", "read", "replaced", "shard_of", "take"]
+
+
+#: keys and indices that lead to a tensor
+Path: TypeAlias = tuple[Any, ...]
 
 
 @runtime_checkable
@@ -70,7 +74,7 @@ def take(state: Any) -> Record:
     with torch.no_grad():
         tensors = [local(leaf) for _, leaf in leaves(state)]
     found = iter(tensors)
-    return Record(_replaced(state, lambda leaf: torch.empty_like(next(found), device="meta")), tensors)
+    return Record(replaced(state, lambda leaf: torch.empty_like(next(found), device="meta")), tensors)
 
 
 def is_sharded(tensor: object) -> TypeGuard[DTensor]:
@@ -85,26 +89,31 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return found.detach()
 
 
-def leaves(state: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def leaves(state: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
     """The tensors in nested containers, each with where it is."""
     if isinstance(state, torch.Tensor):
         yield path, state
     elif isinstance(state, Mapping):
         for key, value in state.items():
-            yield from leaves(value, f"{path}[{key!r}]")
+            yield from leaves(value, (*path, key))
     elif isinstance(state, Sequence) and not isinstance(state, str | bytes):
         for index, value in enumerate(state):
-            yield from leaves(value, f"{path}[{index}]")
+            yield from leaves(value, (*path, index))
 
 
-def _replaced(state: Any, new: Callable[[torch.Tensor], Any]) -> Any:
+def dotted(path: Path) -> str:
+    """As torch names what is in a checkpoint."""
+    return ".".join(map(str, path))
+
+
+def replaced(state: Any, new: Callable[[torch.Tensor], Any]) -> Any:
     """The same containers with other tensors."""
     if isinstance(state, torch.Tensor):
         return new(state)
     if isinstance(state, Mapping):
-        return {key: _replaced(value, new) for key, value in state.items()}
+        return {key: replaced(value, new) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        values = [_replaced(value, new) for value in state]
+        values = [replaced(value, new) for value in state]
         return values if isinstance(state, list) else tuple(values)
     return state
 
@@ -127,14 +136,14 @@ def into(state: Any, skeleton: Any) -> Record:
             return mine
         if mine is not None and is_sharded(mine):
             raise LiveStateError(
-                f"{path} is sharded, with {tuple(local(mine).shape)} {mine.dtype} on this rank, and what was kept of "
-                f"it has {tuple(leaf.shape)} {leaf.dtype}: shard it as before"
+                f"{dotted(path)} is sharded, with {tuple(local(mine).shape)} {mine.dtype} on this rank, and what was "
+                f"kept of it has {tuple(leaf.shape)} {leaf.dtype}: shard it as before"
             )
         tensors.append(torch.empty_like(leaf, device="cpu" if mine is None else mine.device))
         return tensors[-1]
 
     with torch.no_grad():
-        return Record(_replaced(skeleton, target), tensors)
+        return Record(replaced(skeleton, target), tensors)
 
 
 def shard_of(state: Any) -> Shard:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,46 @@ def test_the_result_is_the_same(script: str, said: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert ": equal" in done.stdout.splitlines()[-1]
     assert said in done.stderr
+
+
+@pytest.mark.timeout(130)
+def test_all_processes_are_lost_and_the_last_checkpoint_is_damaged() -> None:
+    said = run("elastic_checkpoint.py", 120)
+    order = [
+        r"2 ranks go on at step 0, .* from nowhere",
+        r"--- a node joins",
+        r"4 ranks go on at step \d+, .* from (own memory|rank \d)",
+        r"--- all training processes are killed",
+        r"--- step_\w+ is damaged",
+        r"step_\w+ is damaged: __0_0.distcp is not what was written",
+        r"4 ranks go on at step \d+, .* from the checkpoint",
+        r"--- a node leaves",
+        r"2 ranks go on at step \d+, .* from own memory",
+        r"\d+ epochs of 1000 samples: each sample once in every epoch",
+    ]
+    at = 0
+    for line in order:
+        found = re.compile(line).search(said, at)
+        assert found, f"{line} is missing, or too early:\n{said}"
+        at = found.start()
+
+
+@pytest.mark.timeout(210)
+def test_a_replica_group_is_told_at_once() -> None:
+    rows = run("proactive_recovery.py", 200).splitlines()[-3:]
+    told, on, both = zip(*([float(word) for word in row.split()[-3:]] for row in rows), strict=True)
+    assert told[0] > 9.0  # the collective's timeout
+    assert max(told[1:]) < 6.0
+    assert all(alone < again for alone, again in zip(on, both, strict=True))
+
+
+def run(script: str, seconds: float) -> str:
+    """What it prints."""
+    command = [sys.executable, EXAMPLES / script]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(command, check=False, timeout=seconds, **streams)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
 def test_a_wrong_schedule_is_named() -> None:

@@ -118,6 +118,7 @@ def run_sharded(context: Context) -> Any:
     """Each rank has a shard; model and optimizer are made anew in each iteration."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
 
     live = LiveState(**context.args["live"])
     sources: list[str] = []
@@ -145,7 +146,9 @@ def run_sharded(context: Context) -> Any:
                 optim.step()
             context.point(f"after {step}")
         live.wait()
-        whole = [parameter.full_tensor() for parameter in model.parameters()]
+        moments = [value for state in optim.state_dict()["state"].values() for value in state.values()]
+        parts = [*model.parameters(), *moments]
+        whole = [each.full_tensor() if isinstance(each, DTensor) else each for each in parts]
         result = [live.step, digest([*whole, *model.buffers()]), position.drawn, sources]
         dist.destroy_process_group()
         return result
@@ -157,12 +160,23 @@ def run_sharded(context: Context) -> Any:
         gc.collect()
 
 
+def run_sharded_apart(context: Context) -> Any:
+    """Each rank has a folder of its own."""
+    folder = context.args["live"]["folder"]
+    context.args["live"]["folder"] = folder + "/other" * context.rank
+    return run_sharded(context)
+
+
 def _wrapped(context: Context, learn: Callable[[Context, Any], Any]) -> Callable[[], Any]:
     return context.wrap(learn, initialize=RetryController(min_world_size=dist_size(), wait_for_replacement=60))
 
 
 def _trace(context: Context) -> None:
-    """Points inside of recover: before a rank sends, and while one receives."""
+    """Points inside of recover, and where checkpoints are written: before each of these."""
+
+    def trace(owner: Any, name: str, *methods: str) -> None:
+        for method in methods:
+            setattr(owner, method, before(name, getattr(owner, method)))
 
     def before(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -171,11 +185,17 @@ def _trace(context: Context) -> None:
 
         return wrapped
 
-    wire = live_state.Wire
-    if not hasattr(wire, "traced"):
-        wire.traced = True
-        wire.send = before("send", wire.send)
-        wire.receive = before("receive", wire.receive)
+    if not hasattr(live_state.Wire, "traced"):
+        live_state.Wire.traced = True
+        trace(live_state.Wire, "send", "send")
+        trace(live_state.Wire, "receive", "receive")
+        if "folder" in context.args.get("live", {}):
+            from inprocess.live import checkpoints
+
+            trace(checkpoints.Checkpoints, "stage", "stage")
+            trace(checkpoints._Summed, "write", "write_data")  # in a thread
+            trace(checkpoints._Writer, "finish", "finish")  # rank 0's, when all have written
+            trace(checkpoints, "load", "load")
 
 
 def digest(tensors: list[torch.Tensor]) -> str:

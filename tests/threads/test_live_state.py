@@ -12,7 +12,8 @@ from inprocess import LiveState
 from inprocess.exception import LiveStateError, OptionError, StateLost
 from inprocess.live import randoms, transfer, tree
 from inprocess.live import state as live_state
-from inprocess.live.plan import NOTHING
+from inprocess.live.copies import Copies
+from inprocess.live.plan import NOTHING, Shard
 
 
 def setup_module() -> None:
@@ -64,6 +65,16 @@ def test_begins_at_zero() -> None:
     live = LiveState(part=Part())
     assert (live.recover(), live.source) == (0, "nowhere")
     assert (live.recover(), live.source) == (0, "own memory")
+
+
+def test_copies_of_a_future_that_did_not_come_to_be_are_dropped() -> None:
+    """Another rank may have one of the same step, of what was done again."""
+    copies = Copies()
+    for step in (4, 6):
+        copies.take(tree.take({"x": torch.zeros(2)}), Shard(), step)
+    copies.drop_after(4)
+    assert [copy.step for copy in copies.held()] == [4]
+    assert copies.next().step == NOTHING
 
 
 def test_goes_on_where_it_was() -> None:

@@ -1,0 +1,210 @@
+"""A LiveState's checkpoints on disk, in one process: written, kept, damaged, loaded."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from inprocess import LiveState
+from inprocess.exception import LiveStateError, OptionError, StateLost
+from inprocess.live import checkpoints
+from inprocess.live.checkpoints import Checkpoints, Name
+
+from .test_live_state import Part, parts, same, setup_module, train, values  # noqa: F401  (setup_module runs here too)
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+
+def begin(folder: Any, to: int = 0, **options: Any) -> tuple[LiveState, torch.nn.Module, torch.optim.Optimizer]:
+    """A process' training, up to a step, all of it written."""
+    torch.manual_seed(random.randrange(1 << 30))  # the first weights are others each time
+    model, optim = parts()
+    live = LiveState(model=model, optim=optim, extra=Part([1, "a"]), folder=folder, **options)
+    live.recover()
+    train(live, model, optim, to)
+    live.wait()
+    return live, model, optim
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_new_process_goes_on_at_the_newest(tmp_path: Path) -> None:
+    _, model, optim = begin(tmp_path, 5, save_every=2)
+    other, _, _ = begin(tmp_path / "nothing there", 4)
+    assert other.source == "nowhere"
+    live, again, optim_again = begin(tmp_path)
+    assert (live.step, live.source) == (4, f"the checkpoint {tmp_path}/step_00000004")
+    train(live, again, optim_again, 5)
+    assert same(values(again), values(model))
+    assert optim_again.state_dict()["state"][0]["step"] == optim.state_dict()["state"][0]["step"] == 5
+
+
+def test_other_parts_come_back_with_any_structure(tmp_path: Path) -> None:
+    written: dict[str, Any] = {"deep": [torch.arange(3), {"none": None}], "text": "x"}
+    live = LiveState(part=Part(written), folder=tmp_path, save_every=1)
+    live.recover()
+    with live.commit(1):
+        pass
+    live.wait()
+    part = Part()
+    assert LiveState(part=part, folder=tmp_path).recover() == 1
+    assert part.value["deep"][0].tolist() == [0, 1, 2]
+    assert part.value["deep"][1] == {"none": None}
+    assert part.value["text"] == "x"
+
+
+def test_memory_is_newer_as_a_rule(tmp_path: Path) -> None:
+    live, *_ = begin(tmp_path, 5, save_every=2)
+    assert (live.recover(), live.source) == (5, "own memory")
+
+
+def test_a_torn_state_is_loaded(tmp_path: Path) -> None:
+    live, model, optim = begin(tmp_path, 4, save_every=2)
+    before = values(model)
+    train(live, model, optim, 5)
+    with pytest.raises(ZeroDivisionError), live.commit(6):
+        optim.step()
+        raise ZeroDivisionError
+    assert live.recover() == 4
+    assert same(values(model), before)
+
+
+def test_the_newer_one_of_copy_and_checkpoint(tmp_path: Path) -> None:
+    live, _, optim = begin(tmp_path, 5, save_every=4, copy_every=3)
+    with pytest.raises(ZeroDivisionError), live.commit(6):
+        raise ZeroDivisionError
+    assert live.recover() == 4
+    live, _, optim = begin(tmp_path / "other", 5, save_every=3, copy_every=4)
+    with pytest.raises(ZeroDivisionError), live.commit(6):
+        optim.step()
+        raise ZeroDivisionError
+    assert (live.recover(), live.source) == (4, "own copy")
+
+
+def test_the_last_ones_are_kept(tmp_path: Path) -> None:
+    begin(tmp_path, 6, save_every=1, keep=2)
+    assert names(tmp_path) == ["step_00000005", "step_00000006"]
+
+
+def test_unfinished_ones_go_with_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / "step_00000001").mkdir(parents=True)
+    (tmp_path / "step_00000009").mkdir()
+    (tmp_path / "notes").mkdir()
+    begin(tmp_path, 2, save_every=2)
+    assert names(tmp_path) == ["notes", "step_00000002", "step_00000009"]
+
+
+DAMAGES = {
+    "a byte": lambda path: flip(path / "__0_0.distcp", -20),
+    "the first byte": lambda path: flip(path / "__0_0.distcp", 0),
+    "cut short": lambda path: (path / "__0_0.distcp").write_bytes((path / "__0_0.distcp").read_bytes()[:-1]),
+    "gone": lambda path: (path / "__0_0.distcp").unlink(),
+    "metadata": lambda path: (path / ".metadata").write_bytes(b"nothing"),
+    "empty metadata": lambda path: (path / ".metadata").write_bytes(b""),
+    "checksums": lambda path: (path / "__0_sums.json").write_text("{"),
+    "no checksums": lambda path: (path / "__0_sums.json").unlink(),
+    "unfinished": lambda path: (path / ".metadata").unlink(),
+}
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: Any, caplog: pytest.LogCaptureFixture) -> None:
+    begin(tmp_path, 6, save_every=2)
+    damage(tmp_path / "step_00000006")
+    live, *_ = begin(tmp_path)
+    assert live.source == f"the checkpoint {tmp_path}/step_00000004"
+    unfinished = not (tmp_path / "step_00000006/.metadata").exists()
+    assert unfinished or f"the checkpoint {tmp_path}/step_00000006 is passed over" in caplog.text
+
+
+def test_a_damaged_one_is_written_again(tmp_path: Path) -> None:
+    _, model, _ = begin(tmp_path, 6, save_every=2)
+    flip(tmp_path / "step_00000006/__0_0.distcp", 100)
+    begin(tmp_path, 6, save_every=2)
+    live, again, _ = begin(tmp_path)
+    assert live.step == 6
+    assert same(values(again), values(model))
+
+
+def test_where_all_are_damaged_nobody_begins_at_zero(tmp_path: Path) -> None:
+    begin(tmp_path, 4, save_every=2)
+    for name in ("step_00000002", "step_00000004"):
+        (tmp_path / name / ".metadata").write_bytes(b"")
+    with pytest.raises(StateLost, match=r"none of the 2 checkpoints in .* remove the checkpoints to begin at step 0"):
+        begin(tmp_path)
+
+
+def test_one_of_other_parts_is_an_error(tmp_path: Path) -> None:
+    """Not passed over: it is not damaged."""
+    begin(tmp_path, 2, save_every=2)
+    with pytest.raises(LiveStateError, match=r"step_00000002 does not fit: the parts here are part, and .* model"):
+        LiveState(part=Part(), folder=tmp_path).recover()
+    model = torch.nn.Linear(5, 5)
+    optim = torch.optim.SGD(model.parameters())
+    with pytest.raises(LiveStateError, match="step_00000002 does not fit the parts: "):
+        LiveState(model=model, optim=optim, extra=Part(), folder=tmp_path).recover()
+
+
+def test_torchs_own_tools_read_it(tmp_path: Path) -> None:
+    _, model, _ = begin(tmp_path, 2, save_every=2)
+    mine = {f"model.{name}": torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}
+    load(mine, storage_reader=FileSystemReader(tmp_path / "step_00000002"), no_dist=True)
+    assert same(list(mine.values()), values(model))
+
+
+def test_a_disk_that_is_full_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "_sums", full)
+        live, *_ = begin(tmp_path, 2, save_every=2)
+    assert live.step == 2
+    assert "the checkpoint of step 2 is not finished: rank 0: [Errno 28] No space left on device" in caplog.text
+    assert Checkpoints(str(tmp_path), 3).finished(-1)[0] == -1
+
+
+def test_other_file_systems() -> None:
+    pytest.importorskip("fsspec")
+    folder = "memory://run/one"
+    _, model, _ = begin(folder, 8, save_every=2)
+    live, again, _ = begin(folder)
+    assert live.source == "the checkpoint memory://run/one/step_00000008"
+    assert same(values(again), values(model))
+    assert Checkpoints(folder, 3).finished(-1)[:6:2] == [8, 6, 4]
+
+
+@pytest.mark.parametrize("name", [Name(5), Name(123456789), Name(7, 3)])
+def test_names(name: Name) -> None:
+    assert Name.of(str(name)) == name
+    assert Name.of(str(name) + "x") is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"save_every": 2}, "save_every=2 needs folder"),
+        ({"folder": ".", "save_every": -1}, "save_every=-1 must be"),
+        ({"folder": ".", "keep": 0}, "keep=0 at least 1"),
+        ({"folder": "nosuch://x"}, "folder='nosuch://x' cannot be opened"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        LiveState(**options)
