@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from inprocess.exception import LiveStateError, OptionError
+from inprocess.live.copies import there
 from inprocess.live.plan import NOTHING
 from inprocess.live.transfer import PIECE, checksum
 from inprocess.live.tree import Record, dotted, leaves, read, replaced, take
@@ -134,7 +136,7 @@ class Checkpoints:
         writer = _writer(self.path(name))
         return Staged(name, writer, writer.stage(_tensors(present, family, leads)))
 
-    def begin(self, staged: Staged, group: ProcessGroup | None) -> None:
+    def begin(self, staged: Staged, group: weakref.ref[ProcessGroup] | None) -> None:
         """Write it, in a thread. All ranks do that for the same steps, each after `wait`.
 
         Args:
@@ -145,9 +147,11 @@ class Checkpoints:
         )
         self._thread.start()
 
-    def _save(self, staged: Staged, group: ProcessGroup | None) -> None:
-        first, name = group is None or dist.get_rank(group) == 0, staged.name
+    def _save(self, staged: Staged, ref: weakref.ref[ProcessGroup] | None) -> None:
+        name = staged.name
         try:
+            group = there(ref) if ref is not None else None
+            first = group is None or dist.get_rank(group) == 0
             if first:
                 self._remove(name)  # of an earlier job, unfinished or damaged
             save(staged.state, storage_writer=staged.writer, process_group=group, no_dist=group is None)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from inprocess.exception import LiveStateError
 from inprocess.live.plan import NOTHING, Copy, Shard
 from inprocess.live.transfer import Wire
 from inprocess.live.tree import Record, leaves, read
@@ -106,7 +108,8 @@ class Replicator:
     """
 
     def __init__(self, kept: Copies, group: ProcessGroup, distance: int) -> None:
-        self._kept, self._wire = kept, Wire(group)
+        #: weakly: who has destroyed the process groups has no threads of theirs left
+        self._kept, self._group = kept, weakref.ref(group)
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         self._to, self._from = (rank + distance) % size, (rank - distance) % size
         self._thread: threading.Thread | None = None
@@ -125,14 +128,22 @@ class Replicator:
     def _exchange(self, buffer: Buffer) -> None:
         numbers = [buffer.shard.index, buffer.shard.count, buffer.step]
         try:
-            sent = self._wire.post_numbers(numbers, self._to)
-            sent += self._wire.post(buffer.record, buffer.header, self._to)
-            index, count, step = self._wire.receive_numbers(3, self._from)
-            header = self._wire.receive_header(self._from)
+            wire = Wire(there(self._group))
+            sent = wire.post_numbers(numbers, self._to)
+            sent += wire.post(buffer.record, buffer.header, self._to)
+            index, count, step = wire.receive_numbers(3, self._from)
+            header = wire.receive_header(self._from)
             room = self._kept.next()
-            self._wire.receive(room.lay_out(read(header), header), self._from, f"a copy of rank {self._from}")
+            wire.receive(room.lay_out(read(header), header), self._from, f"a copy of rank {self._from}")
             room.holds(Shard(index, count), step)
             for post in sent:
                 post.wait()
         except Exception as error:  # the iteration is over, as a rule: the copy before is there yet
             log.info("the copy of step %d is not kept elsewhere: %s", buffer.step, error)
+
+
+def there(group: weakref.ref[ProcessGroup]) -> ProcessGroup:
+    found = group()
+    if found is None:
+        raise LiveStateError("its process group is destroyed; call wait() before")
+    return found

@@ -16,7 +16,7 @@ COPIES = 4
 #: no step: the state is torn, or there is none
 NOTHING = -1
 #: numbers in `Have.row`
-WIDTH = 4 + 3 * COPIES
+WIDTH = 6 + 3 * COPIES
 
 
 class Where(enum.Enum):
@@ -51,30 +51,38 @@ class Have:
         step: of the one that it has in place; `NOTHING` where it is torn.
         copies: at most `COPIES`, in host memory.
         began: what is in place comes of a training, so it is no beginning for another one.
+        live: which shard it has in place, where that is another one: ranks may have been numbered anew.
     """
 
     shard: Shard = Shard()
     step: int = NOTHING
     copies: tuple[Copy, ...] = ()
     began: bool = False
+    live: Shard | None = None
 
     def row(self) -> list[int]:
         """As numbers, of which every rank has the same many."""
         copies = [*self.copies, *[Copy(Shard(), NOTHING)] * (COPIES - len(self.copies))]
         return [
             *(self.shard.index, self.shard.count, self.step, int(self.began)),
+            *(self.in_place.index, self.in_place.count),
             *(number for copy in copies for number in (copy.shard.index, copy.shard.count, copy.step)),
         ]
 
     @classmethod
     def of(cls, row: Sequence[int]) -> Have:
-        copies = [Copy(Shard(row[at], row[at + 1]), row[at + 2]) for at in range(4, WIDTH, 3)]
+        copies = [Copy(Shard(row[at], row[at + 1]), row[at + 2]) for at in range(6, WIDTH, 3)]
         there = tuple(copy for copy in copies if copy.step != NOTHING)
-        return cls(Shard(row[0], row[1]), row[2], there, bool(row[3]))
+        shard, live = Shard(row[0], row[1]), Shard(row[4], row[5])
+        return cls(shard, row[2], there, bool(row[3]), live if live != shard else None)
+
+    @property
+    def in_place(self) -> Shard:
+        return self.shard if self.live is None else self.live
 
     def holdings(self) -> Iterator[tuple[Where, Copy]]:
         if self.step != NOTHING:
-            yield Where.LIVE, Copy(self.shard, self.step)
+            yield Where.LIVE, Copy(self.in_place, self.step)
         yield from ((Where.COPY, copy) for copy in self.copies)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -90,14 +91,17 @@ class LiveState:
             raise OptionError(f"save_every={save_every} needs folder: where do checkpoints go?")
         self._copy_every, self._distance, self._seed = copy_every, replica_distance, seed
         self._present = Present(parts)
-        self._call: CallWrapper | None = None
+        #: weakly: it holds the last error, that holds frames, and these a connection
+        self._call: weakref.ref[CallWrapper] | None = None
         self._rank = 0
+        #: that of the last `recover`
+        self._iteration = -1
         self._copies, self._kept = Copies(), Copies()
         self._replicator: Replicator | None = None
         self._source = ""
         self._save_every, self._disk = save_every, _checkpoints(folder, keep)
-        #: of its own for checkpoints, on the host
-        self._savers: ProcessGroup | None = None
+        #: of its own for checkpoints, on the host; weakly: who has destroyed it has no threads of it left
+        self._savers: weakref.ref[ProcessGroup] | None = None
         #: put before the names of this rank's tensors in a checkpoint, and whether it writes the rest for all of these
         self._family, self._leads = "", True
 
@@ -149,7 +153,7 @@ class LiveState:
                 is whole. All ranks leave the job.
             LiveStateError: something arrived damaged, or does not fit the parts.
         """
-        self._call = call
+        self._call = weakref.ref(call) if call is not None else None
         if self._replicator is not None:
             self._replicator.wait()
         before = self._present
@@ -158,18 +162,26 @@ class LiveState:
             before.tear()
         present = Present(before.parts | parts) if parts else before
         present.shard, had = Shard(*shard) if shard is not None else present.find_shard(), before.shard
-        step = before.step if had == present.shard else NOTHING
+        # what is received goes where another shard is yet
+        shared = any(present.parts.get(name) is part for name, part in before.parts.items())
+        step = before.step if had == present.shard or not shared else NOTHING
         mine = before.record() if step != NOTHING else None
         wire = Wire(group) if dist.is_initialized() else None
         self._rank = dist.get_rank(group) if wire is not None else 0
-        have = Have(present.shard, step, (*self._copies.held(), *self._kept.held()), present.began)
-        row = [*have.row(), self._disk.newest if self._disk is not None else NOTHING]
+        have = Have(present.shard, step, (*self._copies.held(), *self._kept.held()), present.began, had)
+        iteration = call.iteration if call is not None else 0
+        # where nobody here was in the iteration before, newer checkpoints than anybody knows of may be there
+        before_that = int(self._iteration >= iteration - 1)
+        row = [*have.row(), self._disk.newest if self._disk is not None else NOTHING, before_that]
         rows = wire.gather(row) if wire is not None else [row]
         haves = [Have.of(row) for row in rows]
         found = plan(haves)
         self._begin_groups(group)
         self._begin_saving(haves, shard)
-        loaded = self._load(found, max(row[-1] for row in rows), wire, present, before)
+        saved, told = (max(row[at] for row in rows) for at in (-2, -1))
+        newer = found is None or saved > found.step or not told
+        loaded = self._load(found, wire, present, before) if newer else None
+        self._iteration = iteration
         if loaded is not None:
             now = loaded
         elif found is not None:
@@ -263,18 +275,15 @@ class LiveState:
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
-    def _load(self, found: Plan | None, saved: int, wire: Wire | None, present: Present, before: Present) -> int | None:
-        """From the newest checkpoint that is whole, where it is newer than what is in memory; its step.
-
-        Args:
-            saved: the newest step that any rank has seen saved.
-        """
-        if self._disk is None or (found is not None and saved <= found.step):
+    def _load(self, found: Plan | None, wire: Wire | None, present: Present, before: Present) -> int | None:
+        """From the newest checkpoint that is whole, where it is newer than what is in memory; its step."""
+        if self._disk is None:
             return None
         self._disk.wait()  # it may be removing some
         numbers = self._disk.finished(NOTHING if found is None else found.step)
         names = self._disk.names(wire.gather(numbers)[0] if wire is not None else numbers)  # others may not see all yet
-        rank, size = (dist.get_rank(self._savers), dist.get_world_size(self._savers)) if self._savers else (0, 1)
+        group = self._savers() if self._savers is not None else None
+        rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)
         for name in names:
             path, fault = self._disk.path(name), self._disk.fault(name, rank, size)
             ills = [ill for ill, *_ in wire.gather([bool(fault)])] if wire is not None else [bool(fault)]
@@ -285,7 +294,7 @@ class LiveState:
                 log.warning("the checkpoint %s is passed over: ranks %s cannot read all of it", path, bad)
                 continue
             before.tear()
-            self._disk.load(name, present, self._family, self._savers)
+            self._disk.load(name, present, self._family, group)
             self._source = f"the checkpoint {path}"
             return name.step
         if names and found is None:
@@ -306,7 +315,7 @@ class LiveState:
             else:
                 log.warning("replica_distance=%d is no distance among %d ranks: no copy is sent", self._distance, size)
         if self._disk is not None:
-            self._savers = _on_host(group)
+            self._savers = weakref.ref(_on_host(group))
 
     def _begin_saving(self, haves: Sequence[Have], shard: tuple[int, int] | None) -> None:
         self._family = "" if shard is None else f"shard {shard[0]} of {shard[1]}/"
@@ -354,14 +363,14 @@ class LiveState:
 
     def _save(self, disk: Checkpoints) -> None:
         disk.wait()
-        iteration = self._call.iteration if self._call is not None else 0
-        staged = disk.stage(self.step, iteration, self._present, self._family, self._leads)
+        staged = disk.stage(self.step, self._iteration, self._present, self._family, self._leads)
         with self._atomic():
             disk.begin(staged, self._savers)
 
     def _atomic(self) -> contextlib.AbstractContextManager[object]:
         """No restart begins inside."""
-        return self._call.atomic() if self._call is not None else contextlib.nullcontext()
+        call = self._call() if self._call is not None else None
+        return call.atomic() if call is not None else contextlib.nullcontext()
 
 
 def _checkpoints(folder: str | os.PathLike[str] | None, keep: int) -> Checkpoints | None:
@@ -386,11 +395,10 @@ class _Commit:
 
     def __init__(self, live: LiveState, step: int) -> None:
         self._live, self._step = live, step
-        self._atomic = live._call.atomic() if live._call is not None else None
+        self._atomic = live._atomic()
 
     def __enter__(self) -> None:
-        if self._atomic is not None:
-            self._atomic.__enter__()
+        self._atomic.__enter__()
         self._live._present.tear()
 
     def __exit__(
@@ -400,7 +408,6 @@ class _Commit:
             if kind is None:
                 self._live._now_at(self._step, self._live._present)
         finally:
-            if self._atomic is not None:
-                self._atomic.__exit__(kind, error, trace)
+            self._atomic.__exit__(kind, error, trace)
         if kind is None:
             self._live._keep(self._step)

@@ -32,7 +32,7 @@ class Tally:
 
     def add(self, facts: Facts) -> None:
         self.restarts += facts.restarts
-        self.steps += len(surviving(list(facts.log)))
+        self.steps += len(surviving(list(facts.log), facts.job.live))
         self.faults.update(strike.kind for strike in facts.all_struck)
         self.ends.update(str(verdict.fate(result)) for result in facts.ranks)
         self.limits.update(verdict.limits(facts))
@@ -60,10 +60,11 @@ def one(seed: int, tally: Tally, tell: bool) -> None:
         print(story.getvalue(), schedule(job), sep="\n")
     tally.add(facts)
     seconds, struck = time.monotonic() - start, len(facts.all_struck)
+    kind = ", ".join([job.assignment, *["in memory"] * job.live, *["store lost"] * bool(job.host)])
     print(
-        f"seed {seed}: {job.world_size} ranks, {job.assignment}{', ' * bool(job.host)}{job.host and 'store lost'}: "
-        f"{struck} of {len(job.strikes)} faults, {facts.restarts} restarts, {len(surviving(list(facts.log)))} steps, "
-        f"{seconds:.1f} s {verdict.limits(facts) or ''}",
+        f"seed {seed}: {job.world_size} ranks, {kind}: {struck} of {len(job.strikes)} faults, "
+        f"{facts.restarts} restarts, {len(surviving(list(facts.log), job.live))} steps, {seconds:.1f} s "
+        f"{verdict.limits(facts) or ''}",
         flush=True,
     )
 

@@ -21,6 +21,7 @@ def play(job: Job) -> Facts:
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         log = Log(f"{folder}/log")
         args = {"job": job, "log": log.path, "origin": f"{folder}/origin", "trace": HOOKS}
+        args["folder"] = f"{folder}/checkpoints"
         run = Run(run_chaos, job.world_size, wrapper=options, args=args, respawn=job.world_size * job.respawn)
         outside = Outside(run, job)
         try:

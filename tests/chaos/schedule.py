@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.harness import Exit, Fault, Hang, HoldGIL, Kill, Raise, Slow, Swallow, Uncopyable, Unpicklable
@@ -85,6 +85,8 @@ class Job:
     strikes: tuple[Strike, ...]
     #: a process that died or left is replaced by a new one, which nothing strikes
     respawn: bool = False
+    #: the state is in a LiveState, not in the log
+    live: bool = False
 
     @property
     def host(self) -> str:
@@ -115,7 +117,18 @@ def random_job(seed: int, span: tuple[float, float] = LONG) -> Job:
         plan.moment()
     if rng.random() < 0.04:
         plan.end_store()
-    return Job(seed, size, assignment, plan.now, tuple(plan.strikes), respawn=rng.random() < 0.5)
+    respawn, live = rng.random() < 0.5, rng.random() < 0.4
+    strikes = [_moved(strike, rng) for strike in plan.strikes] if live else plan.strikes
+    return Job(seed, size, assignment, plan.now, tuple(strikes), respawn, live)
+
+
+def _moved(strike: Strike, rng: random.Random) -> Strike:
+    """Some of what strikes in a step strikes in what a LiveState does instead."""
+    if strike.place not in STEPS or rng.random() < 0.4:
+        return strike
+    # nobody can interrupt a commit: who waits in it is killed
+    short = isinstance(strike.fault, Raise | Kill | Exit | Slow)
+    return replace(strike, place=rng.choice([place for place in LIVE if short or place != "inside"]))
 
 
 #: events of ranks at which a signal is sent in the middle of a restart
@@ -123,6 +136,8 @@ EVENTS = ("leave", "enter", *(f"phase {name}" for name in ("abort", "finalize", 
 DEADLY_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV)
 LEAVING = (SystemExit, KeyboardInterrupt)
 HOOKS = ("initialize", "health_check", "abort", "finalize", "rank_assignment")
+#: in its commit, before a copy in memory or for the disk, before a rank sends its state or receives one, before a load
+LIVE = ("inside", "inside", "copy", "stage", "send", "receive", "load")
 STEPS = ("step", "step", "step", "commit", "atomic")
 
 

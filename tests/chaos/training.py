@@ -26,6 +26,8 @@ from tests.ranks.targets import LONG, place_in_world
 PRIME = 2**31 - 1
 #: samples in one step, over all ranks
 BATCH = 24
+#: steps, of a LiveState
+COPY_EVERY, SAVE_EVERY = 3, 20
 #: seconds that a step takes besides
 STEP = 0.002
 
@@ -88,11 +90,18 @@ class Log:
         return [Line(what, *map(int, numbers)) for what, *numbers in words]
 
 
-def surviving(lines: list[Line]) -> list[Line]:
-    """The commits that count: those of the iteration that resumed last before them."""
+def surviving(lines: list[Line], live: bool = False) -> list[Line]:
+    """The commits that count: those of the iteration that resumed last before them.
+
+    ``live``: it resumed at a step that may be another one than that of the last line: one newer, which nobody wrote
+    down, or some older.
+    """
     newest, found = -1, []
     for line in lines:
         if line.what == "resume":
+            if live and line.iteration > newest:
+                found = [commit for commit in found if commit.step <= line.step]
+                found += [line] if line.step == len(found) + 1 else []
             newest = max(newest, line.iteration)
         elif line.what == "commit" and line.iteration == newest:
             found.append(line)
@@ -110,6 +119,7 @@ def train(context: Context, call: Any) -> list[int]:
     _report_roster(context, size)
     log = Log(context.args["log"])
     step, value, origin = _resume(context, call, log, rank)
+    state = context.args.get("state")
     over = 0
     while not over:
         call.ping()  # before a fault: from here on a loop in Python counts as a hang, too
@@ -117,9 +127,13 @@ def train(context: Context, call: Any) -> list[int]:
         time.sleep(STEP)
         late = time.monotonic() - origin > context.args["job"].seconds
         step, value, over = _step(context, step, value, rank, size, late)
+        if state is not None:
+            state.commit(context, step, value)
         if rank == 0:
             context.point("commit")
             _commit(context, call, log, step, value)
+    if state is not None:
+        state.live.wait()
     dist.destroy_process_group()
     return [step, value]
 
@@ -132,7 +146,13 @@ def _report_roster(context: Context, size: int) -> None:
 
 
 def _resume(context: Context, call: Any, log: Log, rank: int) -> tuple[int, int, float]:
-    """Rank 0 fences the log, reads it and tells the others."""
+    """Rank 0 fences the log, reads it and tells the others; or what they have in memory tells."""
+    if (live := context.args.get("state")) is not None:
+        step, value = live.recover(context, call)
+        if rank == 0:
+            with call.atomic():
+                log.append(Line("resume", call.iteration, context.rank, step, value))
+        return step, value, _origin(context)
     state = torch.zeros(2, dtype=torch.int64)
     if rank == 0:
         with call.atomic():
@@ -164,6 +184,44 @@ def _expect(context: Context, condition: bool, text: str) -> None:
     """An exception would only be one more fault."""
     if not condition:
         context.emit("wrong", text=text)
+
+
+class State:
+    """The model in a LiveState, with a point for faults before whatever that does."""
+
+    def __init__(self, context: Context) -> None:
+        from inprocess import LiveState
+        from inprocess.live import checkpoints, copies, transfer
+
+        self.model = torch.nn.Module()
+        self.model.value = torch.nn.Parameter(torch.zeros((), dtype=torch.int64), requires_grad=False)
+        self.live = LiveState(
+            model=self.model, copy_every=COPY_EVERY, folder=context.args["folder"], save_every=SAVE_EVERY, keep=2
+        )
+        traced = {"copy": (copies.Copies, "take"), "load": (checkpoints.Checkpoints, "load")}
+        traced |= {"stage": (checkpoints.Checkpoints, "stage"), "send": (transfer.Wire, "send")}
+        traced |= {"receive": (transfer.Wire, "receive")}
+        for name, (owner, method) in traced.items():
+            setattr(owner, method, _before(context, name, getattr(owner, method)))
+
+    def recover(self, context: Context, call: Any) -> tuple[int, int]:
+        step = self.live.recover(call)
+        context.emit("recovered", step=step, source=self.live.source.partition(" /")[0])
+        return step, int(self.model.value)
+
+    def commit(self, context: Context, step: int, value: int) -> None:
+        with self.live.commit(step):
+            self.model.value.fill_(-1)
+            context.point("inside")
+            self.model.value.fill_(value)
+
+
+def _before(context: Context, name: str, method: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        context.point(name)
+        return method(*args, **kwargs)
+
+    return wrapped
 
 
 # --- the faults -------------------------------------------------------------------------------------------------
@@ -231,4 +289,6 @@ def _assignment(job: Job, rank: int) -> dict[str, Any]:
 
 def run_chaos(context: Context) -> Any:
     context.at_point = Strikes(context).point
+    if context.args["job"].live:
+        context.args["state"] = State(context)
     return context.wrap(train)()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.chaos.schedule import HARD, HEARTBEAT, SOFT, Job, Signal, Strike, ends_store
-from tests.chaos.training import Line, exact, surviving
+from tests.chaos.training import SAVE_EVERY, Line, exact, surviving
 from tests.harness import Exit, HoldGIL, Kill, Raise, RankResult, Ranks, Slow
 
 #: how a rank ended: an exit code, the name of an exception, or SURVIVES
@@ -241,7 +241,7 @@ def limits(facts: Facts) -> list[str]:
 
 def _values(facts: Facts) -> list[str]:
     """Whoever returned a value returned that of the last commit."""
-    commits = surviving(list(facts.log))
+    commits = surviving(list(facts.log), facts.job.live)
     last = [commits[-1].step, commits[-1].value] if commits else None
     return [
         f"rank {result.rank} returned {result.value}, the last commit is {last}"
@@ -252,7 +252,7 @@ def _values(facts: Facts) -> list[str]:
 
 def _log(facts: Facts) -> list[str]:
     """Every step once, in order, with the exact value, by the iteration's own rank 0."""
-    lines, commits = [], surviving(list(facts.log))
+    lines, commits = _steps_lost(facts), surviving(list(facts.log), facts.job.live)
     values = exact(len(commits))
     for place, line in enumerate(commits, 1):
         if line.step != place or line.value != values[place]:
@@ -268,6 +268,21 @@ def _log(facts: Facts) -> list[str]:
         if not _stood_still(facts, line.member)
     ]
     return [*lines, *_cut_saves(facts)]
+
+
+def _steps_lost(facts: Facts) -> list[str]:
+    """A LiveState: only the step in flight, unless all ranks that had a newer one are gone; then up to two periods."""
+    if not facts.job.live:
+        return []
+    lines, before = [], 0
+    for number, line in enumerate(facts.log):
+        if line.what != "resume":
+            continue
+        commits = surviving(list(facts.log[:number]), live=True)
+        before = commits[-1].step if commits else 0
+        if not before - 2 * SAVE_EVERY <= line.step <= before + 1:
+            lines.append(f"resumed at step {line.step} after {before}: {line}")
+    return lines
 
 
 def late_lines(log: Sequence[Line]) -> list[Line]:

@@ -114,7 +114,7 @@ def run_replicated(context: Context) -> Any:
     return _wrapped(context, learn)()
 
 
-def run_sharded(context: Context) -> Any:
+def run_sharded(context: Context, **options: Any) -> Any:
     """Each rank has a shard; model and optimizer are made anew in each iteration."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -154,7 +154,7 @@ def run_sharded(context: Context) -> Any:
         return result
 
     try:
-        return _wrapped(context, learn)()
+        return _wrapped(context, learn, **options)()
     finally:
         live = None  # its parts have a mesh, and that has groups with threads
         gc.collect()
@@ -167,8 +167,23 @@ def run_sharded_apart(context: Context) -> Any:
     return run_sharded(context)
 
 
-def _wrapped(context: Context, learn: Callable[[Context, Any], Any]) -> Callable[[], Any]:
-    return context.wrap(learn, initialize=RetryController(min_world_size=dist_size(), wait_for_replacement=60))
+def rotate(ctx: Any) -> Any:
+    """A rank assignment: after each restart each process has the next rank."""
+    from inprocess.rank_assignment import ShiftRanks
+
+    before = ctx.state.rank
+    ctx = ShiftRanks()(ctx)
+    ctx.state.rank = (before + 1) % ctx.state.world_size
+    return ctx
+
+
+def run_sharded_rotating(context: Context) -> Any:
+    return run_sharded(context, rank_assignment=rotate)
+
+
+def _wrapped(context: Context, learn: Callable[[Context, Any], Any], **options: Any) -> Callable[[], Any]:
+    everybody = RetryController(min_world_size=dist_size(), wait_for_replacement=60)
+    return context.wrap(learn, initialize=everybody, **options)
 
 
 def _trace(context: Context) -> None:

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.harness import At, Kill, Raise
+from tests.harness import At, Hang, Kill, Raise
 from tests.harness.faults import When
 
 from . import checks, learning
@@ -92,6 +92,16 @@ def test_replicated_all_are_torn_with_a_copy(launch, calm):
 @pytest.mark.parametrize("place", ["summed 3", "inside 3", "before 5"])
 def test_sharded_one_raises(launch, calm, place):
     result_of(launch, calm, learning.run_sharded, faults={At(1, step=place): Raise()}, args=SHARDED)
+
+
+def test_sharded_ranks_are_numbered_anew(launch, calm):
+    """Each process has another shard afterwards: they exchange what they have."""
+    hold = {At(rank, step="summed 3"): Hang() for rank in (0, 2)}  # nobody is a step ahead
+    options = {"faults": {At(1, step="summed 3"): Raise(), **hold}, "args": {"live": {}}}
+    calm["rotating"] = {tuple(rank.value[:3]) for rank in launch(learning.run_sharded, 3, args=options["args"]).wait()}
+    ranks = launch(learning.run_sharded_rotating, 3, **options).wait()
+    assert {tuple(rank.value[:3]) for rank in ranks} == calm["rotating"], ranks.exceptions
+    assert sorted(rank.value[3][1] for rank in ranks) == ["rank 0 at 3", "rank 1 at 3", "rank 2 at 3"]
 
 
 @pytest.mark.parametrize("victim", [0, 2])

@@ -104,6 +104,11 @@ def test_of_other_shards_nothing_can_be_used() -> None:
     assert newest(haves) == 6
 
 
+def test_ranks_that_were_numbered_anew_exchange_what_they_have() -> None:
+    haves = [Have(Shard(rank, 3), 5, live=Shard((rank + 1) % 3, 3)) for rank in range(3)]
+    assert where(plan(haves)) == "5: 2 0 1"
+
+
 def test_nobody_sends_everything() -> None:
     found = plan(live(*[5] * 4, *[NOTHING] * 12))
     assert found is not None
@@ -123,7 +128,13 @@ copies = st.builds(Copy, st.builds(Shard, st.integers(0, 2), st.just(3)), st.int
 def jobs(draw: st.DrawFn) -> list[Have]:
     size = draw(st.integers(1, 6))
     return [
-        Have(Shard(rank % 3, 3), draw(steps), tuple(draw(st.lists(copies, max_size=COPIES))), draw(st.booleans()))
+        Have(
+            Shard(rank % 3, 3),
+            draw(steps),
+            tuple(draw(st.lists(copies, max_size=COPIES))),
+            draw(st.booleans()),
+            draw(st.sampled_from([None, Shard((rank + 1) % 3, 3), Shard(0, 2)])),
+        )
         for rank in range(size)
     ]
 
