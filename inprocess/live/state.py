@@ -20,6 +20,7 @@ from inprocess.live.plan import NOTHING, Have, Plan, Shard, Source, Where, newes
 from inprocess.live.present import Present
 from inprocess.live.transfer import Wire
 from inprocess.live.tree import Record, Stateful, read
+from inprocess.store import numeric_address
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["LiveState"]
 
 log = logging.getLogger("inprocess.live")
+TRANSPORTS = ("group", "http")
 
 
 class LiveState:
@@ -64,6 +66,9 @@ class LiveState:
             beside the training. The same on all hosts: a path, or what fsspec understands (``s3://bucket/run``).
         save_every: write one every so many steps. 0: none, but `recover` loads those that are there.
         keep: how many finished ones stay (default 3).
+        transport: ``"group"``: states go over the process group. ``"http"``: over HTTP, from a port of the sender, to
+            whoever has the token that is in ``call.store``; for a group that should not, or cannot, send from rank to
+            rank.
         seed: random numbers (Python's, NumPy's, torch's) follow from it, the step and the rank, from each commit on; so
             those of a rank that was replaced are as they would have been. None: they are left alone.
     """
@@ -76,6 +81,7 @@ class LiveState:
         folder: str | os.PathLike[str] | None = None,
         save_every: int = 0,
         keep: int = 3,
+        transport: str = "group",
         seed: int | None = 0,
         **parts: Stateful,
     ) -> None:
@@ -89,6 +95,9 @@ class LiveState:
             raise OptionError(f"save_every={save_every} must be a number of steps, or 0, and keep={keep} at least 1")
         if save_every and folder is None:
             raise OptionError(f"save_every={save_every} needs folder: where do checkpoints go?")
+        if transport not in TRANSPORTS:
+            raise OptionError(f"transport={transport!r} must be one of {', '.join(map(repr, TRANSPORTS))}")
+        self._transport = transport
         self._copy_every, self._distance, self._seed = copy_every, replica_distance, seed
         self._present = Present(parts)
         #: weakly: it holds the last error, that holds frames, and these a connection
@@ -166,7 +175,7 @@ class LiveState:
         shared = any(present.parts.get(name) is part for name, part in before.parts.items())
         step = before.step if had == present.shard or not shared else NOTHING
         mine = before.record() if step != NOTHING else None
-        wire = Wire(group) if dist.is_initialized() else None
+        wire = self._wire(call, group) if dist.is_initialized() else None
         self._rank = dist.get_rank(group) if wire is not None else 0
         have = Have(present.shard, step, (*self._copies.held(), *self._kept.held()), present.began, had)
         iteration = call.iteration if call is not None else 0
@@ -195,6 +204,15 @@ class LiveState:
         self._now_at(now, present)
         self._say(newest(haves))
         return present.step
+
+    def _wire(self, call: CallWrapper | None, group: ProcessGroup | None) -> Wire:
+        if self._transport == "group":
+            return Wire(group)
+        if call is None:
+            raise OptionError("transport='http' needs recover(call): addresses and tokens are in call.store")
+        from inprocess.live.http import HttpWire  # noqa: PLC0415  (http.server, which few need)
+
+        return HttpWire(group, call.store, numeric_address(call.store))
 
     def _carry_out(
         self,

@@ -66,6 +66,10 @@ class Wire:
         #: device types that the group can send from
         self._devices = {kind.partition(":")[0] for kind in dist.get_backend_config(group).split(",")}
 
+    @property
+    def rank(self) -> int:
+        return dist.get_rank(self._group)
+
     def carry(self, tensor: torch.Tensor) -> torch.Tensor:
         """It, or a copy where the group cannot send from where it is."""
         return tensor if tensor.device.type in self._devices else tensor.to(self._other())
@@ -91,7 +95,7 @@ class Wire:
         posted = self.post_numbers([len(header)], to)
         posted.append(self._post(torch.frombuffer(bytearray(header), dtype=torch.uint8), to))
         sums: list[torch.Tensor] = []
-        for piece in _pieces(record.tensors):
+        for piece in pieces(record.tensors):
             posted.append(self._post(piece, to))
             sums.append(checksum(posted[-1].data))
         posted.append(self._post(_together(sums), to))
@@ -121,7 +125,7 @@ class Wire:
         shown = Shown(what, record.bytes)
         sums: list[torch.Tensor] = []
         arrived: Any = None
-        for piece in _pieces(record.tensors):
+        for piece in pieces(record.tensors):
             carried = piece if piece.device.type in self._devices else torch.empty_like(piece, device=self._other())
             work: Any = dist.irecv(carried, group=self._group, group_src=source)
             if arrived is not None:
@@ -134,10 +138,13 @@ class Wire:
         mine = _together(sums)
         theirs = self.carry(torch.empty_like(mine))
         dist.recv(theirs, group=self._group, group_src=source)
-        if not torch.equal(mine.cpu(), theirs.cpu()):
-            raise LiveStateError(
-                f"{what}: {int((mine.cpu() != theirs.cpu()).sum())} of {len(mine)} pieces arrived damaged"
-            )
+        compare(mine.cpu(), theirs.cpu(), what)
+
+
+def compare(mine: torch.Tensor, theirs: torch.Tensor, what: str) -> None:
+    """Raises LiveStateError where checksums differ."""
+    if not torch.equal(mine, theirs):
+        raise LiveStateError(f"{what}: {int((mine != theirs).sum())} of {len(mine)} pieces arrived damaged")
 
 
 class Shown:
@@ -154,7 +161,7 @@ class Shown:
             log.info("%s: %.1f of %.1f GB", self._what, self._done / 1e9, self._size / 1e9)
 
 
-def _pieces(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+def pieces(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
     for tensor in tensors:
         if tensor.numel():
             yield from torch.split(flat(tensor), PIECE)

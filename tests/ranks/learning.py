@@ -204,6 +204,11 @@ def _trace(context: Context) -> None:
         live_state.Wire.traced = True
         trace(live_state.Wire, "send", "send")
         trace(live_state.Wire, "receive", "receive")
+        if context.args.get("live", {}).get("transport") == "http":
+            from inprocess.live import http
+
+            trace(http.HttpWire, "send", "send")
+            trace(http.HttpWire, "receive", "receive")
         if "folder" in context.args.get("live", {}):
             from inprocess.live import checkpoints
 

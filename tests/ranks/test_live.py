@@ -74,6 +74,22 @@ def test_replicated_the_receiver_raises(launch, calm):
     result_of(launch, calm, learning.run_replicated, faults=faults)
 
 
+HTTP = {"live": {"transport": "http"}}
+
+
+@pytest.mark.parametrize("fault", [None, Kill(), Raise()])
+def test_over_http(launch, calm, fault):
+    """One dies and is replaced; with the fault, the one that sends fails in the middle, and another one takes over."""
+    faults = {At(1, step="before 3"): Kill(), **{At(0, i, step="send"): fault for i in range(1, 4) if fault}}
+    ranks = result_of(launch, calm, learning.run_replicated, faults=faults, args=HTTP, respawn=2)
+    checks.died(ranks, {1: -signal.SIGKILL})
+
+
+def test_over_http_the_receiver_raises(launch, calm):
+    faults = {At(1, step="inside 3"): Raise(), At(1, 1, step="receive"): Raise()}
+    result_of(launch, calm, learning.run_replicated, faults=faults, args=HTTP)
+
+
 def test_replicated_all_are_torn(launch):
     """Everybody leaves, and nobody goes on with what is left: whoever says so first takes the others along."""
     faults = {At(rank, step="inside 3"): Raise(when=When("wait_for", 2)) for rank in range(3)}
