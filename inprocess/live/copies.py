@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +32,8 @@ class Buffer:
 
     def __init__(self) -> None:
         self.shard, self.step = Shard(), NOTHING
+        #: what a copy that is under way will be, and what tells that it is there
+        self._under_way: tuple[Shard, int, Sequence[Any]] | None = None
         self.header = b""
         self.record = Record({}, [])
         self._data = torch.empty(0, dtype=torch.uint8)
@@ -42,6 +44,7 @@ class Buffer:
 
     def lay_out(self, tree: Any, header: bytes) -> Record:
         """Make room for a state, to be filled; what was here before is gone."""
+        self.settle()
         self.step, self.header = NOTHING, header
         shapes = [leaf for _, leaf in leaves(tree)]
         ends = [0]
@@ -58,12 +61,36 @@ class Buffer:
         """All of it is there."""
         self.shard, self.step = shard, step
 
+    def holds_after(self, events: Sequence[Any], shard: Shard, step: int) -> None:
+        """All of it is there as soon as these have happened."""
+        self._under_way = shard, step, events
+
+    def settle(self) -> None:
+        """Wait for a copy that is under way."""
+        if (under_way := self._under_way) is None:
+            return
+        shard, step, events = under_way
+        try:
+            for event in events:
+                event.synchronize()
+        except RuntimeError as error:  # the device is lost, and the copy with it
+            log.warning("the copy of step %d did not get to host memory: %s", step, error)
+        else:
+            self.holds(shard, step)
+        self._under_way = None
+
+
+def _is_cuda(device: torch.device) -> bool:
+    return device.type == "cuda"
+
 
 class Copies:
     """Two buffers; the older one is the next to be overwritten."""
 
     def __init__(self) -> None:
         self.buffers = (Buffer(), Buffer())
+        #: beside the training, by device
+        self._streams: dict[torch.device, Any] = {}
 
     @property
     def nbytes(self) -> int:
@@ -72,7 +99,13 @@ class Copies:
     def next(self) -> Buffer:
         return min(self.buffers, key=lambda buffer: buffer.step)
 
+    def settle(self) -> None:
+        """Wait for a copy that is under way: what it is of is about to change."""
+        for buffer in self.buffers:
+            buffer.settle()
+
     def held(self) -> Iterator[Copy]:
+        self.settle()
         yield from (Copy(buffer.shard, buffer.step) for buffer in self.buffers if buffer.step != NOTHING)
 
     def drop_after(self, step: int) -> None:
@@ -85,17 +118,32 @@ class Copies:
         return next((buffer for buffer in self.buffers if (buffer.shard, buffer.step) == (shard, step)), None)
 
     def take(self, record: Record, shard: Shard, step: int) -> Buffer:
-        """Copy a state that is in place. It must not change meanwhile."""
+        """Copy a state that is in place. It must not change before `settle`."""
+        self.settle()
         buffer = self.next()
         target = buffer.lay_out(record.tree, record.header())
-        cuda = {tensor.device for tensor in record.tensors if tensor.is_cuda}
+        streams = {
+            device: self._stream(device) for device in {tensor.device for tensor in record.tensors} if _is_cuda(device)
+        }
         with torch.no_grad():
             for room, tensor in zip(target.tensors, record.tensors, strict=True):
-                room.copy_(tensor, non_blocking=bool(cuda))
-        for device in cuda:
-            torch.cuda.current_stream(device).synchronize()
-        buffer.holds(shard, step)
+                if (stream := streams.get(tensor.device)) is None:
+                    room.copy_(tensor)
+                    continue
+                with torch.cuda.stream(stream):
+                    room.copy_(tensor, non_blocking=True)
+                    tensor.record_stream(stream)  # should it be freed before
+        buffer.holds_after([stream.record_event() for stream in streams.values()], shard, step)
+        if not streams:
+            buffer.settle()
         return buffer
+
+    def _stream(self, device: torch.device) -> Any:
+        """One beside the training, that waits for what was begun so far."""
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._streams[device].wait_stream(torch.cuda.current_stream(device))
+        return self._streams[device]
 
 
 class Replicator:
@@ -128,6 +176,7 @@ class Replicator:
     def _exchange(self, buffer: Buffer) -> None:
         numbers = [buffer.shard.index, buffer.shard.count, buffer.step]
         try:
+            buffer.settle()
             wire = Wire(there(self._group))
             sent = wire.post_numbers(numbers, self._to)
             sent += wire.post(buffer.record, buffer.header, self._to)

@@ -416,6 +416,7 @@ class _Commit:
         self._atomic = live._atomic()
 
     def __enter__(self) -> None:
+        self._live._copies.settle()
         self._atomic.__enter__()
         self._live._present.tear()
 

@@ -1319,6 +1319,31 @@ FAILOVER = (
     ),
 )
 
+plan = _in("live/plan.py", "tests/unit/test_live_plan.py", SIM, seeds=True)
+copies = _in("live/copies.py", SIM, seeds=True)
+disk = _in("live/checkpoints.py", "tests/threads/test_checkpoints.py")
+LIVE = (
+    plan("the_oldest_step", "all go on at the oldest step", "sorted(steps, reverse=True)", "sorted(steps)"),
+    plan("some_shards", "all go on where one shard is there", "if all(holders", "if any(holders"),
+    plan("one_sends_all", "the first rank sends to everybody", "(sends[source.rank], source.rank)", "source.rank"),
+    copies(
+        "another_future",
+        "copies of a future that did not come to be are kept",
+        "if buffer.step > step:",
+        "if False:",
+    ),
+    copies("newest_overwritten", "the newer copy is overwritten", "return min(self.buffers", "return max(self.buffers"),
+    disk("no_checksums", "what was written is not compared", "if _sums(stream) != kept[file]:", "if False:"),
+    disk(
+        "nothing_removed",
+        "old checkpoints stay",
+        "                if name not in kept:\n",
+        "                if False:\n",
+    ),
+    disk("too_few_kept", "one checkpoint less is kept", "[: self._keep]", "[: self._keep - 1]"),
+    disk("later_removed", "what is later is removed, too", "self._all() if name <= saved]", "self._all()]"),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *PROTOCOL,
     *COORDINATOR,
@@ -1334,5 +1359,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *LOOP,
     *SIMULATED,
     *FAILOVER,
+    *LIVE,
     *WATCHING,
 )

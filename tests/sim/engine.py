@@ -20,6 +20,10 @@ from inprocess.protocol.ops import Add, Claim, Delete, Exist, Now, Pause, Read, 
 FAST, SLOW, SLOW_SHARE = 0.002, 0.1, 0.06
 
 
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+
 class Stuck(AssertionError):
     """The simulation ran into its cap of steps or of virtual time."""
 

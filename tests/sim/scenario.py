@@ -131,6 +131,8 @@ class Scenario:
     join: str = "now"
     #: how many monitors stand by for the loss of the store
     standbys: int = 0
+    #: the function trains with a LiveState: "replicated" or "sharded"; "" it does not
+    live: str = ""
 
 
 def random_scenario(seed: int, members: int = 4, faults: int = 3) -> Scenario:
@@ -159,6 +161,7 @@ def random_scenario(seed: int, members: int = 4, faults: int = 3) -> Scenario:
         respawn=joins.choice((None, None, 0.0, 0.2, 3.0)),
         join=joins.choice(("now", "now", "next_restart")),
         standbys=standbys,
+        live=random.Random(f"live {seed}").choice((*[""] * 6, "replicated", "sharded")),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from inprocess import coordinator, joiner
@@ -24,7 +24,8 @@ from inprocess.state import FrozenState, State
 from tests.sim.assignments import ASSIGNMENTS, ShutDown, assign
 from tests.sim.desk import PATIENCE, Contact, View
 from tests.sim.engine import Process, Until, Work
-from tests.sim.scenario import BARRIER_TIMEOUT, HEARTBEAT_TIMEOUT
+from tests.sim.live import Left, Live, RaisedInside
+from tests.sim.scenario import BARRIER_TIMEOUT, HEARTBEAT_TIMEOUT, Act
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -54,6 +55,10 @@ class Training(Process):
         if place >= world.scenario.members:
             self.entry = Entry.GROW
         self._begin()
+        live = world.scenario.live
+        self.live = Live(self, world.live, live == "sharded") if live else None
+        #: it raises in the middle of a commit
+        self.breaks = False
         #: since when it has a ticket, or has arrived as a founder
         self.waits_since = 0.0
         #: why it is not let in
@@ -447,7 +452,7 @@ class Training(Process):
         interrupted = False
         if not raises:
             interrupted = yield from self._work()
-            raises = not interrupted and self._takes("raise")
+            raises = not interrupted and (self.breaks or self._takes("raise"))
         leaves = not raises and not interrupted and self._takes("exit")
         self.inside = None
         self.engine.note(self.name, "leaves the function")
@@ -466,6 +471,8 @@ class Training(Process):
         while dead:
             yield Work(math.inf)
         swallows = 2 if self._takes("swallow") else 0
+        if self.live is not None:
+            return (yield from self._train(self.live, hangs))
         pieces = 1 + self.world.scenario.commits
         for piece in range(pieces):
             seconds = math.inf if hangs else self.engine.rng.random() * self.world.scenario.longest / pieces
@@ -478,13 +485,32 @@ class Training(Process):
         # a function that swallowed the interrupt and then returned has missed its iteration
         return False
 
-    def _commit(self) -> Generator[Any, Any, bool]:
+    def _train(self, live: Live, hangs: bool) -> Generator[Any, Any, bool]:
+        """The same with steps that all active ranks do together."""
+        self.breaks = False
+        try:
+            if hangs:
+                yield from live.hang()
+            yield from live.train(self.world.scenario.longest)
+        except Left:
+            self.stuck_since = None
+            return True
+        except RaisedInside:
+            self.breaks = True
+            self.world.fired.append(Act(self.number, "raise", self.book.iteration))
+        return False
+
+    def _commit(
+        self, begin: Callable[[], None] = lambda: None, done: Callable[[], None] = lambda: None
+    ) -> Generator[Any, Any, bool]:
         """An ``atomic()`` section; answers True where it was interrupted before it began."""
         if self.closed <= self.book.iteration or self.engine.now >= self.lease_ends:
             return bool((yield Work(math.inf, interruptible=True)))
         self.atomic = True
         self.world.committed(self)
+        begin()
         yield Work(self.engine.rng.random() * 0.02)
+        done()
         self.atomic = False
         self.notify()
         return False

@@ -16,7 +16,8 @@ from inprocess.protocol.phases import Phase
 from inprocess.protocol.rounds import seat
 from tests.sim.assignments import mate_of
 from tests.sim.desk import Contact, Desk, Keeper, View
-from tests.sim.engine import Engine, Process, Script, SimStore
+from tests.sim.engine import Broken, Engine, Process, Script, SimStore
+from tests.sim.live import Record
 from tests.sim.monitor import Monitor
 from tests.sim.scenario import (
     EXTRAS,
@@ -45,10 +46,6 @@ JUST = 0.5
 SOON = 3.0
 #: how long a monitor may stay after the last training process: that of one that died while it waited looks once more
 STAYS = LAST_LOOK + 1.0
-
-
-class Broken(AssertionError):
-    """An invariant does not hold."""
 
 
 def _excuses(fault: object) -> bool:
@@ -100,6 +97,8 @@ class World:
         self._entered: dict[tuple[int, int], dict[int, int]] = {}
         #: (store, iteration) -> members whose function returned
         self._returned: dict[tuple[int, int], set[int]] = {}
+        #: of those that train with a LiveState
+        self.live = Record()
         #: members whose monitor gave up waiting for the end of the job
         self.overdue: set[int] = set()
         #: members whose monitor was killed or cut off: only these may be found silent

@@ -77,6 +77,28 @@ def test_copies_of_a_future_that_did_not_come_to_be_are_dropped() -> None:
     assert copies.next().step == NOTHING
 
 
+class Event:
+    """Of a copy from a device."""
+
+    def __init__(self, error: bool = False) -> None:
+        self.error, self.waited = error, 0
+
+    def synchronize(self) -> None:
+        self.waited += 1
+        if self.error:
+            raise RuntimeError("the device is lost")
+
+
+@pytest.mark.parametrize("error", [False, True])
+def test_a_copy_that_is_under_way_counts_when_it_is_there(error: bool) -> None:
+    copies, event = Copies(), Event(error)
+    copies.buffers[0].holds_after([event], Shard(), 4)
+    assert copies.buffers[0].step == NOTHING
+    assert [copy.step for copy in copies.held()] == ([] if error else [4])
+    copies.settle()
+    assert event.waited == 1
+
+
 def test_goes_on_where_it_was() -> None:
     model, optim = parts()
     live = LiveState(model=model, optim=optim)
