@@ -178,19 +178,10 @@ class LiveState:
         wire = self._wire(call, group) if dist.is_initialized() else None
         self._rank = dist.get_rank(group) if wire is not None else 0
         have = Have(present.shard, step, (*self._copies.held(), *self._kept.held()), present.began, had)
-        iteration = call.iteration if call is not None else 0
-        # where nobody here was in the iteration before, newer checkpoints than anybody knows of may be there
-        before_that = int(self._iteration >= iteration - 1)
-        row = [*have.row(), self._disk.newest if self._disk is not None else NOTHING, before_that]
-        rows = wire.gather(row) if wire is not None else [row]
-        haves = [Have.of(row) for row in rows]
-        found = plan(haves)
+        haves, found, is_newer_there = self._agree(wire, have, call.iteration if call is not None else 0)
         self._begin_groups(group)
         self._begin_saving(haves, shard)
-        saved, told = (max(row[at] for row in rows) for at in (-2, -1))
-        newer = found is None or saved > found.step or not told
-        loaded = self._load(found, wire, present, before) if newer else None
-        self._iteration = iteration
+        loaded = self._load(found, wire, present, before) if is_newer_there else None
         if loaded is not None:
             now = loaded
         elif found is not None:
@@ -213,6 +204,18 @@ class LiveState:
         from inprocess.live.http import HttpWire  # noqa: PLC0415  (http.server, which few need)
 
         return HttpWire(group, call.store, numeric_address(call.store))
+
+    def _agree(self, wire: Wire | None, have: Have, iteration: int) -> tuple[list[Have], Plan | None, bool]:
+        """What each rank has, where all get theirs, and whether there may be a newer checkpoint."""
+        saved = self._disk.newest if self._disk is not None else NOTHING
+        # where nobody here was in the iteration before, there may be one that nobody here knows of
+        was_there, self._iteration = self._iteration >= iteration - 1, iteration
+        row = [*have.row(), saved, int(was_there)]
+        rows = wire.gather(row) if wire is not None else [row]
+        haves = [Have.of(row) for row in rows]
+        found = plan(haves)
+        saved, told = (max(row[at] for row in rows) for at in (-2, -1))
+        return haves, found, found is None or saved > found.step or not told
 
     def _carry_out(
         self,
