@@ -97,9 +97,10 @@ def work(args: argparse.Namespace) -> None:
         print(f"rank {found[0]}: the weights' digest is {found[1]}", flush=True)
 
 
-def launch() -> int:
+def launch(args: argparse.Namespace) -> int:
     rows = []
-    for way, (schedule, by) in WAYS.items():
+    for way in args.ways:
+        schedule, by = WAYS[way]
         print(f"--- {way}: {schedule}", flush=True)
         command = [sys.executable, "-m", "inprocess.run", "--nproc-per-node", str(2 * GROUP), __file__]
         quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "RES_OPTIONS": "timeout:1 attempts:1", "OMP_NUM_THREADS": "1"}
@@ -121,19 +122,20 @@ def launch() -> int:
 
 def times(output: str) -> tuple[float, float, float]:
     """When the group that is left was told, trained on, and had the other one back; in seconds after the fault."""
-    told = re.search(r"([\d.]+) told after ([\d.]+)", output)
-    fault = float(told[1])
     went = [(float(when), int(groups)) for when, groups in re.findall(r"([\d.]+) (\d) groups go on", output)]
-    alone = next(when for when, groups in went if when > fault and groups == 1)
+    alone = next(when for when, groups in went if groups == 1)
+    found = [(float(when), float(waited)) for when, waited in re.findall(r"([\d.]+) told after ([\d.]+)", output)]
+    fault, told = max(each for each in found if each[0] < alone)
     both = next(when for when, groups in went if when > alone and groups == 2)
     digests = re.findall(r"digest is (\w+)", output)
     assert len(digests) == 2 * GROUP, "not all ranks came to the end"
     assert len(set(digests)) == 1, "the groups differ"
-    return float(told[2]), alone - fault, both - fault
+    return told, alone - fault, both - fault
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="which of them (default all)")
     parser.add_argument("--way", choices=WAYS, help="of being told; for the ranks")
     parser.add_argument("--faults", type=fault_schedule.option, default=[], metavar="KIND:rank=R,step=S")
     return parser.parse_args()
@@ -141,4 +143,4 @@ def arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     given = arguments()
-    sys.exit(work(given) if "RANK" in os.environ else launch())
+    sys.exit(work(given) if "RANK" in os.environ else launch(given))
