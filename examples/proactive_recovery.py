@@ -16,6 +16,7 @@ import datetime
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -107,6 +108,7 @@ def launch(args: argparse.Namespace) -> int:
         with subprocess.Popen(
             [*command, "--way", way, "--faults", schedule], env=os.environ | quiet, stdout=subprocess.PIPE, text=True
         ) as job:
+            signal.signal(signal.SIGTERM, lambda *_: job.terminate())
             lines = []
             for line in job.stdout:
                 print(line, end="", flush=True)

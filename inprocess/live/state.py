@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import logging
 import os
 import weakref
@@ -16,6 +17,7 @@ from inprocess.call_wrapper import CallWrapper
 from inprocess.exception import InternalError, LiveStateError, OptionError, StateLost
 from inprocess.live import randoms
 from inprocess.live.copies import Buffer, Copies, Replicator
+from inprocess.live.every import Every
 from inprocess.live.plan import NOTHING, Have, Plan, Shard, Source, Where, newest, plan
 from inprocess.live.present import Present
 from inprocess.live.transfer import Wire
@@ -58,13 +60,14 @@ class LiveState:
     Args:
         parts: anything with ``state_dict()`` and ``load_state_dict()``. They can be given to `recover` instead, where
             they are made anew in each run of the function. A DistributedDataParallel stands for its module.
-        copy_every: keep a copy in host memory every so many steps, and the one before. 0: none. Sharded states need
+        copy_every: keep a copy in host memory every so many steps, or, given a timedelta, about every so many seconds,
+            and the one before. 0: none. Sharded states need
             them: ranks may be a step apart, and what a lost rank had is elsewhere only as a copy.
         replica_distance: rank r sends its copies to rank r + distance, around, and keeps those of rank r - distance.
             The number of ranks per host makes it outlive a host. 0: nobody sends any.
         folder: of checkpoints, for when no rank has the state any more; ``torch.distributed.checkpoint`` writes them
             beside the training. The same on all hosts: a path, or what fsspec understands (``s3://bucket/run``).
-        save_every: write one every so many steps. 0: none, but `recover` loads those that are there.
+        save_every: write one every so many steps, or seconds, as above. 0: none; `recover` loads those that are there.
         keep: how many finished ones stay (default 3).
         transport: ``"group"``: states go over the process group. ``"http"``: over HTTP, from a port of the sender, to
             whoever has the token that is in ``call.store``; for a group that should not, or cannot, send from rank to
@@ -76,29 +79,28 @@ class LiveState:
     def __init__(
         self,
         *,
-        copy_every: int = 0,
+        copy_every: int | datetime.timedelta = 0,
         replica_distance: int = 0,
         folder: str | os.PathLike[str] | None = None,
-        save_every: int = 0,
+        save_every: int | datetime.timedelta = 0,
         keep: int = 3,
         transport: str = "group",
         seed: int | None = 0,
         **parts: Stateful,
     ) -> None:
-        if copy_every < 0:
-            raise OptionError(f"copy_every={copy_every} must be a number of steps, or 0 for no copies")
+        self._copy_every, self._save_every = Every("copy_every", copy_every), Every("save_every", save_every)
         if replica_distance < 0:
             raise OptionError(f"replica_distance={replica_distance} must be a number of ranks, or 0")
-        if replica_distance and not copy_every:
+        if replica_distance and not self._copy_every:
             raise OptionError(f"replica_distance={replica_distance} needs copy_every: there are no copies to send")
-        if save_every < 0 or keep < 1:
-            raise OptionError(f"save_every={save_every} must be a number of steps, or 0, and keep={keep} at least 1")
-        if save_every and folder is None:
-            raise OptionError(f"save_every={save_every} needs folder: where do checkpoints go?")
+        if keep < 1:
+            raise OptionError(f"keep={keep} must be at least 1")
+        if self._save_every and folder is None:
+            raise OptionError(f"save_every={save_every!r} needs folder: where do checkpoints go?")
         if transport not in TRANSPORTS:
             raise OptionError(f"transport={transport!r} must be one of {', '.join(map(repr, TRANSPORTS))}")
         self._transport = transport
-        self._copy_every, self._distance, self._seed = copy_every, replica_distance, seed
+        self._distance, self._seed = replica_distance, seed
         self._present = Present(parts)
         #: weakly: it holds the last error, that holds frames, and these a connection
         self._call: weakref.ref[CallWrapper] | None = None
@@ -108,7 +110,9 @@ class LiveState:
         self._copies, self._kept = Copies(), Copies()
         self._replicator: Replicator | None = None
         self._source = ""
-        self._save_every, self._disk = save_every, _checkpoints(folder, keep)
+        self._disk = _checkpoints(folder, keep)
+        #: of the ranks, weakly; None: all
+        self._group: weakref.ref[ProcessGroup] | None = None
         #: of its own for checkpoints, on the host; weakly: who has destroyed it has no threads of it left
         self._savers: weakref.ref[ProcessGroup] | None = None
         #: put before the names of this rank's tensors in a checkpoint, and whether it writes the rest for all of these
@@ -193,6 +197,9 @@ class LiveState:
         for copies in (self._copies, self._kept):
             copies.drop_after(now)
         self._now_at(now, present)
+        self._group = weakref.ref(group) if group is not None else None
+        for every in (self._copy_every, self._save_every):
+            every.begin(now)
         self._say(newest(haves))
         return present.step
 
@@ -361,10 +368,17 @@ class LiveState:
         return _Commit(self, step)
 
     def _keep(self, step: int) -> None:
-        if self._copy_every and step % self._copy_every == 0:
+        if self._copy_every.is_due(step):
             self._copy()
-        if self._disk is not None and self._save_every and step % self._save_every == 0:
+            self._copy_every.done(step, self._gather)
+        if self._disk is not None and self._save_every.is_due(step):
             self._save(self._disk)
+            self._save_every.done(step, self._gather)
+
+    def _gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        if not dist.is_initialized():
+            return [list(numbers)]
+        return Wire(self._group() if self._group is not None else None).gather(numbers)
 
     def wait(self) -> None:
         """Until the last copy is sent, and the last checkpoint written. Before the process group is destroyed, where

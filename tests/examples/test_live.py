@@ -60,12 +60,16 @@ def test_a_replica_group_is_told_at_once() -> None:
 
 
 def run(script: str, seconds: float, *options: str) -> str:
-    """What it prints."""
-    command = [sys.executable, EXAMPLES / script, *options]
+    """What it prints. Told to end, it ends all that it has started."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    done = subprocess.run(command, check=False, timeout=seconds, **streams)
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    with subprocess.Popen([sys.executable, EXAMPLES / script, *options], **streams) as example:
+        try:
+            said, _ = example.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            example.terminate()
+            said, _ = example.communicate()
+    assert example.returncode == 0, said
+    return said
 
 
 def test_a_wrong_schedule_is_named() -> None:

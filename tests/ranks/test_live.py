@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import signal
 
 import pytest
@@ -127,6 +128,13 @@ def test_sharded_one_dies_and_is_replaced(launch, calm, place, victim):
     faults = {At(victim, step=place): Kill()}
     ranks = result_of(launch, calm, learning.run_sharded, faults=faults, args=SHARDED, respawn=1)
     assert f"a copy of rank {(victim + 1) % 3} at" in ranks[3].value[3][0]
+
+
+def test_sharded_copies_by_time(launch, calm):
+    """Here every step takes longer than that: so one is copied at each step, from the second one on."""
+    args = {"live": {"copy_every": datetime.timedelta(microseconds=1), "replica_distance": 1}}
+    ranks = result_of(launch, calm, learning.run_sharded, faults={At(0, step="summed 5"): Kill()}, args=args, respawn=1)
+    assert ranks[3].value[3][0] == "a copy of rank 1 at 5"
 
 
 def test_sharded_it_dies_before_anything_is_kept(launch, calm):

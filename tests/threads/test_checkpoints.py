@@ -201,7 +201,7 @@ def test_names(name: Name) -> None:
     [
         ({"save_every": 2}, "save_every=2 needs folder"),
         ({"folder": ".", "save_every": -1}, "save_every=-1 must be"),
-        ({"folder": ".", "keep": 0}, "keep=0 at least 1"),
+        ({"folder": ".", "keep": 0}, "keep=0 must be at least 1"),
         ({"folder": "nosuch://x"}, "folder='nosuch://x' cannot be opened"),
     ],
 )

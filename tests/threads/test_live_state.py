@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import datetime
 import random
 from typing import Any
 
 import pytest
 import torch
 
-from inprocess import LiveState
+from inprocess import LiveState, clock
 from inprocess.exception import LiveStateError, OptionError, StateLost
 from inprocess.live import randoms, transfer, tree
 from inprocess.live import state as live_state
 from inprocess.live.copies import Copies
+from inprocess.live.every import Every
 from inprocess.live.plan import NOTHING, Shard
 
 
@@ -97,6 +99,35 @@ def test_a_copy_that_is_under_way_counts_when_it_is_there(error: bool) -> None:
     assert [copy.step for copy in copies.held()] == ([] if error else [4])
     copies.settle()
     assert event.waited == 1
+
+
+def test_every_so_many_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slowest rank's steps count; so all ranks come to the same step."""
+    now = 100.0
+    monkeypatch.setattr(clock, "monotonic", lambda: now)
+    every = Every("copy_every", datetime.timedelta(seconds=10))
+    every.begin(7)
+    due = []
+    for step in range(8, 200):
+        now += 0.25
+        if every.is_due(step):
+            due.append(step)
+            every.done(step, lambda mine: [list(mine), [500_000]])  # another rank takes 0.5 s
+    assert due == list(range(9, 200, 20))
+
+
+def test_every_so_many_steps() -> None:
+    every = Every("copy_every", 3)
+    every.begin(7)
+    assert [step for step in range(8, 20) if every.is_due(step)] == [9, 12, 15, 18]
+    assert not Every("copy_every", 0)
+    assert not Every("copy_every", 0).is_due(6)
+
+
+@pytest.mark.parametrize("value", [-1, True, 2.5, "10", datetime.timedelta(0), datetime.timedelta(seconds=-1)])
+def test_no_number_of_steps(value: Any) -> None:
+    with pytest.raises(OptionError, match="copy_every="):
+        LiveState(copy_every=value)
 
 
 def test_goes_on_where_it_was() -> None:
