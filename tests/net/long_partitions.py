@@ -212,8 +212,20 @@ def test_its_monitor_alone_stands_still(start, shared):
 
 @pytest.mark.parametrize("target", BODIES)
 def test_the_monitor_with_the_store_stands_still(start, shared, target):
-    """Nobody can agree on anything: every function is stopped by its own lease, that of the store's host too."""
+    """The store counts as lost; all go on with another one, the rank of that monitor too: it kills it and has a new
+    one."""
     run, _ = start(target, [0, 1, 2])
+    monitor = hostwise.processes(run, 0)[1:]
+    hostwise.send(monitor, signal.SIGSTOP)
+    run.wait_event("enter", count=3, iteration=1, world_size=3)
+    shared.finish()
+    checks.went_on(run.wait())
+
+
+@pytest.mark.parametrize("target", BODIES)
+def test_the_monitor_with_the_store_stands_still_without_standbys(start, shared, target):
+    """Nobody can agree on anything: every function is stopped by its own lease, that of the store's host too."""
+    run, _ = start(target, [0, 1, 2], wrapper=ALONE)
     monitor = hostwise.processes(run, 0)[1:]
     hostwise.send(monitor, signal.SIGSTOP)
     stopped = time.monotonic()
