@@ -1,0 +1,101 @@
+"""States over HTTP, in one process: who gets them, and what arrives."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from inprocess.exception import LiveStateError
+from inprocess.live import http as live_http
+from inprocess.live import tree
+from inprocess.live.http import HttpWire, _Served
+from inprocess.live.tree import Record
+
+STATE = {"model": {"w": torch.arange(6.0).view(2, 3), "n": torch.tensor(7)}, "text": "x", "empty": torch.zeros(0)}
+
+
+class Dictionary:
+    """An iteration's store, for one process that plays both ranks."""
+
+    def __init__(self) -> None:
+        self._data: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self._data[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self._data[key]
+
+
+class Receiver(HttpWire):
+    """Without a process group."""
+
+    rank = 1
+
+    def __init__(self, served: _Served, token: str) -> None:
+        self._store, self._response = Dictionary(), None
+        where = f'{{"host": "{served.host}", "port": {served.port}, "token": "{token}"}}'
+        self._store.set(live_http._key(0, 1), where)
+
+
+@pytest.fixture
+def served() -> Iterator[_Served]:
+    record = tree.take(STATE)
+    with _Served(record, record.header(), "127.0.0.1") as served:
+        yield served
+
+
+def received(served: _Served, token: str) -> Any:
+    wire = Receiver(served, token)
+    skeleton = tree.read(wire.receive_header(0))
+    room = tree.into({}, skeleton)
+    wire.receive(room, 0, "the state")
+    return room.tree
+
+
+def test_all_of_it_arrives(served: _Served) -> None:
+    found = received(served, served.token)
+    assert found["text"] == "x"
+    assert torch.equal(found["model"]["w"], STATE["model"]["w"])  # type: ignore[index]
+    assert found["model"]["n"] == 7
+    assert found["empty"].numel() == 0
+    assert served.fetched.is_set()
+
+
+@pytest.mark.parametrize("token", ["", "another", "é"])
+def test_nobody_else_gets_it(served: _Served, token: str) -> None:
+    with pytest.raises((LiveStateError, UnicodeEncodeError), match=r"another token|latin|codec|does not serve"):
+        received(served, token)
+    assert not served.fetched.is_set()
+    connection = http.client.HTTPConnection(served.host, served.port, timeout=10)
+    connection.request("GET", "/")
+    answer = connection.getresponse()
+    assert answer.status == http.client.UNAUTHORIZED
+    assert b"model" not in answer.read()
+    answer.close()
+    connection.close()
+
+
+def test_an_end_in_the_middle_is_an_error(served: _Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(record: Record, header: bytes) -> Iterator[bytes]:
+        yield len(header).to_bytes(8, "big") + header + b"1234"
+
+    monkeypatch.setattr(live_http, "_content", half)
+    with pytest.raises(LiveStateError, match="rank 0 ended in the middle of its state"):
+        received(served, served.token)
+
+
+def test_damage_is_noticed(served: _Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = live_http._content
+
+    def damaged(record: Record, header: bytes) -> Iterator[Any]:
+        for number, data in enumerate(whole(record, header)):
+            yield bytes([data[0] ^ 1]) + bytes(data[1:]) if number == 2 else data
+
+    monkeypatch.setattr(live_http, "_content", damaged)
+    with pytest.raises(LiveStateError, match="1 of 2 pieces arrived damaged"):
+        received(served, served.token)
