@@ -145,8 +145,9 @@ def launch() -> int:
             damage(Path(folder))
             nodes[0].wait_for("4 ranks go on .* from the checkpoint")
             say("a node leaves")
+            before = len(nodes[0].lines)
             nodes[1].launcher.send_signal(signal.SIGTERM)
-            nodes[0].wait_for("2 ranks go on .* from own memory")
+            nodes[0].wait_for(r"2 ranks go on .* from (own memory|rank \d)", since=before)
             (Path(folder) / "stop").touch()
             code = nodes[0].launcher.wait()
         finally:

@@ -51,9 +51,10 @@ class Node:
                 self.lines.append(line)
                 self.changed.notify_all()
 
-    def wait_for(self, pattern: str, seconds: float = 120) -> None:
+    def wait_for(self, pattern: str, seconds: float = 120, since: int = 0) -> None:
+        """Until it prints a line with that; ``since``: a line with this number, or a later one."""
         with self.changed:
-            if not self.changed.wait_for(lambda: any(re.search(pattern, line) for line in self.lines), seconds):
+            if not self.changed.wait_for(lambda: any(re.search(pattern, line) for line in self.lines[since:]), seconds):
                 raise SystemExit(f"node {self.number} did not print {pattern!r} within {seconds} s")
 
     def lose(self) -> None:

@@ -28,9 +28,9 @@ def test_the_result_is_the_same(script: str, said: str) -> None:
     assert said in done.stderr
 
 
-@pytest.mark.timeout(130)
+@pytest.mark.timeout(310)
 def test_all_processes_are_lost_and_the_last_checkpoint_is_damaged() -> None:
-    said = run("elastic_checkpoint.py", 120)
+    said = run("elastic_checkpoint.py", 300)
     order = [
         r"2 ranks go on at step 0, .* from nowhere",
         r"--- a node joins",
@@ -40,7 +40,7 @@ def test_all_processes_are_lost_and_the_last_checkpoint_is_damaged() -> None:
         r"step_\w+ is damaged: __0_0.distcp is not what was written",
         r"4 ranks go on at step \d+, .* from the checkpoint",
         r"--- a node leaves",
-        r"2 ranks go on at step \d+, .* from own memory",
+        r"2 ranks go on at step \d+, .* from (own memory|rank \d)",
         r"\d+ epochs of 1000 samples: each sample once in every epoch",
     ]
     at = 0
@@ -50,9 +50,9 @@ def test_all_processes_are_lost_and_the_last_checkpoint_is_damaged() -> None:
         at = found.start()
 
 
-@pytest.mark.timeout(210)
+@pytest.mark.timeout(310)
 def test_a_replica_group_is_told_at_once() -> None:
-    rows = run("proactive_recovery.py", 200, "--ways", "collective", "killed").splitlines()[-2:]
+    rows = run("proactive_recovery.py", 300, "--ways", "collective", "killed").splitlines()[-2:]
     told, on, both = zip(*([float(word) for word in row.split()[-3:]] for row in rows), strict=True)
     assert told[0] > 9.0  # the collective's timeout
     assert told[1] < 6.0
