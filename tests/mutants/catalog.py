@@ -1320,12 +1320,13 @@ FAILOVER = (
 )
 
 plan = _in("live/plan.py", "tests/unit/test_live_plan.py", SIM, seeds=True)
+spread = _in("live/plan.py", "tests/unit/test_live_plan.py")
 copies = _in("live/copies.py", SIM, seeds=True)
 disk = _in("live/checkpoints.py", "tests/threads/test_checkpoints.py")
 LIVE = (
     plan("the_oldest_step", "all go on at the oldest step", "sorted(steps, reverse=True)", "sorted(steps)"),
     plan("some_shards", "all go on where one shard is there", "if all(holders", "if any(holders"),
-    plan("one_sends_all", "the first rank sends to everybody", "(sends[source.rank], source.rank)", "source.rank"),
+    spread("one_sends_all", "the first rank sends to everybody", "(sends[source.rank], source.rank)", "source.rank"),
     copies(
         "another_future",
         "copies of a future that did not come to be are kept",
