@@ -14,6 +14,7 @@ import hashlib
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -121,15 +122,22 @@ def run(args: argparse.Namespace, script: str, faults: str) -> str:
     """The digest that the job printed."""
     options = ["--steps", str(args.steps), "--batch", str(args.batch), "--width", str(args.width), "--faults", faults]
     command = [sys.executable, "-m", "inprocess.run", "--nproc-per-node", str(args.nproc), script, *options]
-    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "RES_OPTIONS": "timeout:1 attempts:1"}
+    code, said = shown(command)
+    found = re.search(r"digest: (\w+)", said)
+    return found[1] if found and not code else ""
+
+
+def shown(command: list[str]) -> tuple[int, str]:
+    """Run it; its exit code, and what it printed, which is shown as it comes. Told to end, it ends that, too."""
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "RES_OPTIONS": "timeout:1 attempts:1", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, env=os.environ | quiet, stdout=subprocess.PIPE, text=True) as job:
+        signal.signal(signal.SIGTERM, lambda *_: job.terminate())
         assert job.stdout is not None
         lines = []
         for line in job.stdout:
             print(line, end="", flush=True)
             lines.append(line)
-    found = re.search(r"digest: (\w+)", "".join(lines))
-    return found[1] if found and not job.returncode else ""
+    return job.returncode, "".join(lines)
 
 
 def arguments(description: str) -> argparse.Namespace:

@@ -16,8 +16,6 @@ import datetime
 import logging
 import os
 import re
-import signal
-import subprocess
 import sys
 import time
 
@@ -25,7 +23,7 @@ import fault_schedule
 import torch
 import torch._dynamo  # the first optimizer would import it: seconds, which look like a hang
 import torch.distributed as dist
-from live_recovery import digest, faults
+from live_recovery import digest, faults, shown
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -59,7 +57,7 @@ def train(
     step = live.recover(call, network=network, optimizer=optimizer)
     if rank == 0:
         print(f"{time.monotonic():.3f} {size // GROUP} groups go on at step {step}", flush=True)
-    together = 0
+    together, begun = 0, time.monotonic()
     try:
         while together < STRIKE or step < 2 * STRIKE:
             call.ping()
@@ -104,18 +102,10 @@ def launch(args: argparse.Namespace) -> int:
         schedule, by = WAYS[way]
         print(f"--- {way}: {schedule}", flush=True)
         command = [sys.executable, "-m", "inprocess.run", "--nproc-per-node", str(2 * GROUP), __file__]
-        quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "RES_OPTIONS": "timeout:1 attempts:1", "OMP_NUM_THREADS": "1"}
-        with subprocess.Popen(
-            [*command, "--way", way, "--faults", schedule], env=os.environ | quiet, stdout=subprocess.PIPE, text=True
-        ) as job:
-            signal.signal(signal.SIGTERM, lambda *_: job.terminate())
-            lines = []
-            for line in job.stdout:
-                print(line, end="", flush=True)
-                lines.append(line)
-        if job.returncode:
-            return job.returncode
-        rows.append((by, *times("".join(lines))))
+        code, said = shown([*command, "--way", way, "--faults", schedule])
+        if code:
+            return code
+        rows.append((by, *times(said)))
     print(f"{'seconds after the fault; told by':<36} {'told':>6} {'goes on':>8} {'both again':>11}")
     for by, told, on, both in rows:
         print(f"{by:<36} {told:6.2f} {on:8.2f} {both:11.2f}")

@@ -261,7 +261,7 @@ def connect_to(address: str, port: int, timeout: float, stopped: threading.Event
         return made[0]
     if stopped.is_set():
         raise StoreLost(f"gave up connecting to the store at {address}:{port}: the call has ended")
-    reason = _first_line(made[0]) if made else f"no answer within {timeout:g} s"
+    reason = first_line(made[0]) if made else f"no answer within {timeout:g} s"
     raise StoreLost(
         f"{address}:{port} accepts connections but does not answer like a TCPStore ({reason}). Another program may be "
         "listening on this port: choose another MASTER_PORT on every rank."
@@ -402,7 +402,7 @@ def serve(host: str, port: int, bind: str = "") -> Any:
         os.close(descriptor)
         version = importlib.metadata.version("torch")
         raise OptionError(
-            f"torch {version} cannot serve a store on a socket that is given to it ({_first_line(error)}): install a "
+            f"torch {version} cannot serve a store on a socket that is given to it ({first_line(error)}): install a "
             "version that the library was run with, see docs/versions.md"
         ) from None
 
@@ -527,7 +527,7 @@ def _executor(store: Any, stopped: threading.Event) -> Callable[[Op], Any]:
         except RuntimeError as error:  # torch's DistError and its kin; ours are none
             # a TCPStore's server closes the connection on which something else than a number is to be added to
             hint = ", or the key does not hold a number" if isinstance(op, Add) else ""
-            raise StoreLost(f"the store failed in {op}: {_first_line(error)}. {_LOST}{hint}") from None
+            raise StoreLost(f"the store failed in {op}: {first_line(error)}. {_LOST}{hint}") from None
 
     return execute
 
@@ -572,7 +572,7 @@ def _wait(store: Any, op: Wait) -> bytes | None:
         except RuntimeError as error:
             if not _is_timeout(error) and not (clock.monotonic() - begin >= patience and _answers(store)):
                 raise StoreLost(
-                    f"the store failed while waiting for {op.key!r}: {_first_line(error)}. {_LOST}"
+                    f"the store failed while waiting for {op.key!r}: {first_line(error)}. {_LOST}"
                 ) from None
         remaining -= patience
         if remaining <= 0:
@@ -591,13 +591,20 @@ def _answers(store: Any) -> bool:
         return False
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, or what it is where it says nothing."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def numeric_address(store: Any) -> str:
     """The address at which a connection reaches the TCPStore server."""
     return str(_innermost(store).host)
+
+
+def address_towards(store: Any) -> str:
+    """The address of this host, as the host of a TCPStore server sees it."""
+    own = own_address(_innermost(store).port)
+    return numeric_address(store) if own == "@" else own
 
 
 def cut(store: Any) -> None:

@@ -160,25 +160,21 @@ class ControlServer:
         What a worker said before it died counts: waits until all that was sent is read, normally microseconds, at
         most 1 s.
         """
-        with self._lock:
-            worker = self._heard_out(global_rank)
-            return worker is not None and worker.wrapped
+        return self._has_said(global_rank, lambda worker: worker.wrapped)
 
     def has_own_store(self, global_rank: int) -> bool:
         """Whether this worker is wrapped, and does without the launcher's store; waits as `is_wrapped` does."""
-        with self._lock:
-            worker = self._heard_out(global_rank)
-            return worker is not None and worker.own_store
+        return self._has_said(global_rank, lambda worker: worker.own_store)
 
     def is_stranded(self, global_rank: int) -> bool:
         """Whether this worker was to join a job of which nobody is left; waits as `is_wrapped` does."""
-        with self._lock:
-            worker = self._heard_out(global_rank)
-            return worker is not None and worker.stranded
+        return self._has_said(global_rank, lambda worker: worker.stranded)
 
-    def _heard_out(self, global_rank: int) -> _Worker | None:
-        self._settle()
-        return self._workers.get(global_rank)
+    def _has_said(self, global_rank: int, what: Callable[[_Worker], bool]) -> bool:
+        with self._lock:
+            self._settle()
+            worker = self._workers.get(global_rank)
+            return worker is not None and what(worker)
 
     def overdue(self) -> list[Overdue]:
         """The workers that have taken more time than they may, until they have ended.

@@ -31,6 +31,7 @@ from inprocess.live.copies import there
 from inprocess.live.plan import NOTHING
 from inprocess.live.transfer import PIECE, checksum
 from inprocess.live.tree import Record, dotted, leaves, read, replaced, take
+from inprocess.store import first_line
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -225,8 +226,7 @@ class Checkpoints:
             raise LiveStateError(f"the checkpoint {path} does not fit: {error}") from error
         except (Exception, CheckpointException) as error:  # the second is a BaseException
             raise LiveStateError(f"the checkpoint {path} does not fit the parts: {_why(error)}") from error
-        for part, skeleton in tree.items():
-            present.parts[part].load_state_dict(states.get(part, skeleton))
+        present.load(Record(tree | states, []))
 
 
 # --- tensors by name --------------------------------------------------------------------------------------------------
@@ -349,4 +349,4 @@ def _why(error: BaseException) -> str:
     if isinstance(error, CheckpointException) and error.failures:
         rank, (error, _) = min(error.failures.items(), key=lambda failure: failure[0])
         return f"rank {rank}: {_why(error)}"
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return first_line(error)

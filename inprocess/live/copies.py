@@ -80,10 +80,6 @@ class Buffer:
         self._under_way = None
 
 
-def _is_cuda(device: torch.device) -> bool:
-    return device.type == "cuda"
-
-
 class Copies:
     """Two buffers; the older one is the next to be overwritten."""
 
@@ -123,7 +119,7 @@ class Copies:
         buffer = self.next()
         target = buffer.lay_out(record.tree, record.header())
         streams = {
-            device: self._stream(device) for device in {tensor.device for tensor in record.tensors} if _is_cuda(device)
+            device: self._stream(device) for device in {tensor.device for tensor in record.tensors if tensor.is_cuda}
         }
         with torch.no_grad():
             for room, tensor in zip(target.tensors, record.tensors, strict=True):

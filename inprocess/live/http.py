@@ -24,6 +24,7 @@ import torch
 from inprocess.exception import LiveStateError
 from inprocess.live.transfer import Shown, Wire, checksum, compare, pieces
 from inprocess.live.tree import Record
+from inprocess.store import address_towards
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -40,16 +41,15 @@ class HttpWire(Wire):
     Args:
         group: of the ranks.
         store: of the iteration; where addresses and tokens are.
-        host: where it is served: the address of the store's server, or a name for it.
     """
 
-    def __init__(self, group: ProcessGroup | None, store: Any, host: str) -> None:
+    def __init__(self, group: ProcessGroup | None, store: Any) -> None:
         super().__init__(group)
-        self._store, self._host = store, host
+        self._store = store
         self._response: http.client.HTTPResponse | None = None
 
     def send(self, record: Record, header: bytes, to: int) -> None:
-        with _Served(record, header, _own_address(self._host)) as served:
+        with _Served(record, header, address_towards(self._store)) as served:
             where = json.dumps({"host": served.host, "port": served.port, "token": served.token})
             self._store.set(_key(self.rank, to), where)
             served.fetched.wait()
@@ -122,8 +122,13 @@ class _Served:
 
         class Server(http.server.ThreadingHTTPServer):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            daemon_threads = True
+            daemon_threads = False  # they are joined when it is closed
 
+            def process_request(self, request: Any, client_address: Any) -> None:
+                served._connections.append(request)
+                super().process_request(request, client_address)
+
+        self._connections: list[socket.socket] = []
         self._server = Server((host, 0), Handler)
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="inprocess-http")
@@ -135,6 +140,10 @@ class _Served:
 
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
+        if not self.fetched.is_set():  # whoever is in the middle of it gets no more
+            for connection in self._connections:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
         self._server.server_close()
         self._thread.join()
 
@@ -155,14 +164,6 @@ def _content(record: Record, header: bytes) -> Iterator[bytes | memoryview]:
 def _view(data: torch.Tensor) -> memoryview:
     """Its bytes; it has to live as long as that."""
     return memoryview((ctypes.c_char * data.nbytes).from_address(data.data_ptr())).cast("B")
-
-
-def _own_address(host: str) -> str:
-    """Of this host, as seen from where the store is."""
-    family, kind, _, _, where = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(where)  # sends nothing
-        return str(probe.getsockname()[0])
 
 
 def _key(source: int, to: int) -> str:

@@ -93,6 +93,10 @@ class Present:
         for name, state in self._states.items():
             self.parts[name].load_state_dict(copy.deepcopy(state))
 
+    def shares(self, other: Present) -> bool:
+        """Whether any part is the same object."""
+        return any(self.parts.get(name) is part for name, part in other.parts.items())
+
     def is_large(self, name: str) -> bool:
         """A module or an optimizer; other parts are small."""
         return name not in self._others

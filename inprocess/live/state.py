@@ -22,7 +22,6 @@ from inprocess.live.plan import NOTHING, Have, Plan, Shard, Source, Where, newes
 from inprocess.live.present import Present
 from inprocess.live.transfer import Wire
 from inprocess.live.tree import Record, Stateful, read
-from inprocess.store import numeric_address
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -176,8 +175,7 @@ class LiveState:
         present = Present(before.parts | parts) if parts else before
         present.shard, had = Shard(*shard) if shard is not None else present.find_shard(), before.shard
         # what is received goes where another shard is yet
-        shared = any(present.parts.get(name) is part for name, part in before.parts.items())
-        step = before.step if had == present.shard or not shared else NOTHING
+        step = before.step if had == present.shard or not present.shares(before) else NOTHING
         mine = before.record() if step != NOTHING else None
         wire = self._wire(call, group) if dist.is_initialized() else None
         self._rank = dist.get_rank(group) if wire is not None else 0
@@ -210,7 +208,7 @@ class LiveState:
             raise OptionError("transport='http' needs recover(call): addresses and tokens are in call.store")
         from inprocess.live.http import HttpWire  # noqa: PLC0415  (http.server, which few need)
 
-        return HttpWire(group, call.store, numeric_address(call.store))
+        return HttpWire(group, call.store)
 
     def _agree(self, wire: Wire | None, have: Have, iteration: int) -> tuple[list[Have], Plan | None, bool]:
         """What each rank has, where all get theirs, and whether there may be a newer checkpoint."""
@@ -218,7 +216,7 @@ class LiveState:
         # where nobody here was in the iteration before, there may be one that nobody here knows of
         was_there, self._iteration = self._iteration >= iteration - 1, iteration
         row = [*have.row(), saved, int(was_there)]
-        rows = wire.gather(row) if wire is not None else [row]
+        rows = _gather(wire, row)
         haves = [Have.of(row) for row in rows]
         found = plan(haves)
         saved, told = (max(row[at] for row in rows) for at in (-2, -1))
@@ -235,7 +233,7 @@ class LiveState:
     ) -> None:
         source = found.sources[self._rank]
         own = source == Source(self._rank, Where.LIVE)
-        if not own and any(present.parts[name] is part for name, part in before.parts.items()):
+        if not own and present.shares(before):
             before.tear()  # until all of it is there
         for sender, receiver in found.transfers():
             if wire is not None and sender == self._rank:
@@ -253,11 +251,12 @@ class LiveState:
             present.fill(self._find(present.shard, found.step).record)
 
     def _say(self, newest: int) -> None:
-        if self._source == "nowhere" and newest == NOTHING:
-            log.info("no rank has a state yet: step 0")
-            return
         if self._source == "nowhere":
-            log.error("the state of step %d is lost: no step is left of which every shard is somewhere; step 0", newest)
+            if newest == NOTHING:
+                log.info("no rank has a state yet: step 0")
+            else:
+                lost = "the state of step %d is lost: no step is left of which every shard is somewhere; step 0"
+                log.error(lost, newest)
             return
         again = f"; {newest - self.step} steps are done again" if newest > self.step else ""
         level = logging.INFO if self._source == "own memory" else logging.WARNING
@@ -308,13 +307,13 @@ class LiveState:
         if self._disk is None:
             return None
         self._disk.wait()  # it may be removing some
-        numbers = self._disk.finished(NOTHING if found is None else found.step)
-        names = self._disk.names(wire.gather(numbers)[0] if wire is not None else numbers)  # others may not see all yet
+        newer = self._disk.finished(NOTHING if found is None else found.step)
+        per_rank = _gather(wire, newer)
+        names = self._disk.names(per_rank[0])  # others may not see all of them yet
         group = self._savers() if self._savers is not None else None
-        rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)
         for name in names:
-            path, fault = self._disk.path(name), self._disk.fault(name, rank, size)
-            ills = [ill for ill, *_ in wire.gather([bool(fault)])] if wire is not None else [bool(fault)]
+            path, fault = self._disk.path(name), self._disk.fault(name, self._rank, len(per_rank))
+            ills = [ill for (ill,) in _gather(wire, [bool(fault)])]
             if fault:
                 log.error("rank %d: the checkpoint %s is damaged: %s", self._rank, path, fault)
             if any(ills):
@@ -370,15 +369,14 @@ class LiveState:
     def _keep(self, step: int) -> None:
         if self._copy_every.is_due(step):
             self._copy()
-            self._copy_every.done(step, self._gather)
+            self._copy_every.done(step, self._tell)
         if self._disk is not None and self._save_every.is_due(step):
             self._save(self._disk)
-            self._save_every.done(step, self._gather)
+            self._save_every.done(step, self._tell)
 
-    def _gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        if not dist.is_initialized():
-            return [list(numbers)]
-        return Wire(self._group() if self._group is not None else None).gather(numbers)
+    def _tell(self, numbers: Sequence[int]) -> list[list[int]]:
+        group = self._group() if self._group is not None else None
+        return _gather(Wire(group) if dist.is_initialized() else None, numbers)
 
     def wait(self) -> None:
         """Until the last copy is sent, and the last checkpoint written. Before the process group is destroyed, where
@@ -414,6 +412,11 @@ def _checkpoints(folder: str | os.PathLike[str] | None, keep: int) -> Checkpoint
     from inprocess.live.checkpoints import Checkpoints  # noqa: PLC0415  (torch.distributed.checkpoint takes 0.7 s)
 
     return Checkpoints(os.fspath(folder), keep)
+
+
+def _gather(wire: Wire | None, numbers: Sequence[int]) -> list[list[int]]:
+    """What every rank says, by rank; without torch.distributed there is this one."""
+    return wire.gather(numbers) if wire is not None else [list(numbers)]
 
 
 def _on_host(group: ProcessGroup | None) -> ProcessGroup:

@@ -201,8 +201,8 @@ class State:
         traced = {"copy": (copies.Copies, "take"), "load": (checkpoints.Checkpoints, "load")}
         traced |= {"stage": (checkpoints.Checkpoints, "stage"), "send": (transfer.Wire, "send")}
         traced |= {"receive": (transfer.Wire, "receive")}
-        for name, (owner, method) in traced.items():
-            setattr(owner, method, _before(context, name, getattr(owner, method)))
+        for place, (owner, method) in traced.items():
+            context.trace(owner, method, place)
 
     def recover(self, context: Context, call: Any) -> tuple[int, int]:
         step = self.live.recover(call)
@@ -214,14 +214,6 @@ class State:
             self.model.value.fill_(-1)
             context.point("inside")
             self.model.value.fill_(value)
-
-
-def _before(context: Context, name: str, method: Any) -> Any:
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        context.point(name)
-        return method(*args, **kwargs)
-
-    return wrapped
 
 
 # --- the faults -------------------------------------------------------------------------------------------------

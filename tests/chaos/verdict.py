@@ -274,7 +274,7 @@ def _steps_lost(facts: Facts) -> list[str]:
     """A LiveState: only the step in flight, unless all ranks that had a newer one are gone; then up to two periods."""
     if not facts.job.live:
         return []
-    lines, before = [], 0
+    lines = []
     for number, line in enumerate(facts.log):
         if line.what != "resume":
             continue

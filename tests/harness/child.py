@@ -106,6 +106,16 @@ class Context:
         self.emit("fault", step=step, fault=repr(fault))
         fault.fire(self)
 
+    def trace(self, owner: Any, method: str, step: str) -> None:
+        """A `point` before each call of this method, or function of a module."""
+        original = getattr(owner, method)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            self.point(step)
+            return original(*args, **kwargs)
+
+        setattr(owner, method, wrapped)
+
     def wait_for(self, when: When) -> None:
         """Return once `when.count` other ranks have reported the event."""
         self.emit("wait_for", awaited=when.event, count=when.count)

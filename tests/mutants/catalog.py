@@ -916,7 +916,7 @@ STORES = (
     stores(
         "lost_store_is_a_crash",
         "a store that is gone is an error of torch",
-        'raise StoreLost(f"the store failed in {op}: {_first_line(error)}. {_LOST}{hint}") from None',
+        'raise StoreLost(f"the store failed in {op}: {first_line(error)}. {_LOST}{hint}") from None',
         "raise",
     ),
     stores(
@@ -1208,8 +1208,8 @@ WATCHING = (
     control(
         "last_words_are_lost",
         "what a worker said before it died is not waited for",
-        "        self._settle()\n        return self._workers",
-        "        return self._workers",
+        "            self._settle()\n            worker = self._workers.get(global_rank)\n",
+        "            worker = self._workers.get(global_rank)\n",
     ),
     control(
         "the_dead_are_watched",

@@ -189,33 +189,22 @@ def _wrapped(context: Context, learn: Callable[[Context, Any], Any], **options: 
 def _trace(context: Context) -> None:
     """Points inside of recover, and where checkpoints are written: before each of these."""
 
-    def trace(owner: Any, name: str, *methods: str) -> None:
-        for method in methods:
-            setattr(owner, method, before(name, getattr(owner, method)))
-
-    def before(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            context.point(name)
-            return method(*args, **kwargs)
-
-        return wrapped
-
     if not hasattr(live_state.Wire, "traced"):
         live_state.Wire.traced = True
-        trace(live_state.Wire, "send", "send")
-        trace(live_state.Wire, "receive", "receive")
+        context.trace(live_state.Wire, "send", "send")
+        context.trace(live_state.Wire, "receive", "receive")
         if context.args.get("live", {}).get("transport") == "http":
             from inprocess.live import http
 
-            trace(http.HttpWire, "send", "send")
-            trace(http.HttpWire, "receive", "receive")
+            context.trace(http.HttpWire, "send", "send")
+            context.trace(http.HttpWire, "receive", "receive")
         if "folder" in context.args.get("live", {}):
             from inprocess.live import checkpoints
 
-            trace(checkpoints.Checkpoints, "stage", "stage")
-            trace(checkpoints._Summed, "write", "write_data")  # in a thread
-            trace(checkpoints._Writer, "finish", "finish")  # rank 0's, when all have written
-            trace(checkpoints, "load", "load")
+            context.trace(checkpoints.Checkpoints, "stage", "stage")
+            context.trace(checkpoints._Summed, "write_data", "write")  # in a thread
+            context.trace(checkpoints._Writer, "finish", "finish")  # rank 0's, when all have written
+            context.trace(checkpoints, "load", "load")
 
 
 def digest(tensors: list[torch.Tensor]) -> str:

@@ -73,7 +73,6 @@ class Live:
         #: buffer -> the history of what is in it
         self._within: dict[Buffer, tuple[int, ...]] = {}
         self._group = Group(0)
-        self._moment: Any = None
 
     @property
     def _rank(self) -> int:
@@ -83,9 +82,8 @@ class Live:
 
     def train(self, seconds: float) -> Generator[Any, Any, None]:
         """The function. Raises Left, RaisedInside."""
-        self._moment = self._training.moment
         size = self._training.placed.active_world_size
-        self._group = self._record.groups.setdefault(self._moment, Group(size))
+        self._group = self._record.groups.setdefault(self._training.moment, Group(size))
         yield from self._recover(Shard(self._rank, size) if self._sharded else ONE)
         while self.step < STEPS:
             yield from self._pass(seconds * self._training.engine.rng.random() / STEPS)

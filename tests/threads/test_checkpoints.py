@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,27 @@ def test_the_newer_one_of_copy_and_checkpoint(tmp_path: Path) -> None:
         optim.step()
         raise ZeroDivisionError
     assert (live.recover(), live.source) == (4, "own copy")
+
+
+class Call:
+    """A running call."""
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+
+    def atomic(self) -> Any:
+        return contextlib.nullcontext()
+
+
+@pytest.mark.parametrize(("iteration", "step"), [(1, 3), (5, 6)])
+def test_who_was_not_there_looks_for_newer_ones(tmp_path: Path, iteration: int, step: int) -> None:
+    """A reserve, say: others went on in the iterations between, and may have come further."""
+    live, _, _ = begin(tmp_path, 3, save_every=2)
+    begin(tmp_path / "others", 6, save_every=2)
+    for path in (tmp_path / "others").iterdir():
+        if not (tmp_path / path.name).exists():
+            path.rename(tmp_path / path.name)
+    assert live.recover(Call(iteration)) == step
 
 
 def test_the_last_ones_are_kept(tmp_path: Path) -> None:

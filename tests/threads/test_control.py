@@ -25,7 +25,7 @@ from inprocess.exception import OptionError, RestartError, TimeoutError
 from inprocess.launcher import control
 from inprocess.launcher.control import ControlServer, Request
 from inprocess.launcher.ft_config import Settings
-from inprocess.watch import announce_wrapped, ask_launcher, monitored
+from inprocess.watch import announce_nobody_left, announce_wrapped, ask_launcher, monitored
 from inprocess.watch_board import WatchBoard
 
 S = 1_000_000_000
@@ -193,6 +193,16 @@ def test_no_silence_counts_in_which_the_launcher_stood_still(time: Time, monkeyp
             assert server.overdue() == []
         time.passes(5)
         assert overdue(server) == [(0, "rank_heartbeat_timeout")]
+
+
+def test_who_finds_nobody_to_join_says_so(server: ControlServer, worker: Any) -> None:
+    worker(3)
+    announce_wrapped()
+    assert not server.is_stranded(3)
+    announce_nobody_left()
+    assert server.is_stranded(3) and server.is_wrapped(3) and not server.is_stranded(4)
+    worker(3)
+    assert not server.is_stranded(3), "the one that comes after it has not said so"
 
 
 def test_a_wrapper_announces_itself(server: ControlServer, worker: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,6 +89,24 @@ def test_an_end_in_the_middle_is_an_error(served: _Served, monkeypatch: pytest.M
     monkeypatch.setattr(live_http, "_content", half)
     with pytest.raises(LiveStateError, match="rank 0 ended in the middle of its state"):
         received(served, served.token)
+
+
+def test_whoever_is_in_the_middle_of_it_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that serves it is interrupted: no thread of it stays, though the other one takes its time."""
+    record, under_way = tree.take(STATE), threading.Event()
+
+    def endless(record: Record, header: bytes) -> Iterator[bytes]:
+        while True:
+            yield bytes(1 << 20)
+            under_way.set()
+
+    monkeypatch.setattr(live_http, "_content", endless)
+    before = threading.active_count()
+    with _Served(record, b"", "127.0.0.1") as served, socket.create_connection((served.host, served.port)) as slow:
+        slow.sendall(f"GET / HTTP/1.0\r\nAuthorization: Bearer {served.token}\r\n\r\n".encode())
+        slow.recv(1)
+        assert under_way.wait(20)
+    assert threading.active_count() == before
 
 
 def test_damage_is_noticed(served: _Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,20 @@ def test_a_copy_that_is_under_way_counts_when_it_is_there(error: bool) -> None:
     assert event.waited == 1
 
 
+def test_a_long_transfer_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    now = 100.0
+    monkeypatch.setattr(clock, "monotonic", lambda: now)
+    caplog.set_level("INFO", "inprocess.live")
+    shown = transfer.Shown("the state of step 7 from rank 3", 4 * 10**9)
+    for _ in range(4):
+        now += 0.6 * transfer.SHOWN_EVERY
+        shown.more(10**9)
+    assert [record.message for record in caplog.records] == [
+        "the state of step 7 from rank 3: 2.0 of 4.0 GB",
+        "the state of step 7 from rank 3: 4.0 of 4.0 GB",
+    ]
+
+
 def test_every_so_many_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slowest rank's steps count; so all ranks come to the same step."""
     now = 100.0
