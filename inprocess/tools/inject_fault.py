@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import importlib
+import logging
 import os
 import random
 import signal
@@ -23,8 +24,14 @@ from inprocess.options import seconds
 
 __all__ = ["Fault", "InjectedException", "inject_fault"]
 
+log = logging.getLogger(__name__)
+
 #: longer than any training runs (seconds)
 FOREVER = 1 << 30
+#: longer than any training runs (clock cycles of a GPU: six days at 2 GHz)
+FOREVER_ON_GPU = 1 << 50
+#: GPU_OOM takes the memory in so many portions: what it leaves is smaller than one of them
+PORTIONS = 64
 
 
 class InjectedException(Exception):
@@ -34,10 +41,14 @@ class InjectedException(Exception):
 class Fault(enum.Enum):
     """What can happen to a rank. The faults on the GPU need CUDA."""
 
-    #: an index outside a tensor on the GPU: the CUDA context of the process is lost
+    #: an index outside a tensor on the GPU: the CUDA context of the process is lost, each later call of CUDA fails
     GPU_ERROR = "gpu_error"
-    #: a kernel that keeps the GPU busy for hours: collectives behind it never end
+    #: a kernel that ends in six days: what comes behind it on its stream, collectives too, never begins
     GPU_SLEEP = "gpu_sleep"
+    #: the next call of any ``torch.nn.Module`` takes all memory of the GPU, and raises torch's OutOfMemoryError
+    GPU_OOM = "gpu_oom"
+    #: the next call of any ``torch.nn.Module`` never ends: the others wait for this rank in a collective
+    STUCK_COLLECTIVE = "stuck_collective"
     #: the next call of any ``torch.nn.Module`` raises InjectedException
     WORKLOAD_EXC = "workload_exc"
     #: InjectedException as an asynchronous exception; code that blocks in C sees it only afterwards
@@ -60,7 +71,9 @@ class Fault(enum.Enum):
     SIGSTOP = "sigstop"
 
 
-GPU_FAULTS = frozenset({Fault.GPU_ERROR, Fault.GPU_SLEEP})
+GPU_FAULTS = frozenset({Fault.GPU_ERROR, Fault.GPU_SLEEP, Fault.GPU_OOM})
+#: wait for the next call of a module
+IN_FORWARD = frozenset({Fault.WORKLOAD_EXC, Fault.GPU_OOM, Fault.STUCK_COLLECTIVE})
 
 
 def inject_fault(
@@ -89,6 +102,8 @@ def inject_fault(
         OptionError: an argument is wrong, or RANK or WORLD_SIZE is missing in the environment.
 
     The thread ends when the fault has struck. It is a daemon thread; a restart does not take a pending fault back.
+    Faults on the GPU strike on the device, and kernels on the stream, that are current where this is called: choose
+    them before.
     """
     rank, world_size = _number_from_environment("RANK"), _number_from_environment("WORLD_SIZE")
     choice = _checked(faults)
@@ -157,8 +172,12 @@ def _shared_seed() -> int:
 def _prepare(fault: Fault) -> Callable[[], object]:
     if fault is Fault.SIGNAL_EXC:
         return _prepare_signal()
-    if fault in GPU_FAULTS or fault is Fault.WORKLOAD_EXC:
+    if fault in GPU_FAULTS | IN_FORWARD:
         importlib.import_module("torch.nn")  # two threads that import torch at the same time get in each other's way
+    if fault is Fault.GPU_SLEEP:
+        _sleep_kernel()  # its error is for the caller
+    if fault in GPU_FAULTS:
+        return _on_this_stream(_STRIKES[fault])
     return _SIGNALS.get(fault) or _STRIKES[fault]
 
 
@@ -186,30 +205,91 @@ def _async_exception() -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main or 0), ctypes.py_object(InjectedException))
 
 
-def _workload_exception() -> None:
+# --- in the next forward: of the thread that calls it, which is the main thread or one of the user's
+
+
+def _at_next_forward(action: Callable[[object], object]) -> None:
     from torch.nn.modules.module import register_module_forward_pre_hook  # noqa: PLC0415  (only here)
 
-    def fail(module: object, args: object) -> None:
-        hook.remove()
-        raise InjectedException(f"injected into the forward of {type(module).__name__}")
+    registered = threading.Event()
 
-    hook = register_module_forward_pre_hook(fail)
+    def strike(module: object, args: object) -> None:
+        registered.wait()  # it may be called before it has its own handle
+        hook.remove()
+        action(module)
+
+    hook = register_module_forward_pre_hook(strike)
+    registered.set()
+
+
+def _workload_exception() -> None:
+    _at_next_forward(_fail)
+
+
+def _fail(module: object) -> None:
+    raise InjectedException(f"injected into the forward of {type(module).__name__}")
+
+
+def _stuck_collective() -> None:
+    """Between two steps: all collectives so far were joined, so none is ever paired with a wrong one."""
+    _at_next_forward(lambda module: threading.Event().wait())
+
+
+def _gpu_oom() -> None:
+    import torch  # noqa: PLC0415  (only here)
+
+    device = torch.cuda.current_device()
+    portion = torch.cuda.get_device_properties(device).total_memory // PORTIONS
+
+    def take_all(module: object) -> None:
+        """As activations do: the frames of the error hold what it took, and it is free again when they are gone."""
+        taken = []
+        while True:
+            taken.append(torch.empty(portion, dtype=torch.uint8, device=torch.device("cuda", device)))
+
+    _at_next_forward(take_all)
+
+
+# --- kernels
+
+
+def _on_this_stream(strike: Callable[[], object]) -> Callable[[], None]:
+    """CUDA's current device and stream belong to a thread: the background thread takes over those of this one."""
+    import torch  # noqa: PLC0415  (only here)
+
+    stream = torch.cuda.current_stream()
+
+    def on_that_stream() -> None:
+        torch.cuda.set_stream(stream)  # and with it the device
+        strike()
+
+    return on_that_stream
 
 
 def _gpu_error() -> None:
     import torch  # noqa: PLC0415  (only here)
 
     index = torch.full((1,), 1 << 20, device="cuda")
-    print(torch.zeros(1, device="cuda")[index])  # waits for the kernel, which fails
+    try:
+        _ = torch.zeros(1, device="cuda")[index]
+        torch.cuda.current_stream().synchronize()  # the error comes out where somebody waits for the kernel
+    except RuntimeError as error:
+        log.warning("Fault.GPU_ERROR: the CUDA context of this process is lost: %s", str(error).partition("\n")[0])
+    else:
+        log.error("Fault.GPU_ERROR: this build of torch does not check indices on the GPU; nothing was injected")
 
 
 def _gpu_sleep() -> None:
+    _sleep_kernel()(FOREVER_ON_GPU)
+
+
+def _sleep_kernel() -> Callable[[int], object]:
     import torch  # noqa: PLC0415  (only here)
 
-    sleep = getattr(torch.cuda, "_sleep", None)
+    sleep: Callable[[int], object] | None = getattr(torch.cuda, "_sleep", None)
     if sleep is None:
         raise OptionError(f"Fault.GPU_SLEEP: torch {torch.__version__} has no torch.cuda._sleep: choose another fault")
-    sleep(1 << 50)
+    return sleep
 
 
 _SIGNALS = {
@@ -221,6 +301,8 @@ _SIGNALS = {
 _STRIKES: dict[Fault, Callable[[], object]] = {
     Fault.GPU_ERROR: _gpu_error,
     Fault.GPU_SLEEP: _gpu_sleep,
+    Fault.GPU_OOM: _gpu_oom,
+    Fault.STUCK_COLLECTIVE: _stuck_collective,
     Fault.WORKLOAD_EXC: _workload_exception,
     Fault.ASYNC_EXC: _async_exception,
     Fault.OS_ABORT: os.abort,

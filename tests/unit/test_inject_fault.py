@@ -1,4 +1,6 @@
-"""inject_fault: the same plan on all ranks, and every fault that needs no GPU, each in a process of its own."""
+"""inject_fault: the same plan on all ranks; every fault that needs no GPU, each in a process of its own; the others
+with a fake of torch. tests/gpu has them on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,17 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
 from inprocess.exception import OptionError
 from inprocess.tools import inject_fault as module
-from inprocess.tools.inject_fault import GPU_FAULTS, Fault, inject_fault
+from inprocess.tools.inject_fault import GPU_FAULTS, Fault, InjectedException, inject_fault
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +112,159 @@ def test_signal_fault_needs_the_main_thread(monkeypatch):
     thread.start()
     thread.join()
     assert "main thread" in str(raised[0])
+
+
+# --- on a GPU, which is a fake: it knows who asked for what, in which thread
+
+
+class OutOfMemory(RuntimeError):
+    pass
+
+
+class Storage:
+    """A tensor that only takes memory."""
+
+
+class FakeTorch:
+    """As much of torch as the faults on the GPU use. The calling thread is on device 3, a new one on device 0."""
+
+    #: how many portions of memory there are
+    ROOM = 5
+
+    def __init__(self, error: str = "") -> None:
+        self.error = error
+        self.__version__ = "0"
+        self.uint8 = "uint8"
+        self.kernels: list[tuple[str, object]] = []
+        self.allocated: weakref.WeakSet[Storage] = weakref.WeakSet()
+        self.hooks: list[object] = []
+        self._of_thread = threading.local()
+        self._of_thread.stream = SimpleNamespace(device=3, synchronize=self._synchronize)
+        self.cuda = SimpleNamespace(
+            is_available=lambda: True,
+            current_stream=lambda: self.stream,
+            set_stream=lambda stream: setattr(self._of_thread, "stream", stream),
+            current_device=lambda: self.stream.device,
+            get_device_properties=lambda device: SimpleNamespace(total_memory=self.ROOM << 20),
+            _sleep=lambda cycles: self.kernels.append((f"sleep {cycles}", self.stream)),
+        )
+        self.nn = SimpleNamespace(modules=SimpleNamespace(module=self))
+
+    @property
+    def stream(self):
+        return getattr(self._of_thread, "stream", SimpleNamespace(device=0))
+
+    def device(self, kind, index):
+        return index
+
+    def empty(self, size, dtype, device):
+        assert device == 3
+        if len(self.allocated) == self.ROOM:
+            raise OutOfMemory("CUDA out of memory")
+        self.allocated.add(storage := Storage())
+        return storage
+
+    def full(self, shape, value, device):
+        return value
+
+    def zeros(self, size, device):
+        return self
+
+    def __getitem__(self, index):
+        self.kernels.append((f"index {index}", self.stream))
+
+    def _synchronize(self):
+        if self.error:
+            raise RuntimeError(self.error)
+
+    def register_module_forward_pre_hook(self, hook):
+        self.hooks.append(hook)
+        return SimpleNamespace(remove=lambda: self.hooks.remove(hook))
+
+    def forward(self):
+        """A call of a module, as torch makes it."""
+        for hook in tuple(self.hooks):
+            hook(self, ())
+
+
+@pytest.fixture
+def torch(monkeypatch):
+    fake = FakeTorch("CUDA error: device-side assert triggered\nCUDA kernel errors might be reported elsewhere")
+    names = ("torch", "torch.nn", "torch.nn.modules", "torch.nn.modules.module")
+    for name, part in zip(names, (fake, fake.nn, fake.nn.modules, fake), strict=True):
+        monkeypatch.setitem(sys.modules, name, part)
+    monkeypatch.setenv("RANK", "0")
+    return fake
+
+
+def strike(fault):
+    """Let it strike here, and wait until it has."""
+    inject_fault((fault,), num_faults=8, keep_alive=0)
+    for thread in threading.enumerate():
+        if thread.name == "inprocess-fault":
+            thread.join()
+
+
+def test_kernels_run_on_the_stream_of_the_caller(torch):
+    strike(Fault.GPU_SLEEP)
+    strike(Fault.GPU_ERROR)
+    kernels = [kernel for kernel, _ in torch.kernels]
+    assert kernels == [f"sleep {1 << 50}", f"index {1 << 20}"]
+    assert all(stream is torch.stream for _, stream in torch.kernels)
+
+
+def test_a_lost_context_is_told_in_one_line(torch, caplog):
+    """Not as the traceback of a thread: pytest makes an error of that."""
+    strike(Fault.GPU_ERROR)
+    (record,) = caplog.records
+    assert record.getMessage().endswith("is lost: CUDA error: device-side assert triggered")
+
+
+def test_an_index_that_is_not_checked_is_told(torch, caplog):
+    torch.error = ""
+    strike(Fault.GPU_ERROR)
+    assert "nothing was injected" in caplog.text
+
+
+def test_no_sleep_kernel_is_an_error_for_the_caller(torch):
+    del torch.cuda._sleep
+    with pytest.raises(OptionError, match="choose another fault"):
+        strike(Fault.GPU_SLEEP)
+
+
+def test_out_of_memory_once_and_free_with_its_frames(torch):
+    strike(Fault.GPU_OOM)
+    assert not torch.allocated
+    with pytest.raises(OutOfMemory) as caught:
+        torch.forward()
+    assert len(torch.allocated) == torch.ROOM
+    traceback.clear_frames(caught.tb)
+    assert not torch.allocated
+    torch.forward()
+
+
+def test_a_module_that_is_called_at_once_finds_the_hook_whole(torch):
+    """The main thread may call one while the background thread is still registering."""
+    called = threading.Event()
+    register = torch.register_module_forward_pre_hook
+
+    def slow(hook):
+        handle = register(hook)
+        threads.append(threading.Thread(target=forward))
+        threads[0].start()
+        assert not called.wait(0.05)  # it waits in the hook: a longer time shows no more
+        return handle
+
+    def forward():
+        with pytest.raises(InjectedException):
+            torch.forward()
+        called.set()
+
+    threads: list[threading.Thread] = []
+    torch.register_module_forward_pre_hook = slow
+    strike(Fault.WORKLOAD_EXC)
+    threads[0].join(10)
+    assert called.is_set() and not torch.hooks
 
 
 # --- one process per fault; all of them start at the same time
