@@ -6,15 +6,14 @@ A check raises (best a HealthCheckError) to take its rank out of the job, and re
 from __future__ import annotations
 
 import abc
-import ctypes
 import datetime
-import itertools
 import logging
-import os
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+from . import gpu, nic
 from .exception import HealthCheckError, TimeoutError
 from .finalize import run_in_thread
 from .options import seconds
@@ -31,7 +30,9 @@ __all__ = [
     "HealthCheck",
 ]
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
+_NVML_TIMEOUT = 60.0  # seconds for all questions of one check; a driver that is being asked loads a GPU in a few
 
 
 class HealthCheck(abc.ABC):
@@ -77,102 +78,254 @@ class FaultCounter(HealthCheck):
 
 
 class CudaHealthCheck(HealthCheck):
-    """Runs a small computation on this rank's GPU and waits for it; without CUDA nothing is checked.
+    """Waits for this rank's GPU, runs a small computation on it, compares its result, and waits again.
 
-    The GPU is the current device, if the program chose one; else the one that ``LOCAL_RANK`` names among the visible
-    ones; else device 0, as when every process sees only its own.
+    The first wait finds work that never ends, and errors of earlier work, which CUDA reports late. The GPU is the
+    current device if the program chose one, else the visible one that ``LOCAL_RANK`` names, else device 0.
+
+    A process that has not used CUDA so far is not checked: a look would give it a CUDA context, which takes memory of a
+    GPU, may be on the wrong one, is of no use to a job on CPUs, and cannot be used by what the process forks later. Who
+    wants the first check to look calls ``torch.cuda.set_device(...)`` before the wrapped function. Nor is the
+    computation checked where the GPU has no memory left: that is no fault of the GPU.
 
     Args:
-        timeout: a timedelta, or seconds; a GPU that does not answer within it is unfit.
+        timeout: a timedelta, or seconds, for all three steps; a GPU that does not answer within it is unfit.
 
     Raises:
         OptionError: `timeout` is no duration.
-        HealthCheckError: at the call, when the GPU fails or does not answer.
+        HealthCheckError: at the call, when the GPU fails or does not answer. A thread that waits for it is left behind
+            then; it does nothing more when the GPU answers late.
     """
 
     def __init__(self, timeout: datetime.timedelta | float = 30.0) -> None:
         self.timeout = seconds("timeout", timeout)
+        self._probe: _Probe | None = None  # the last one
 
     def __call__(self, state: FrozenState) -> FrozenState:
-        import torch  # noqa: PLC0415 - only who checks CUDA pays for it
-
-        in_bad_fork = getattr(torch.cuda, "_is_in_bad_fork", lambda: False)  # without it CUDA itself says so
-        if not torch.cuda.is_available() or in_bad_fork():
-            _not_checked("CUDA", "it is not available in this process")
+        if not gpu.cuda_in_use():
+            _not_checked("CUDA", "this process has not used it yet")
             return state
-        device = local_device()
-
-        def compute() -> None:
-            torch.cuda.synchronize(device)
-            if torch.ones(8, device=f"cuda:{device}").sum().item() != 8:
-                raise HealthCheckError(f"CUDA device {device} computes wrong results")
-
+        if self._probe is not None and not self._probe.ended.is_set():
+            raise HealthCheckError(f"{self._probe} still does not answer since an earlier check")
         try:
-            run_in_thread("CudaHealthCheck", self.timeout, compute)
-        except TimeoutError as error:
-            raise HealthCheckError(f"CUDA device {device} does not answer: {error}") from error
+            self._probe = probe = _Probe(gpu.cuda_device(), gpu.which())
         except RuntimeError as error:
-            raise HealthCheckError(f"CUDA device {device} fails: {error}") from error
+            raise HealthCheckError(f"CUDA fails: {error}\n{_CONTEXT_LOST}") from error
+        try:
+            run_in_thread("CudaHealthCheck", self.timeout, probe.run)
+        except TimeoutError as error:
+            probe.abandoned = True
+            raise HealthCheckError(f"{probe} did not answer within timeout={self.timeout:g}s") from error
+        except RuntimeError as error:  # torch.AcceleratorError among them
+            raise HealthCheckError(f"{probe} fails: {error}\n{_CONTEXT_LOST}") from error
         return state
 
 
+_CONTEXT_LOST = (
+    "The CUDA context of this process is lost: no restart inside this process brings it back, start a new process"
+)
+
+
+class _Probe:
+    """One look at a device, in a thread of its own."""
+
+    def __init__(self, index: int, device: gpu.Device) -> None:
+        self.index = index
+        self.device = device
+        self.step = ""
+        self.ended = threading.Event()
+        self.abandoned = False  # nobody waits for it any more
+
+    def __str__(self) -> str:
+        return f"CUDA device {self.index} ({self.device}, {self.step})"
+
+    def run(self) -> None:
+        steps = {
+            "waiting for earlier work": self._synchronize,
+            "in a small computation": self._compute,
+            "waiting for the computation": self._synchronize,
+        }
+        try:
+            for self.step, act in steps.items():
+                if not self.abandoned:
+                    act()
+        finally:
+            self.ended.set()
+
+    def _synchronize(self) -> None:
+        import torch  # noqa: PLC0415
+
+        torch.cuda.synchronize(self.index)  # releases the interpreter lock while it waits
+
+    def _compute(self) -> None:
+        import torch  # noqa: PLC0415
+
+        try:
+            result = torch.arange(1000, device=f"cuda:{self.index}").square().sum().item()
+        except torch.OutOfMemoryError as error:
+            _not_checked("what CUDA computes", str(error))
+            return
+        except RuntimeError as error:
+            self._synchronize()  # raises once more if the context is lost
+            raise HealthCheckError(f"{self} fails: {error}") from error
+        if result != 332_833_500:
+            raise HealthCheckError(f"{self} computes wrong results: {result} instead of 332833500")
+
+
 class ChainedGPUHealthCheck(HealthCheck):
-    """Asks the driver (NVML) whether this rank's GPU is lost or waits for a reset; without NVML nothing is checked.
+    """Asks the driver (NVML) whether this rank's GPU is lost, waits for a recovery action, or lost memory contents.
+
+    A GPU is unfit if
+
+    * it has fallen off the bus, or the driver refuses it before a reset;
+    * the driver asks for a recovery action: a reset, a reboot, draining (older drivers do not know the question);
+    * ECC met an error that it could not correct, since the first look: data of this job may have been in that memory.
+      What was counted before met another job;
+    * remapping of a bad row of its memory has ever failed: that row stays, a reset does not mend it;
+    * bad pages of its memory wait for a reboot to be retired: until then they can be used.
+
+    Not a fault: corrected errors, of any number; and bad rows that will be remapped at the next reset, which a warning
+    says once, since a "pending remapping won't affect future work on the GPU since error-containment and dynamic page
+    blacklisting will take care of that" (nvml.h on nvmlDeviceGetRemappedRows). Where it matters after all, the driver
+    asks for a recovery action.
+
+    What cannot be asked is not checked: without ``nvidia-ml-py`` (``pip install inprocess[nvml]``) or a driver nothing
+    is, without ECC no ECC. Of a MIG instance the whole GPU is asked.
 
     Args:
         device_index: index among the visible devices; None: this rank's.
 
     Raises:
-        HealthCheckError: at the call, when the GPU must be reset, drained or replaced.
+        HealthCheckError: at the call, when the GPU must be reset, drained or replaced, or NVML does not answer for
+            60 seconds.
     """
 
     def __init__(self, device_index: int | None = None) -> None:
         self.device_index = device_index
+        self._uncorrected: dict[str, int] = {}  # PCI address: errors that ECC could not correct, at the first look
 
     def __call__(self, state: FrozenState) -> FrozenState:
-        _with_nvml("the GPU", self.device_index, _check_recovery)
+        _ask_driver("the GPU", gpu.which(self.device_index), self._look)
         return state
+
+    def _look(self, found: gpu.Gpu) -> None:
+        _check_recovery(found)
+        self._check_uncorrected(found)
+        _check_rows(found)
+        _check_pages(found)
+
+    def _check_uncorrected(self, found: gpu.Gpu) -> None:
+        ml = found.nvml
+        kind = (ml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, ml.NVML_VOLATILE_ECC)  # volatile: since the driver was loaded
+        count = _answer(found, "ECC", lambda: ml.nvmlDeviceGetTotalEccErrors(found.handle, *kind))
+        if count is None:
+            return
+        before = min(count, self._uncorrected.get(found.address, count))
+        self._uncorrected[found.address] = before
+        if count > before:
+            raise HealthCheckError(
+                f"GPU {found.address}: {count - before} memory errors since the first look that ECC could not correct"
+            )
+
+
+#: names of NVML_GPU_RECOVERY_ACTION_... -> what the driver asks for
+_RECOVERY = {
+    "GPU_RESET": "a reset of the GPU",
+    "NODE_REBOOT": "a reboot of the node",
+    "DRAIN_P2P": "draining of peer-to-peer traffic",
+    "DRAIN_AND_RESET": "draining and a reset of the GPU",
+    "RECOVER_IMEX_DOMAIN": "a recovery of the IMEX domain",
+    "BUS_RESET": "a reset of the GPU's PCIe bus",
+    "SYSTEM_REBOOT": "a reboot of the system",
+}
+
+
+def _check_recovery(found: gpu.Gpu) -> None:
+    action = _answer(found, "the GPU's recovery action", lambda: _field(found, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"))
+    if action:
+        known = {
+            getattr(found.nvml, f"NVML_GPU_RECOVERY_ACTION_{name}", None): words for name, words in _RECOVERY.items()
+        }
+        raise HealthCheckError(f"GPU {found.address}: the driver asks for {known.get(action, f'action {action}')}")
+
+
+def _field(found: gpu.Gpu, name: str) -> int:
+    (field,) = found.nvml.nvmlDeviceGetFieldValues(found.handle, [getattr(found.nvml, name)])
+    if field.nvmlReturn != found.nvml.NVML_SUCCESS:
+        raise found.nvml.NVMLError(field.nvmlReturn)
+    return int(field.value.uiVal)
+
+
+def _check_rows(found: gpu.Gpu) -> None:
+    rows = _answer(found, "remapping of memory rows", lambda: found.nvml.nvmlDeviceGetRemappedRows(found.handle))
+    if rows is None:
+        return
+    _corrected, _uncorrected, pending, failed = rows
+    if failed:
+        raise HealthCheckError(
+            f"GPU {found.address}: a bad row of its memory could not be remapped; it must be replaced"
+        )
+    if pending and f"rows of {found.address}" not in _told:
+        _told.add(f"rows of {found.address}")
+        _log.warning("GPU %s will remap bad rows of its memory at its next reset; it goes on until then", found.address)
+
+
+def _check_pages(found: gpu.Gpu) -> None:
+    ask = found.nvml.nvmlDeviceGetRetiredPagesPendingStatus
+    if _answer(found, "retired memory pages", lambda: ask(found.handle)):
+        raise HealthCheckError(f"GPU {found.address}: bad pages of its memory stay in use until a reboot")
 
 
 class ChainedNVLHealthCheck(HealthCheck):
     """Asks the driver (NVML) whether NVLinks of this rank's GPU that were up are down now; without NVML not checked.
 
+    A link that was never up is no fault: not all links of a GPU are wired. Of a MIG instance the whole GPU is asked.
+
     Args:
         device_index: index among the visible devices; None: this rank's.
 
     Raises:
-        HealthCheckError: at the call, when a link went down since the first call.
+        HealthCheckError: at the call, when a link that an earlier call saw up is down, the GPU is lost, or NVML does
+            not answer for 60 seconds.
     """
 
     def __init__(self, device_index: int | None = None) -> None:
         self.device_index = device_index
-        self._links_up: set[int] = set()
+        self._up: dict[str, set[int]] = {}  # PCI address: links that were up
 
     def __call__(self, state: FrozenState) -> FrozenState:
-        _with_nvml("NVLink", self.device_index, self._check)
+        _ask_driver("NVLink", gpu.which(self.device_index), self._look)
         return state
 
-    def _check(self, nvml: _Nvml, gpu: ctypes.c_void_p) -> None:
-        links_up = nvml.links_up(gpu)
-        lost = self._links_up - links_up
-        self._links_up |= links_up
+    def _look(self, found: gpu.Gpu) -> None:
+        links = {link: self._state(found, link) for link in range(found.nvml.NVML_NVLINK_MAX_LINKS)}
+        up = self._up.setdefault(found.address, set())
+        up |= {link for link, active in links.items() if active}
+        lost = sorted(link for link in up if links[link] == 0)  # None: not told
         if lost:
-            raise HealthCheckError(f"NVLinks {sorted(lost)} of this rank's GPU went down")
+            raise HealthCheckError(f"GPU {found.address}: NVLinks {lost} went down")
+
+    @staticmethod
+    def _state(found: gpu.Gpu, link: int) -> int | None:
+        return _answer(found, "some NVLink", lambda: found.nvml.nvmlDeviceGetNvLinkState(found.handle, link))
 
 
 class ChainedNicHealthCheck(HealthCheck):
-    """Looks whether the InfiniBand adapters near this rank's GPU lost their link since the first call.
+    """Looks whether the RDMA adapters (InfiniBand, RoCE) near this rank's GPU lost their link since the first call.
 
-    Reads ``/sys/class/infiniband``; without adapters, or without a GPU to tell which ones are this rank's, nothing is
-    checked, unless `nics` names them.
+    Reads ``/sys/class/infiniband``: the state of each port, and how often its link went down, of which RoCE tells
+    through the port's network interface. Near are the adapters with the longest PCI path in common with the GPU; if
+    none hangs on the same PCI root, those of the same NUMA node. Without adapters, or without a GPU to tell which ones
+    are this rank's, nothing is checked, unless `nics` names them. A port that was never active is no fault.
 
     Args:
-        nics: names such as ``mlx5_0``; None: those with the shortest PCI path to this rank's GPU.
+        nics: names such as ``mlx5_0``; None: those near this rank's GPU.
         device_index: index of the GPU among the visible devices; None: this rank's.
         sysfs: where the system's device tree is mounted.
 
     Raises:
-        HealthCheckError: at the call, when a link went down.
+        HealthCheckError: at the call, when a link is down or went down meanwhile, its port is gone, or NVML, asked for
+            the GPU's place, finds it lost.
     """
 
     def __init__(
@@ -181,72 +334,79 @@ class ChainedNicHealthCheck(HealthCheck):
         self.nics = None if nics is None else tuple(nics)
         self.device_index = device_index
         self.sysfs = Path(sysfs)
-        self._seen: dict[Path, tuple[str, int]] = {}  # port: (state, times it went down)
+        self._gpu: str | None = None  # PCI address
+        self._seen: dict[Path, nic.Link] = {}
 
     def __call__(self, state: FrozenState) -> FrozenState:
-        ports = self._ports()
+        ports = {*self._ports(), *self._seen}
         if not ports:
-            _not_checked("InfiniBand", "this rank has no adapter")
-        lost = [self._describe(port) for port in sorted({*ports, *self._seen}) if self._went_down(port)]
+            _not_checked("the network adapter", f"none is there, or near this rank's GPU (nics={self.nics})")
+        lost = [text for port in sorted(ports) if (text := self._look(port))]
         if lost:
-            raise HealthCheckError(f"InfiniBand link lost: {', '.join(lost)}")
+            raise HealthCheckError(f"link lost: {', '.join(lost)}")
         return state
 
     def _ports(self) -> list[Path]:
-        base = self.sysfs / "class" / "infiniband"
-        nics = self.nics
-        if nics is None:
-            nics = tuple(nearest_nics(self.sysfs, base, self.device_index)) if base.is_dir() else ()
-        return sorted(port for nic in nics for port in (base / nic / "ports").glob("*"))
+        if self.nics is not None:
+            return nic.ports(self.sysfs, list(self.nics))
+        address = self._address()
+        if address is None:
+            return []
+        if address != self._gpu:  # a first look, before the program chose its GPU, was near another one
+            self._gpu, self._seen = address, {}
+        return nic.ports(self.sysfs, nic.nearest(self.sysfs, address))
 
-    def _went_down(self, port: Path) -> bool:
-        link, downed = _read(port / "state"), _read(port / "counters" / "link_downed")
-        now = (link, int(downed) if downed.isdecimal() else 0)
-        before = self._seen.setdefault(port, now)
-        self._seen[port] = now
-        return now[1] > before[1] or ("ACTIVE" in before[0] and "ACTIVE" not in now[0])
+    def _address(self) -> str | None:
+        device = gpu.which(self.device_index)
+        if gpu.known_address(device) is None:
+            _ask_driver("the GPU's PCI address", device, lambda found: None)  # finding it is all
+        return gpu.known_address(device)
 
-    @staticmethod
-    def _describe(port: Path) -> str:
-        return f"{port.parent.parent.name} port {port.name} ({_read(port / 'state') or 'gone'})"
+    def _look(self, port: Path) -> str:
+        """What is wrong with it."""
+        now = nic.read_link(self.sysfs, port)
+        before = self._seen.get(port, now)
+        if before is None:
+            return ""
+        if now is not None:
+            up = before.state if "ACTIVE" in before.state else now.state  # down stays a fault, also for a second look
+            self._seen[port] = nic.Link(up, now.downs)
+        if not nic.went_down(before, now):
+            return ""
+        return f"{port.parent.parent.name} port {port.name} ({'gone' if now is None else now.state or 'state unknown'})"
 
 
-def _read(path: Path) -> str:
+# --- what can be asked, and what cannot
+
+
+def _ask_driver(what: str, device: gpu.Device, look: Callable[[gpu.Gpu], None]) -> None:
+    """Let `look` ask NVML about a GPU, in a thread: of a GPU that fell off the bus a driver may answer never."""
+
+    def ask() -> None:
+        with gpu.nvml() as nvml:
+            look(gpu.find(nvml, device))
+
     try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+        run_in_thread("NVML", _NVML_TIMEOUT, ask)
+    except gpu.Unavailable as error:
+        _not_checked(what, str(error))
+    except gpu.Lost as error:
+        raise HealthCheckError(f"{device} is lost: {error}") from error
+    except TimeoutError as error:
+        raise HealthCheckError(f"{device}: the driver did not answer within {_NVML_TIMEOUT:g}s") from error
 
 
-def nearest_nics(sysfs: Path, base: Path, device_index: int | None = None, gpu: str | None = None) -> list[str]:
-    """Names of the adapters that share the longest PCI path with this rank's GPU (`gpu`: its PCI address)."""
-    address = pci_address(device_index) if gpu is None else gpu
-    if address is None:
-        return []
-    target = (sysfs / "bus" / "pci" / "devices" / address).resolve().parts
-    near: dict[str, int] = {}
-    for nic in base.iterdir():
-        both = zip(target, (nic / "device").resolve().parts, strict=False)
-        near[nic.name] = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], both))
-    return sorted(name for name, shared in near.items() if shared == max(near.values()))
-
-
-def local_device() -> int:
-    """Index, among the visible devices, of the GPU that this rank uses. Call it in the thread that uses the GPU."""
-    import torch  # noqa: PLC0415
-
-    count = torch.cuda.device_count()
-    current = torch.cuda.current_device() if _cuda_in_use() else 0
-    local = os.environ.get("LOCAL_RANK", "")
-    if current == 0 and local.isdecimal() and int(local) < count:
-        return int(local)
-    return current
-
-
-def _cuda_in_use() -> bool:
-    import torch  # noqa: PLC0415
-
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+def _answer(found: gpu.Gpu, what: str, ask: Callable[[], T]) -> T | None:
+    """NVML's answer, None where it has none: that alone is not checked. That the GPU is lost is for the caller."""
+    try:
+        return ask()
+    except found.nvml.NVMLError as error:
+        if gpu.is_lost(found.nvml, error):
+            raise
+        _not_checked(what, f"NVML says: {error}")
+    except AttributeError as error:  # an older pynvml
+        _not_checked(what, str(error))
+    return None
 
 
 def _not_checked(what: str, why: str) -> None:
@@ -255,142 +415,4 @@ def _not_checked(what: str, why: str) -> None:
         _log.debug("%s is not checked: %s", what, why)
 
 
-_told: set[str] = set()  # what was reported as not checked: once in a process is enough
-
-
-# --- NVML, the driver's own library, without a Python package for it
-
-
-class _NvmlError(Exception):
-    def __init__(self, call: str, code: int) -> None:
-        super().__init__(f"{call} returned {code}")
-        self.code = code
-
-
-class _FieldValue(ctypes.Structure):
-    _fields_ = (
-        ("field_id", ctypes.c_uint32),
-        ("scope_id", ctypes.c_uint32),
-        ("timestamp", ctypes.c_int64),
-        ("latency", ctypes.c_int64),
-        ("value_type", ctypes.c_int),
-        ("result", ctypes.c_int),
-        ("value", ctypes.c_uint64),  # a union; small integers are in its low bytes
-    )
-
-
-class _PciInfo(ctypes.Structure):
-    _fields_ = (
-        ("bus_id_legacy", ctypes.c_char * 16),
-        ("domain", ctypes.c_uint),
-        ("bus", ctypes.c_uint),
-        ("device", ctypes.c_uint),
-        ("pci_device_id", ctypes.c_uint),
-        ("pci_subsystem_id", ctypes.c_uint),
-        ("bus_id", ctypes.c_char * 32),
-    )
-
-
-_RECOVERY_FIELD = 230  # "what must be done to make this GPU work again"
-_RECOVERY = {1: "a GPU reset", 2: "a reboot of the node", 3: "draining of peer-to-peer traffic", 4: "drain and reset"}
-_GPU_IS_LOST = (15, 16)  # fallen off the bus; reset required
-_LINKS = 36  # most NVLinks a GPU has
-
-
-class _Nvml:
-    """The few calls that the checks need; every one raises _NvmlError on failure."""
-
-    def __init__(self, library: Any) -> None:
-        self.library = library
-
-    def call(self, name: str, *args: Any) -> None:
-        function = getattr(self.library, name, None)
-        code = 13 if function is None else function(*args)  # 13: the function is not in this driver
-        if code != 0:
-            raise _NvmlError(name, code)
-
-    def gpu(self, visible: str, uuid: str | None) -> ctypes.c_void_p:
-        """The device with `uuid`, or named by an entry of CUDA_VISIBLE_DEVICES."""
-        handle = ctypes.c_void_p()
-        if uuid is None and visible.isdecimal():
-            self.call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(int(visible)), ctypes.byref(handle))
-        else:
-            self.call("nvmlDeviceGetHandleByUUID", (uuid or visible).encode(), ctypes.byref(handle))
-        return handle
-
-    def recovery_action(self, gpu: ctypes.c_void_p) -> int:
-        """0: the GPU is well."""
-        field = _FieldValue(field_id=_RECOVERY_FIELD)
-        self.call("nvmlDeviceGetFieldValues", gpu, 1, ctypes.byref(field))
-        if field.result != 0:
-            raise _NvmlError("nvmlDeviceGetFieldValues", field.result)
-        return int(field.value) & 0xFFFFFFFF
-
-    def links_up(self, gpu: ctypes.c_void_p) -> set[int]:
-        """Numbers of the NVLinks that are up."""
-        up = set()
-        for link in range(_LINKS):
-            active = ctypes.c_uint()
-            try:
-                self.call("nvmlDeviceGetNvLinkState", gpu, link, ctypes.byref(active))
-            except _NvmlError as error:
-                if error.code in _GPU_IS_LOST:
-                    raise
-                continue  # this GPU has no such link
-            if active.value:
-                up.add(link)
-        return up
-
-    def pci_address(self, gpu: ctypes.c_void_p) -> str:
-        """As the system's device tree writes it."""
-        info = _PciInfo()
-        self.call("nvmlDeviceGetPciInfo_v3", gpu, ctypes.byref(info))
-        return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
-
-
-def _check_recovery(nvml: _Nvml, gpu: ctypes.c_void_p) -> None:
-    action = nvml.recovery_action(gpu)
-    if action != 0:
-        raise HealthCheckError(f"this rank's GPU needs {_RECOVERY.get(action, f'recovery action {action}')}")
-
-
-def _with_nvml(what: str, device_index: int | None, check: Callable[[_Nvml, ctypes.c_void_p], None]) -> None:
-    """Run `check` on this rank's GPU; only a lost GPU is a fault, all that merely cannot be asked is not checked."""
-    try:
-        nvml = _Nvml(ctypes.CDLL("libnvidia-ml.so.1"))
-        nvml.call("nvmlInit_v2")
-    except (OSError, _NvmlError) as error:
-        _not_checked(what, str(error))
-        return
-    try:
-        check(nvml, nvml.gpu(*_physical_device(device_index)))
-    except _NvmlError as error:
-        if error.code in _GPU_IS_LOST:
-            raise HealthCheckError(f"this rank's GPU is lost: {error}") from error
-        _not_checked(what, str(error))
-    finally:
-        nvml.library.nvmlShutdown()
-
-
-def _physical_device(device_index: int | None) -> tuple[str, str | None]:
-    """(entry of CUDA_VISIBLE_DEVICES or physical index, UUID if CUDA is in use) of this rank's GPU."""
-    import torch  # noqa: PLC0415
-
-    if _cuda_in_use():  # then CUDA itself says which one it is, whatever the order of devices
-        index = local_device() if device_index is None else device_index
-        uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
-        return str(index), None if uuid is None else f"GPU-{uuid}"
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    local = os.environ.get("LOCAL_RANK", "")
-    index = device_index if device_index is not None else int(local) if local.isdecimal() else 0
-    if visible is None:
-        return str(index), None
-    entries = [entry.strip() for entry in visible.split(",")]
-    return entries[index] if index < len(entries) else entries[0], None
-
-
-def pci_address(device_index: int | None = None) -> str | None:
-    """PCI address of this rank's GPU, None if it has none or the driver does not tell."""
-    found: list[str] = []
-    _with_nvml("the GPU's PCI address", device_index, lambda nvml, gpu: found.append(nvml.pci_address(gpu)))
-    return found[0] if found else None
+_told: set[str] = set()  # what was said: once in a process is enough

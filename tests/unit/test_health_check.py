@@ -1,17 +1,20 @@
-"""Health checks: absent hardware is no fault, present faults are; with a fake driver and a fake device tree."""
+"""Health checks: absent hardware is no fault, present faults are; with a fake CUDA, NVML and device tree."""
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import logging
+import shutil
+import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
+import pynvml
 import pytest
 import torch
 
-from inprocess import health_check
+from inprocess import gpu, health_check
 from inprocess.exception import HealthCheckError, OptionError
 from inprocess.health_check import (
     ChainedGPUHealthCheck,
@@ -22,6 +25,8 @@ from inprocess.health_check import (
     FaultCounterExceeded,
 )
 from inprocess.state import FrozenState
+from tests.unit.fake_nvml import FakeGpu, FakeNvml
+from tests.unit.test_nic import Tree, write
 
 STATE = FrozenState(rank=0, world_size=1, initial_rank=0, initial_world_size=1)
 
@@ -57,232 +62,492 @@ def test_arguments_are_checked() -> None:
 
 
 @pytest.fixture
-def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> None:
-        raise OSError(f"{name}: cannot open shared object file")
-
-    monkeypatch.setattr(ctypes, "CDLL", absent)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was asked or said before, and no variable names a GPU."""
     monkeypatch.setattr(health_check, "_told", set())
+    monkeypatch.setattr(gpu, "_found", {})
+    for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "CUDA_DEVICE_ORDER"):
+        monkeypatch.delenv(name, raising=False)
 
 
-def test_absent_hardware_is_not_checked_and_told_once(
-    no_driver: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_absent_hardware_is_not_checked_and_told_once(plain, monkeypatch, tmp_path: Path, caplog) -> None:
     caplog.set_level(logging.DEBUG, "inprocess")
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
     checks = [
         CudaHealthCheck(),
         ChainedGPUHealthCheck(),
         ChainedNVLHealthCheck(),
-        ChainedNicHealthCheck(sysfs=tmp_path),
+        ChainedNicHealthCheck(sysfs=tmp_path, nics=["mlx5_0"]),
     ]
     for check in checks * 2:
         assert check(STATE) is STATE
-    told = [record.getMessage().split(" is not checked")[0] for record in caplog.records]
-    assert told == ["CUDA", "the GPU", "NVLink", "InfiniBand"]
+    messages = told(caplog)
+    what = ["CUDA", "the GPU", "NVLink", "the network adapter"]
+    assert [message.split(" is not checked: ")[0] for message in messages] == what
+    assert "pip install inprocess[nvml]" in messages[1]
+    assert "mlx5_0" in messages[3]
 
 
-def fake_cuda(monkeypatch: pytest.MonkeyPatch, count: int, current: int = 0, used: bool = True) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
-    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: False)
+# --- CUDA
 
 
-@pytest.mark.parametrize(
-    ("local_rank", "count", "current", "used", "device"),
-    [
-        ("3", 8, 0, True, 3),
-        ("3", 8, 0, False, 3),
-        ("3", 1, 0, True, 0),  # CUDA_VISIBLE_DEVICES shows each process only its own
-        ("3", 2, 0, True, 0),
-        ("3", 8, 5, True, 5),  # the program chose
-        (None, 8, 2, True, 2),
-        (None, 8, 0, False, 0),
-        ("x", 8, 0, True, 0),
-    ],
-)
-def test_the_right_device(
-    monkeypatch, local_rank: str | None, count: int, current: int, used: bool, device: int
-) -> None:
-    fake_cuda(monkeypatch, count, current, used)
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    if local_rank is not None:
-        monkeypatch.setenv("LOCAL_RANK", local_rank)
-    seen = []
-    monkeypatch.setattr(torch.cuda, "synchronize", seen.append)
-    monkeypatch.setattr(
-        torch, "ones", lambda size, device: seen.append(device) or SimpleNamespace(sum=lambda: torch.tensor(8))
-    )
-    assert CudaHealthCheck(5)(STATE) is STATE
-    assert seen == [device, f"cuda:{device}"]
-
-
-def test_a_cuda_error_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_cuda(monkeypatch, 1)
-
-    def broken(device: int) -> None:
-        raise RuntimeError("device-side assert triggered")
-
-    monkeypatch.setattr(torch.cuda, "synchronize", broken)
-    with pytest.raises(HealthCheckError, match="CUDA device 0 fails: device-side assert"):
-        CudaHealthCheck(5)(STATE)
-
-
-def test_a_hanging_gpu_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_cuda(monkeypatch, 1)
-
-    def too_late(name: str, timeout: float, fn: object) -> None:
-        raise health_check.TimeoutError(f"{name} did not end within timeout={timeout:g}s")
-
-    monkeypatch.setattr(health_check, "run_in_thread", too_late)
-    with pytest.raises(HealthCheckError, match=r"does not answer: .* timeout=5s"):
-        CudaHealthCheck(5)(STATE)
-
-
-class Driver:
-    """A fake libnvidia-ml: one GPU."""
+class Cuda:
+    """A fake CUDA: what was asked of which device, and how each step goes."""
 
     def __init__(self) -> None:
-        self.action, self.links, self.field_result, self.lost, self.asked, self.open = 0, {0, 1}, 0, False, [], 0
+        self.asked: list[str] = []
+        self.synchronized = lambda: None
+        self.computed = torch.arange
 
-    def nvmlInit_v2(self) -> int:
-        self.open += 1
-        return 0
+    def synchronize(self, device: int) -> None:
+        self.asked.append(f"synchronize {device}")
+        self.synchronized()
 
-    def nvmlShutdown(self) -> int:
-        self.open -= 1
-        return 0
+    def arange(self, size: int, device: str) -> torch.Tensor:
+        self.asked.append(f"compute {device}")
+        return self.computed(size)
 
-    def nvmlDeviceGetHandleByIndex_v2(self, index, handle) -> int:
-        self.asked.append(index.value)
-        return 15 if self.lost else 0
 
-    def nvmlDeviceGetHandleByUUID(self, uuid, handle) -> int:
-        self.asked.append(uuid.decode())
-        return 15 if self.lost else 0
+def fake_cuda(monkeypatch: pytest.MonkeyPatch, count: int = 8, current: int = 0) -> Cuda:
+    fake = Cuda()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    known = SimpleNamespace(uuid="12-34", pci_domain_id=0, pci_bus_id=0x4B, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: known)
+    monkeypatch.setattr(torch.cuda, "synchronize", fake.synchronize)
+    monkeypatch.setattr(torch, "arange", fake.arange)
+    return fake
 
-    def nvmlDeviceGetFieldValues(self, handle, count, field) -> int:
-        field._obj.result, field._obj.value = self.field_result, self.action
-        return 0
 
-    def nvmlDeviceGetNvLinkState(self, handle, link, active) -> int:
-        active._obj.value = link in self.links
-        return 0 if link < 4 else 2
+@pytest.mark.parametrize(
+    ("local_rank", "count", "current", "device"),
+    [
+        ("3", 8, 0, 3),
+        ("3", 1, 0, 0),  # CUDA_VISIBLE_DEVICES shows each process only its own
+        ("3", 2, 0, 0),
+        ("3", 8, 5, 5),  # the program chose
+        (None, 8, 2, 2),
+        (None, 8, 0, 0),
+        ("x", 8, 0, 0),
+    ],
+)
+def test_waits_computes_and_waits_on_the_right_device(plain, monkeypatch, local_rank, count, current, device) -> None:
+    cuda = fake_cuda(monkeypatch, count, current)
+    if local_rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    assert CudaHealthCheck(5)(STATE) is STATE
+    assert cuda.asked == [f"synchronize {device}", f"compute cuda:{device}", f"synchronize {device}"]
 
-    def nvmlDeviceGetPciInfo_v3(self, handle, info) -> int:
-        info._obj.bus = 0x4B
-        return 0
+
+def test_who_does_not_use_cuda_gets_no_context(plain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a machine with GPUs: nothing is called that would begin to use one."""
+    cuda = fake_cuda(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    for name in ("is_available", "device_count", "current_device", "get_device_properties", "init", "_lazy_init"):
+        monkeypatch.delattr(torch.cuda, name)
+    assert CudaHealthCheck()(STATE) is STATE
+    assert cuda.asked == []
+
+
+def test_a_lost_context_is_a_fault(plain, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = fake_cuda(monkeypatch)
+
+    def broken() -> None:
+        raise getattr(torch, "AcceleratorError", RuntimeError)("CUDA error: device-side assert triggered")
+
+    cuda.synchronized = broken
+    with pytest.raises(HealthCheckError) as raised:
+        CudaHealthCheck(5)(STATE)
+    assert str(raised.value).splitlines() == [
+        "CUDA device 0 (GPU 0000:4b:00.0, waiting for earlier work) fails: CUDA error: device-side assert triggered",
+        "The CUDA context of this process is lost: no restart inside this process brings it back, start a new process",
+    ]
+    assert cuda.asked == ["synchronize 0"]
+
+
+def test_a_context_so_lost_that_it_does_not_say_its_device(plain, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cuda(monkeypatch)
+
+    def broken() -> int:
+        raise RuntimeError("unspecified launch failure")
+
+    monkeypatch.setattr(torch.cuda, "current_device", broken)
+    with pytest.raises(HealthCheckError, match=r"CUDA fails: unspecified launch failure\nThe CUDA context .* is lost"):
+        CudaHealthCheck(5)(STATE)
+
+
+def test_an_error_of_the_last_wait(plain, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = fake_cuda(monkeypatch)
+
+    def broken() -> None:
+        if len(cuda.asked) == 3:
+            raise RuntimeError("uncorrectable ECC error encountered")
+
+    cuda.synchronized = broken
+    with pytest.raises(HealthCheckError, match=r"waiting for the computation\) fails: .*ECC.*\n.* is lost"):
+        CudaHealthCheck(5)(STATE)
+
+
+def test_a_failing_computation_need_not_lose_the_context(plain, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = fake_cuda(monkeypatch)
+
+    def broken(size: int) -> torch.Tensor:
+        raise RuntimeError("no kernel image is available")
+
+    cuda.computed = broken
+    with pytest.raises(HealthCheckError, match=r"in a small computation\) fails: no kernel image") as raised:
+        CudaHealthCheck(5)(STATE)
+    assert "is lost" not in str(raised.value)
+    assert cuda.asked == ["synchronize 0", "compute cuda:0", "synchronize 0"]
+
+
+def test_wrong_results_are_a_fault(plain, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cuda(monkeypatch).computed = torch.ones
+    with pytest.raises(HealthCheckError, match=r"wrong results: 1000\.0 instead of 332833500"):
+        CudaHealthCheck(5)(STATE)
+
+
+def test_full_memory_is_no_fault(plain, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    caplog.set_level(logging.DEBUG, "inprocess")
+    cuda = fake_cuda(monkeypatch)
+
+    def full(size: int) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    cuda.computed = full
+    assert CudaHealthCheck(5)(STATE) is STATE
+    assert cuda.asked == ["synchronize 0", "compute cuda:0", "synchronize 0"]
+    assert told(caplog) == ["what CUDA computes is not checked: CUDA out of memory"]
+
+
+def test_a_gpu_that_does_not_answer(plain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that waits for it does nothing more once it answers; a check before that starts no other one."""
+    cuda, answers, check = fake_cuda(monkeypatch), threading.Event(), CudaHealthCheck(0.02)
+    cuda.synchronized = answers.wait
+    stuck = r"CUDA device 0 \(GPU 0000:4b:00.0, waiting for earlier work\)"
+    with pytest.raises(HealthCheckError, match=rf"{stuck} did not answer within timeout=0.02s"):
+        check(STATE)
+    (thread,) = (each for each in threading.enumerate() if each.name == "inprocess-CudaHealthCheck")
+    assert thread.daemon
+    with pytest.raises(HealthCheckError, match=rf"{stuck} still does not answer since an earlier check"):
+        check(STATE)
+    answers.set()
+    thread.join(5)
+    assert cuda.asked == ["synchronize 0"]
+    check.timeout = 5
+    assert check(STATE) is STATE
+
+
+# --- NVML
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch):
-    driver = Driver()
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
-    monkeypatch.setattr(health_check, "_told", set())
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    yield driver
-    assert driver.open == 0
+def nvml(plain, monkeypatch: pytest.MonkeyPatch):
+    """A machine with one GPU."""
+    fake = FakeNvml(FakeGpu("GPU-12-34", "00000000:4B:00.0", links={0: 1, 1: 1, 2: 0}))
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    yield fake
+    assert fake.open == 0
 
 
-def test_gpu_that_needs_a_reset(driver: Driver) -> None:
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        (pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET, "a reset of the GPU"),
+        (pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT, "a reboot of the node"),
+        (pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P, "draining of peer-to-peer traffic"),
+        (pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET, "draining and a reset of the GPU"),
+        (99, "action 99"),
+    ],
+)
+def test_recovery_actions(nvml: FakeNvml, action: int, words: str) -> None:
     check = ChainedGPUHealthCheck()
     assert check(STATE) is STATE
-    driver.action = 1
-    with pytest.raises(HealthCheckError, match="needs a GPU reset"):
+    nvml.gpus[0].action = action
+    with pytest.raises(HealthCheckError, match=f"GPU 0000:4b:00.0: the driver asks for {words}$"):
         check(STATE)
-    driver.field_result = 3  # an older driver does not know the question
+    assert nvml.open == 0
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED])
+@pytest.mark.parametrize("function", ["by index", "fields", "ECC", "rows", "pages", "link 1"])
+def test_a_lost_gpu(nvml: FakeNvml, function: str, error: int) -> None:
+    """Whichever question finds it."""
+    nvml.gpus[0].errors[function] = error
+    check = ChainedNVLHealthCheck() if function == "link 1" else ChainedGPUHealthCheck()
+    with pytest.raises(HealthCheckError, match=f"is lost: NVML says: {pynvml.NVMLError(error)}"):
+        check(STATE)
+    assert nvml.open == 0
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED])
+def test_a_lost_gpu_that_says_so_as_the_value_of_a_field(nvml: FakeNvml, error: int) -> None:
+    nvml.gpus[0].action_error = error
+    with pytest.raises(HealthCheckError, match=r"GPU 0000:4b:00\.0 is lost"):
+        ChainedGPUHealthCheck()(STATE)
+
+
+def test_memory_errors_since_the_first_look(nvml: FakeNvml) -> None:
+    nvml.gpus[0].uncorrected = 5
+    check = ChainedGPUHealthCheck()
+    assert check(STATE) is STATE  # those are older than the job
+    nvml.gpus[0].uncorrected = 7
+    for _ in range(2):  # the GPU is no better at the second look
+        with pytest.raises(HealthCheckError, match=r"GPU 0000:4b:00\.0: 2 memory errors since the first look"):
+            check(STATE)
+    nvml.gpus[0].uncorrected = 0  # the driver was loaded anew
     assert check(STATE) is STATE
-    driver.lost = True
-    with pytest.raises(HealthCheckError, match="GPU is lost"):
+    nvml.gpus[0].uncorrected = 1
+    with pytest.raises(HealthCheckError, match="1 memory errors"):
+        check(STATE)
+
+
+def test_memory_errors_are_counted_for_each_gpu(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program chose its GPU after the first look."""
+    nvml.gpus.append(FakeGpu("GPU-56-78", "00000000:5B:00.0", uncorrected=3))
+    check = ChainedGPUHealthCheck()
+    assert check(STATE) is STATE
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert check(STATE) is STATE
+
+
+def test_a_row_that_could_not_be_remapped(nvml: FakeNvml) -> None:
+    nvml.gpus[0].rows = (0, 9, 0, 0)
+    check = ChainedGPUHealthCheck()
+    assert check(STATE) is STATE  # remapped rows are good rows
+    nvml.gpus[0].rows = (0, 9, 0, 1)
+    with pytest.raises(HealthCheckError, match="could not be remapped; it must be replaced"):
+        check(STATE)
+
+
+def test_rows_that_will_be_remapped_are_told_once(nvml: FakeNvml, caplog: pytest.LogCaptureFixture) -> None:
+    nvml.gpus[0].rows = (0, 1, 1, 0)
+    check = ChainedGPUHealthCheck()
+    assert check(check(STATE)) is STATE
+    assert told(caplog) == [
+        "GPU 0000:4b:00.0 will remap bad rows of its memory at its next reset; it goes on until then"
+    ]
+
+
+def test_pages_that_wait_for_a_reboot(nvml: FakeNvml) -> None:
+    nvml.gpus[0].pages = pynvml.NVML_FEATURE_ENABLED
+    with pytest.raises(HealthCheckError, match="bad pages of its memory stay in use until a reboot"):
+        ChainedGPUHealthCheck()(STATE)
+
+
+def test_what_a_gpu_does_not_support_is_not_checked(nvml: FakeNvml, caplog: pytest.LogCaptureFixture) -> None:
+    """Each part for itself: the last one still finds its fault."""
+    caplog.set_level(logging.DEBUG, "inprocess")
+    gpu, check = nvml.gpus[0], ChainedGPUHealthCheck()
+    gpu.action_error = pynvml.NVML_ERROR_NOT_SUPPORTED
+    gpu.errors = {"ECC": pynvml.NVML_ERROR_NOT_SUPPORTED, "rows": pynvml.NVML_ERROR_NO_PERMISSION}
+    assert check(check(STATE)) is STATE
+    assert told(caplog) == [
+        "the GPU's recovery action is not checked: NVML says: Not Supported",
+        "ECC is not checked: NVML says: Not Supported",
+        "remapping of memory rows is not checked: NVML says: Insufficient Permissions",
+    ]
+    gpu.pages = 1
+    with pytest.raises(HealthCheckError, match="bad pages"):
+        check(STATE)
+
+
+def test_an_older_pynvml_does_not_know_the_recovery_action(nvml: FakeNvml, caplog) -> None:
+    caplog.set_level(logging.DEBUG, "inprocess")
+
+    class Older(FakeNvml):
+        def __getattr__(self, name: str) -> object:
+            if "RECOVERY_ACTION" in name:
+                raise AttributeError(f"module 'pynvml' has no attribute '{name}'")
+            return super().__getattr__(name)
+
+    nvml.__class__ = Older
+    check = ChainedGPUHealthCheck()
+    assert check(STATE) is STATE
+    assert "no attribute 'NVML_FI_DEV_GET_GPU_RECOVERY_ACTION'" in caplog.text
+    nvml.gpus[0].rows = (0, 0, 0, 1)
+    with pytest.raises(HealthCheckError, match="could not be remapped"):
         check(STATE)
 
 
 @pytest.mark.parametrize(
-    ("visible", "local_rank", "index", "asked"),
-    [
-        (None, None, None, 0),
-        (None, "2", None, 2),
-        ("4,5", "1", None, 5),
-        ("4", "3", None, 4),
-        ("GPU-a,GPU-b", "1", None, "GPU-b"),
-        ("4,5", "1", 0, 4),
-    ],
+    "error",
+    [pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_NO_PERMISSION],
 )
-def test_the_right_physical_device(driver: Driver, monkeypatch, visible, local_rank, index, asked) -> None:
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    if local_rank is not None:
-        monkeypatch.setenv("LOCAL_RANK", local_rank)
-    ChainedGPUHealthCheck(index)(STATE)
-    assert driver.asked == [asked]
+def test_no_driver_is_no_fault(nvml: FakeNvml, caplog: pytest.LogCaptureFixture, error: int) -> None:
+    caplog.set_level(logging.DEBUG, "inprocess")
+    nvml.init_error = error
+    for check in (ChainedGPUHealthCheck(), ChainedNVLHealthCheck()):
+        assert check(check(STATE)) is STATE
+    why = f"is not checked: NVML says: {pynvml.NVMLError(error)}"
+    assert told(caplog) == [f"the GPU {why}", f"NVLink {why}"]
 
 
-def test_cuda_in_use_names_the_device_itself(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_cuda(monkeypatch, 2, current=1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"uuid-{index}"))
-    ChainedGPUHealthCheck()(STATE)
-    assert driver.asked == ["GPU-uuid-1"]
+def test_a_driver_that_does_not_answer(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(health_check, "_NVML_TIMEOUT", 0.02)
+    monkeypatch.setattr(nvml, "nvmlDeviceGetRemappedRows", lambda handle: answers.wait() and (0, 0, 0, 0))
+    with pytest.raises(HealthCheckError, match=r"GPU 0000:4b:00\.0: the driver did not answer within 0\.02s"):
+        ChainedGPUHealthCheck()(STATE)
+    answers.set()
+    for thread in threading.enumerate():
+        if thread.name == "inprocess-NVML":
+            thread.join(5)
 
 
-def test_nvlink_that_went_down(driver: Driver) -> None:
+def test_the_whole_gpu_is_asked_for_a_mig_instance(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml.gpus[0].instances = ("MIG-56-78",)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-56-78")
+    checks = [ChainedGPUHealthCheck(), ChainedNVLHealthCheck()]
+    assert [check(STATE) for check in checks] == [STATE, STATE]
+    nvml.gpus[0].action, nvml.gpus[0].links = 1, {0: 0, 1: 1, 2: 0}
+    for check in checks:
+        with pytest.raises(HealthCheckError, match=r"GPU 0000:4b:00\.0"):
+            check(STATE)
+
+
+def test_nvlinks_that_went_down(nvml: FakeNvml) -> None:
+    check, links = ChainedNVLHealthCheck(), nvml.gpus[0].links
+    assert check(STATE) is STATE  # link 2 was never up
+    links[2] = 1
+    assert check(STATE) is STATE
+    links.update({0: 0, 2: 0})
+    for _ in range(2):
+        with pytest.raises(HealthCheckError, match=r"GPU 0000:4b:00\.0: NVLinks \[0, 2\] went down"):
+            check(STATE)
+    links.update({0: 1, 2: 1})
+    assert check(STATE) is STATE
+
+
+def test_an_nvlink_that_cannot_be_asked_any_more_is_not_down(nvml: FakeNvml) -> None:
     check = ChainedNVLHealthCheck()
     assert check(STATE) is STATE
-    driver.links = {0, 1, 2}
+    nvml.gpus[0].errors["link 1"] = pynvml.NVML_ERROR_NOT_SUPPORTED
     assert check(STATE) is STATE
-    driver.links = {1}
-    with pytest.raises(HealthCheckError, match=r"\[0, 2\]"):
-        check(STATE)
 
 
-def adapter(sysfs: Path, name: str, pci: str) -> Path:
-    """An InfiniBand adapter at a place in the PCI tree; returns its only port."""
-    device = sysfs / "devices" / pci
-    port = device / "infiniband" / name / "ports" / "1"
-    (port / "counters").mkdir(parents=True)
-    (sysfs / "class" / "infiniband").mkdir(parents=True, exist_ok=True)
-    (sysfs / "class" / "infiniband" / name).symlink_to(device / "infiniband" / name)
-    (device / "infiniband" / name / "device").symlink_to(device)
-    (port / "state").write_text("4: ACTIVE\n")
-    (port / "counters" / "link_downed").write_text("0\n")
-    return port
+# --- network adapters
 
 
 @pytest.fixture
-def near_and_far(tmp_path: Path) -> tuple[Path, Path]:
-    gpu = tmp_path / "devices" / "pci0000:40" / "0000:4a:00.0" / "0000:4b:00.0"
-    gpu.mkdir(parents=True)
-    (tmp_path / "bus" / "pci" / "devices").mkdir(parents=True)
-    (tmp_path / "bus" / "pci" / "devices" / "0000:4b:00.0").symlink_to(gpu)
-    near = adapter(tmp_path, "mlx5_0", "pci0000:40/0000:4a:00.0/0000:4c:00.0")
-    return near, adapter(tmp_path, "mlx5_1", "pci0000:80/0000:81:00.0")
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
 
 
-def test_nic_near_the_gpu_only(driver: Driver, near_and_far: tuple[Path, Path], tmp_path: Path) -> None:
-    near, far = near_and_far
-    check = ChainedNicHealthCheck(sysfs=tmp_path)
+def test_nic_near_the_gpu_only(nvml: FakeNvml, tree: Tree) -> None:
+    near = tree.adapter("mlx5_0", "pci0000:40/0000:4a:00.0/0000:4c:00.0")
+    far = tree.adapter("mlx5_1", "pci0000:80/0000:81:00.0")
+    check = ChainedNicHealthCheck(sysfs=tree.path)
     assert check(STATE) is STATE
-    (far / "counters" / "link_downed").write_text("5\n")
+    write(far / "counters/link_downed", "5")
     assert check(STATE) is STATE
-    (near / "counters" / "link_downed").write_text("1\n")
-    with pytest.raises(HealthCheckError, match=r"mlx5_0 port 1"):
+    write(near / "counters/link_downed", "1")
+    with pytest.raises(HealthCheckError, match=r"link lost: mlx5_0 port 1 \(4: ACTIVE\)"):
         check(STATE)
     assert check(STATE) is STATE  # it came back: reported once
+    write(near / "state", "1: DOWN")
+    for _ in range(2):
+        with pytest.raises(HealthCheckError, match=r"mlx5_0 port 1 \(1: DOWN\)"):
+            check(STATE)
 
 
-def test_nic_by_name_that_is_not_active_any_more(no_driver: None, near_and_far, tmp_path: Path) -> None:
-    check = ChainedNicHealthCheck(nics=["mlx5_1"], sysfs=tmp_path)
+def test_cuda_in_use_tells_the_place_of_the_gpu_without_nvml(plain, monkeypatch, tree: Tree) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    fake_cuda(monkeypatch)
+    port = tree.adapter("mlx5_0", "pci0000:40/0000:4a:00.0/0000:4c:00.0")
+    check = ChainedNicHealthCheck(sysfs=tree.path)
     assert check(STATE) is STATE
-    (near_and_far[1] / "state").unlink()
-    with pytest.raises(HealthCheckError, match=r"mlx5_1 port 1 \(gone\)"):
+    write(port / "state", "1: DOWN")
+    with pytest.raises(HealthCheckError, match="mlx5_0"):
         check(STATE)
 
 
-def test_nics_without_a_gpu_are_not_checked(no_driver: None, near_and_far, tmp_path: Path) -> None:
-    check = ChainedNicHealthCheck(sysfs=tmp_path)
-    check(STATE)
-    near_and_far[0].joinpath("state").write_text("1: DOWN")
+def test_nic_that_vanished(nvml: FakeNvml, tree: Tree) -> None:
+    """It was the nearest; that another one is now does not hide it."""
+    port = tree.adapter("mlx5_0", "pci0000:40/0000:4a:00.0/0000:4c:00.0")
+    tree.adapter("mlx5_1", "pci0000:40/0000:5a:00.0/0000:5c:00.0")
+    check = ChainedNicHealthCheck(sysfs=tree.path)
     assert check(STATE) is STATE
+    (tree.path / "class/infiniband/mlx5_0").unlink()
+    shutil.rmtree(port.parents[3])
+    for _ in range(2):
+        with pytest.raises(HealthCheckError, match=r"link lost: mlx5_0 port 1 \(gone\)"):
+            check(STATE)
+
+
+def test_all_of_infiniband_vanished(nvml: FakeNvml, tree: Tree) -> None:
+    tree.adapter("mlx5_0", "pci0000:40/0000:4a:00.0/0000:4c:00.0")
+    check = ChainedNicHealthCheck(sysfs=tree.path)
+    assert check(STATE) is STATE
+    shutil.rmtree(tree.path / "class")
+    with pytest.raises(HealthCheckError, match=r"mlx5_0 port 1 \(gone\)"):
+        check(STATE)
+
+
+def test_nic_of_a_gpu_that_was_chosen_after_the_first_look(nvml: FakeNvml, tree: Tree, monkeypatch) -> None:
+    """The adapter near the other GPU is none of this rank's."""
+    other = tree.adapter("mlx5_0", "pci0000:40/0000:4a:00.0/0000:4c:00.0")
+    tree.adapter("mlx5_1", "pci0000:80/0000:81:00.0/0000:83:00.0")
+    place = tree.path / "devices/pci0000:80/0000:81:00.0/0000:82:00.0"
+    place.mkdir()
+    (tree.path / "bus/pci/devices/0000:82:00.0").symlink_to(place)
+    check = ChainedNicHealthCheck(sysfs=tree.path)
+    assert check(STATE) is STATE
+    nvml.gpus.append(FakeGpu("GPU-56-78", "00000000:82:00.0"))
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    write(other / "state", "1: DOWN")
+    assert check(STATE) is STATE
+
+
+def test_a_port_that_tells_nothing(plain, tree: Tree) -> None:
+    """It may be gone between two looks, or never have been a port."""
+    port = tree.adapter("mlx5_1", "pci0000:80/0000:81:00.0")
+    (port / "state").unlink()
+    check = ChainedNicHealthCheck(nics=["mlx5_1"], sysfs=tree.path)
+    assert check(STATE) is STATE
+    write(port / "state", "1: DOWN")
+    assert check(STATE) is STATE  # it was never up
+
+
+def test_nic_by_name_that_is_not_active_any_more(plain, tree: Tree) -> None:
+    port = tree.adapter("mlx5_1", "pci0000:80/0000:81:00.0")
+    check = ChainedNicHealthCheck(nics=["mlx5_1"], sysfs=tree.path)
+    assert check(STATE) is STATE
+    write(port / "state", "2: INIT")
+    with pytest.raises(HealthCheckError, match=r"mlx5_1 port 1 \(2: INIT\)"):
+        check(STATE)
+
+
+def test_an_interface_of_roce_that_was_down_meanwhile(nvml: FakeNvml, tree: Tree) -> None:
+    port = tree.adapter("mlx5_0", "pci0000:40/0000:4a:00.0/0000:4c:00.0")
+    counter = tree.ethernet(port, "eth4", downs="1")
+    check = ChainedNicHealthCheck(sysfs=tree.path)
+    assert check(STATE) is STATE
+    write(counter, "2")
+    with pytest.raises(HealthCheckError, match="mlx5_0 port 1"):
+        check(STATE)
+
+
+def test_nics_without_a_gpu_are_not_checked(nvml: FakeNvml, tree: Tree, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "inprocess")
+    nvml.gpus.clear()
+    port = tree.adapter("mlx5_0", "pci0000:40/0000:4a:00.0/0000:4c:00.0")
+    check = ChainedNicHealthCheck(sysfs=tree.path)
+    check(STATE)
+    write(port / "state", "1: DOWN")
+    assert check(STATE) is STATE
+    assert [message.split(":")[0] for message in told(caplog)] == [
+        "the GPU's PCI address is not checked",
+        "the network adapter is not checked",
+    ]
+
+
+def test_the_place_of_a_lost_gpu(nvml: FakeNvml, tree: Tree) -> None:
+    nvml.gpus[0].lose()
+    with pytest.raises(HealthCheckError, match="is lost"):
+        ChainedNicHealthCheck(sysfs=tree.path)(STATE)
