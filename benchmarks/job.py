@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import select
+import signal
 import socket
 import sys
 import tempfile
@@ -142,6 +143,12 @@ class Job:
     def let_end(self, limit: float = GRACE) -> None:
         """Give the ranks time to end by themselves."""
         self.wait(lambda marks: not self._running, limit)
+
+    def errors(self) -> list[str]:
+        """What ranks raised, and the signals that ended them."""
+        raised = [f"rank {found.rank}: {found.fields['text']}" for found in self.marks if found.name == "raised"]
+        ended = [(rank, signal.Signals(-code).name) for rank, code in sorted(self.codes.items()) if code < 0]
+        return raised + [f"rank {rank}: {name}" for rank, name in ended]
 
     def _read(self, end: float, each: Callable[[Mark], None]) -> None:
         """Wait for marks, or for a process to end, which is a mark, too."""

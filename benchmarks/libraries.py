@@ -82,7 +82,7 @@ def init_process_group(library: str, iteration: int) -> None:
     )
 
 
-class _Marks:
+class Marks:
     """Hooks that mark when they are called."""
 
     def __init__(self, rank: int) -> None:
@@ -111,7 +111,7 @@ def _inprocess(rank: int, fn: Callable[[Call], Any], durations: Mapping[str, Any
     import inprocess  # noqa: PLC0415
     from inprocess.rank_assignment import MaxActiveWorldSize, ShiftRanks  # noqa: PLC0415
 
-    marks = _Marks(rank)
+    marks = Marks(rank)
     order: Any = inprocess.Compose(MaxActiveWorldSize(active), ShiftRanks()) if active else ShiftRanks()
 
     def call(call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
@@ -129,7 +129,7 @@ def _inprocess(rank: int, fn: Callable[[Call], Any], durations: Mapping[str, Any
 def _nvrx(rank: int, fn: Callable[[Call], Any], durations: Mapping[str, Any], active: int) -> Callable[[], Any]:
     import nvidia_resiliency_ext.inprocess as peer  # noqa: PLC0415
 
-    marks = _Marks(rank)
+    marks = Marks(rank)
     assignment = peer.rank_assignment
     chosen = assignment.MaxActiveWorldSize(active) if active else assignment.ActivateAllRanks()
     order = peer.Compose(chosen, assignment.ShiftRanks())

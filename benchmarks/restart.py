@@ -162,7 +162,7 @@ def evaluate(options: argparse.Namespace, job: Job, going_on: set[int]) -> dict[
     entry, reduced = (last(marks, name, 1, going_on) for name in ("entry", "reduced"))
     killed = sorted(rank for rank in going_on if job.codes.get(rank, 0) < 0)
     if fault is None or entry is None or reduced is None or killed:
-        return result | {"values": {}, "note": explain(options, job, going_on, killed)}
+        return result | {"values": {}, "note": explain(options.limit, job, going_on, killed)}
     begin = detection(options, marks, fault)
     active = set(range(options.world_size - options.spares))
     values = {
@@ -199,7 +199,7 @@ def split(marks: Sequence[Mark], begin: int) -> dict[str, int]:
     return phases
 
 
-def explain(options: argparse.Namespace, job: Job, going_on: set[int], killed: list[int]) -> str:
+def explain(limit: float, job: Job, going_on: set[int], killed: list[int]) -> str:
     """In plain words, for the table."""
     if killed:
         return f"kills healthy ranks {killed}"
@@ -207,7 +207,7 @@ def explain(options: argparse.Namespace, job: Job, going_on: set[int], killed: l
     missing = sorted(rank for rank in going_on if last(job.marks, "reduced", 1, {rank}) is None)
     if any(rank in job.codes for rank in missing):
         return f"ranks {missing} end with an error" + (f" ({texts[0].partition(':')[0]})" if texts else "")
-    return f"ranks {missing} do not go on within {options.limit:g} s"
+    return f"ranks {missing} do not go on within {limit:g} s"
 
 
 def in_ms(nanoseconds: int) -> float:
