@@ -89,8 +89,10 @@ def _number(env: Mapping[str, str], name: str, low: int, high: int) -> int:
 class Borrowed:
     """What is changed in the process for the time of a call; ``restore`` puts back what was there."""
 
-    def __init__(self) -> None:
-        self._before = {name: os.environ.get(name) for name in CHANGED}
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        """``settings``: further variables for the time in which the function runs."""
+        self._settings = dict(settings or {})
+        self._before = {name: os.environ.get(name) for name in (*CHANGED, *self._settings)}
         self._excepthook = sys.excepthook
 
     def show(self, rank: int, world_size: int, host: str, port: int) -> None:
@@ -102,6 +104,7 @@ class Borrowed:
             MASTER_PORT=str(port),
             TORCHELASTIC_USE_AGENT_STORE="True",
             TORCHELASTIC_RESTART_COUNT="0",
+            **self._settings,
         )
 
     def unhook(self) -> None:

@@ -15,7 +15,6 @@ from typing import Any, TypeGuard, TypeVar
 import torch.distributed as dist
 
 from inprocess import clock, coordinator, fence
-from inprocess.abort import held, shutdown_gloo_connections, unfinished
 from inprocess.agents import Agents, Lost
 from inprocess.attribution import Interruption, InterruptionRecord, ranges, summary
 from inprocess.call_wrapper import CallWrapper, set_current
@@ -32,6 +31,9 @@ from inprocess.exception import (
     TimeoutError,
     TooFewRanks,
 )
+from inprocess.gloo import shutdown_gloo_connections
+from inprocess.groups import unfinished
+from inprocess.held import held
 from inprocess.hooks import Injector
 from inprocess.interpreter import interpreter, pass_time
 from inprocess.interrupt import Interrupted, Raised, Returned

@@ -934,36 +934,90 @@ STORES = (
 )
 
 ladder = _in("abort.py", "tests/threads/test_abort.py")
-gloo = _in("abort.py", "tests/threads/test_abort_gloo.py")
+tables = _in("groups.py", "tests/threads/test_abort.py")
+record = _in("nccl.py", "tests/threads/test_abort.py")
+around_nccl = _in("nccl.py", "tests/threads/test_nccl.py")
+memory = _in("held.py", "tests/threads/test_nccl.py")
+variables = _in("environment.py", "tests/threads/test_nccl.py")
+gloo = _in("gloo.py", "tests/threads/test_abort_gloo.py")
 LADDER = (
     ladder(
         "ladder_stops",
         "a step of the abort that fails stops the next",
-        "            results.append(result)\n",
-        "            results.append(result)\n            if result.error:\n                break\n",
+        "            results += _try(rung, max(end - reserved - clock.monotonic(), RESERVE))\n",
+        "            results += _try(rung, max(end - reserved - clock.monotonic(), RESERVE))\n"
+        "            if results[-1].error:\n                break\n",
     ),
     ladder(
         "steps_without_deadline",
         "a step of the abort that hangs stops the next",
-        "thread.join(timeout)\n    seconds",
-        "thread.join()\n    seconds",
+        "        self._thread.join(timeout)\n",
+        "        self._thread.join()\n",
     ),
     ladder(
         "nccl_one_by_one",
         "NCCL's groups are aborted one after the other, which deadlocks",
-        "        coalesce._group_start()\n",
-        "        pass\n",
+        "            rungs.append(together)\n",
+        "            rungs += together\n",
     ),
     ladder(
+        "a_step_owns_a_group",
+        "a step of the abort keeps a group, and ends it when it is thrown away",
+        "functools.partial(_abort_group, current, place)",
+        "group.abort",
+    ),
+    tables(
         "group_names_go_on",
         "groups are numbered on, so ranks that made fewer never meet the others again",
-        "    world.group_count = 0\n",
+        "    tables.group_count = 0\n",
     ),
-    ladder(
+    record(
         "flight_record_follows_a_link",
         "the flight record follows a link",
         "os.O_TRUNC | os.O_NOFOLLOW",
         "os.O_TRUNC",
+    ),
+    record(
+        "flight_record_imports_the_compiler",
+        "the flight record imports torch's compiler while the main thread waits",
+        "includeStackTraces=with_stacks",
+        "includeStackTraces=True",
+    ),
+    around_nccl(
+        "watchdog_of_torchrun",
+        "what torchrun sets is taken for the user's wish, and torch's watchdog ends healthy ranks",
+        'HANDLING not in environ or (environ[HANDLING] == "1" and "TORCHELASTIC_RUN_ID" in environ)',
+        "HANDLING not in environ",
+    ),
+    around_nccl(
+        "graphs_are_replayed",
+        "a graph may be replayed while it is destroyed",
+        "        graph.replay = _refuse\n",
+        "        pass\n",
+    ),
+    around_nccl(
+        "a_launch_is_not_waited_for",
+        "a graph is destroyed under a thread that launches it",
+        "    while graphs and _is_replaying():\n",
+        "    while False:\n",
+    ),
+    memory(
+        "symmetric_memory_stays",
+        "symmetric memory of an iteration before is taken for this one's",
+        "        if self._aborted:\n",
+        "        if False:\n",
+    ),
+    memory(
+        "compiled_graphs_are_taken_away",
+        "a call without a restart throws the compiler's graphs away",
+        "        if self._aborted:\n",
+        "        if True:\n",
+    ),
+    variables(
+        "settings_stay",
+        "what was set for torch stays after the call",
+        "for name in (*CHANGED, *self._settings)}",
+        "for name in CHANGED}",
     ),
     gloo("gloo_waits", "a pending Gloo collective is not released", "connection.shutdown(socket.SHUT_RD)", "pass"),
 )

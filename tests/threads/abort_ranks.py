@@ -23,8 +23,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from inprocess import abort, store
-from inprocess.abort import AbortTorchDistributed, held, shutdown_gloo_connections
+from inprocess import gloo, store
+from inprocess.abort import AbortTorchDistributed
+from inprocess.gloo import shutdown_gloo_connections
+from inprocess.held import held
 from inprocess.interrupt import LONGEST_PAUSE
 from inprocess.state import FrozenState
 from tests.harness import launch
@@ -90,7 +92,7 @@ def all_reduce(me: Rank) -> None:
 
 def unnamed_threads(me: Rank) -> None:
     """As where Gloo does not name its threads."""
-    abort.GLOO_THREAD = "no thread has this name"
+    gloo.GLOO_THREAD = "no thread has this name"
     all_reduce(me)
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import logging
 import os
+import pickle
 import sys
 import threading
 import time
 import types
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +21,10 @@ import torch
 import torch.distributed as dist
 
 from inprocess import abort
-from inprocess.abort import Abort, AbortTorchDistributed, AbortTransformerEngine, Ladder, StepResult, unfinished
+from inprocess import held as held_module
+from inprocess.abort import Abort, AbortTorchDistributed, AbortTransformerEngine, Ladder, StepResult
+from inprocess.groups import unfinished
+from inprocess.held import held
 from inprocess.state import FrozenState
 from tests.threads.groups import init, settle
 
@@ -141,7 +149,7 @@ def test_group_whose_abort_hangs_cannot_harm_the_next_iteration(monkeypatch: pyt
     """The abort of a broken group comes back when the next iteration has its own groups: these must stay."""
     release = threading.Event()
     monkeypatch.setattr(abort, "RESERVE", 0.01)
-    monkeypatch.setattr(abort, "_abort_group", lambda group: release.wait())
+    monkeypatch.setattr(abort, "_abort_group", lambda current, place: release.wait())
     init()
     AbortTorchDistributed(deadline=0.1)(STATE)
     assert not dist.is_initialized()
@@ -153,81 +161,99 @@ def test_group_whose_abort_hangs_cannot_harm_the_next_iteration(monkeypatch: pyt
     dist.destroy_process_group()
 
 
-def test_all_groups_in_one_coalesced_abort() -> None:
-    calls = []
-
-    class Backend:
-        def _group_start(self) -> None:
-            calls.append("start")
-
-        def _group_end(self) -> None:
-            calls.append("end")
-
-    class Group:
-        def __init__(self, name: str, backend: Backend | None, fails: bool = False) -> None:
-            self.name, self.backend, self.fails = name, backend, fails
-
-        def _get_backend(self, device: torch.device) -> Backend:
-            if self.backend is None:
-                raise RuntimeError(f"no backend for {device}")
-            return self.backend
-
-        def abort(self) -> None:
-            calls.append(self.name)
-            if self.fails:
-                raise RuntimeError("broken")
-
-    abort._abort_groups([Group("gloo", None), Group("tp", Backend()), Group("world", Backend())])
-    assert calls == ["start", "gloo", "tp", "world", "end"]
-    calls.clear()
-    with pytest.raises(RuntimeError, match="broken"):
-        abort._abort_groups([Group("tp", Backend(), fails=True)])
-    assert calls == ["start", "tp", "end"]
+def test_steps_of_a_rung_run_at_the_same_time(caplog: pytest.LogCaptureFixture) -> None:
+    """Each of them waits for the other one, as the aborts of two NCCL groups do."""
+    both = threading.Barrier(2, timeout=5)
+    with caplog.at_level(logging.DEBUG, "inprocess.abort"):
+        results = Ladder(
+            [("before", lambda: None), [("a", both.wait), ("b", both.wait)], ("after", lambda: None)]
+        ).run()
+    assert [(result.name, result.error) for result in results] == [("before", ""), ("a", ""), ("b", ""), ("after", "")]
+    assert "the step 'b' took" in caplog.text
 
 
-def test_older_torch_aborts_the_backend() -> None:
-    calls = []
+def test_a_step_that_hangs_is_not_waited_for_by_the_others_of_its_rung(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(abort, "RESERVE", 0.01)
+    release = threading.Event()
 
-    class Backend:
-        def _abort(self) -> None:
-            calls.append("abort")
+    def fail() -> None:
+        raise ValueError("broken")
 
-    class Group:
-        def _get_backend(self, device: torch.device) -> Backend:
-            return Backend()
+    results = Ladder([[("hangs", release.wait), ("fails", fail), ("works", lambda: None)]], deadline=0.1).run()
+    assert [(result.hung, result.error) for result in results[1:]] == [(False, "ValueError: broken"), (False, "")]
+    assert results[0].hung
+    release.set()
+    settle()
 
-    abort._abort_groups([Group()])
-    assert calls == ["abort"]
+
+def test_all_groups_are_aborted_at_the_same_time(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One NCCL group's abort may wait for kernels of another group, which end when that one is aborted."""
+    for _ in range(2):
+        dist.new_group()
+    meet = threading.Barrier(3, timeout=5)
+    met: list[int] = []
+    monkeypatch.setattr(dist.ProcessGroup, "abort", lambda group: met.append(meet.wait()))
+    AbortTorchDistributed()(STATE)
+    assert sorted(met) == [0, 1, 2]
+    assert not unfinished()
+
+
+def test_no_step_is_the_last_owner_of_a_group(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its destructor waits for Gloo's worker, which may want the interpreter lock."""
+    ended: list[str] = []
+    weakref.finalize(dist.group.WORLD, lambda: ended.append(threading.current_thread().name))
+    monkeypatch.setattr(held_module, "_in_background", lambda action: action())
+    monkeypatch.setattr(held, "groups", functools.partial(_note_owner, held.groups, ended))
+    AbortTorchDistributed()(STATE)
+    assert ended == ["about to let go", "inprocess-abort", "let go"]
+
+
+def _note_owner(let_go: Callable[[list[Any]], None], ended: list[str], found: list[Any]) -> None:
+    ended.append("about to let go")
+    let_go(found)
+    ended.append("let go")
 
 
 # --- flight recorder, TransformerEngine -----------------------------------------------------------------------------
 
 
+def read_record(file: Path) -> Any:
+    assert file.stat().st_mode & 0o777 == 0o600
+    return pickle.loads(file.read_bytes())
+
+
 def test_flight_record_is_written_where_the_user_wants_it(
     group: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "100")
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "record_"))
-    bindings: Any = torch._C._distributed_c10d
-    monkeypatch.setattr(bindings, "_dump_nccl_trace", lambda: b"trace", raising=False)
+    dist.all_reduce(torch.ones(1))
     AbortTorchDistributed()(STATE)
-    record = tmp_path / "record_0"
-    assert record.read_bytes() == b"trace"
-    assert record.stat().st_mode & 0o777 == 0o600
+    assert "entries" in read_record(tmp_path / "record_0")
+
+
+def test_each_restart_has_a_folder_for_its_flight_records(group: None, tmp_path: Path) -> None:
+    for iteration in range(2):
+        AbortTorchDistributed(flight_records=tmp_path)(dataclasses.replace(STATE, iteration=iteration))
+        assert "entries" in read_record(tmp_path / f"iteration_{iteration}" / "rank_0")
+        init()
+    assert tmp_path.joinpath("iteration_1").stat().st_mode & 0o777 == 0o700
+
+
+def test_flight_record_has_the_number_that_its_group_knows(group: None, tmp_path: Path) -> None:
+    state = FrozenState(rank=3, world_size=4, initial_rank=5, initial_world_size=8, active_rank=2, active_world_size=3)
+    AbortTorchDistributed(flight_records=tmp_path)(state)
+    assert [file.name for file in tmp_path.glob("*/*")] == ["rank_2"]
 
 
 def test_flight_record_follows_no_link(group: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "100")
     monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", str(tmp_path / "record_"))
-    bindings: Any = torch._C._distributed_c10d
-    monkeypatch.setattr(bindings, "_dump_nccl_trace", lambda: b"trace", raising=False)
     os.symlink(tmp_path / "elsewhere", tmp_path / "record_0")
     AbortTorchDistributed()(STATE)
     assert not (tmp_path / "elsewhere").exists()
     assert not dist.is_initialized()
 
 
-@pytest.mark.parametrize("size, file", [("0", "record_"), ("100", ""), ("", "record_")])
+@pytest.mark.parametrize("size, file", [("0", "record_"), ("100", "")])
 def test_no_flight_record_unless_asked_for(
     group: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: str, file: str
 ) -> None:

@@ -19,8 +19,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from inprocess import abort
-from inprocess.abort import shutdown_gloo_connections
+from inprocess import gloo
+from inprocess.gloo import shutdown_gloo_connections
+from inprocess.held import held
 from tests.threads import abort_ranks
 from tests.threads.abort_ranks import Rank, Ranks
 
@@ -219,11 +220,11 @@ def test_number_that_was_given_to_another_file_is_left_alone(monkeypatch: pytest
     ours, theirs = socket.socketpair()
     with ours, theirs:
         inode = os.fstat(ours.fileno()).st_ino
-        monkeypatch.setattr(abort, "_gloo_descriptors", lambda: iter([(ours.fileno(), inode + 1)]))
+        monkeypatch.setattr(gloo, "_gloo_descriptors", lambda: iter([(ours.fileno(), inode + 1)]))
         assert shutdown_gloo_connections() == 0
         ours.sendall(b"x")
         assert theirs.recv(1) == b"x"
-        monkeypatch.setattr(abort, "_gloo_descriptors", lambda: iter([(ours.fileno(), inode)]))
+        monkeypatch.setattr(gloo, "_gloo_descriptors", lambda: iter([(ours.fileno(), inode)]))
         assert shutdown_gloo_connections() == 1
         assert ours.recv(1) == b""
 
@@ -234,36 +235,36 @@ def test_connections_stay_open_for_the_peers_until_all_have_left(monkeypatch: py
     theirs.setblocking(False)
     with theirs:
         descriptor = (ours.fileno(), os.fstat(ours.fileno()).st_ino)
-        monkeypatch.setattr(abort, "_gloo_descriptors", lambda: iter([descriptor]))
-        abort.held.begin()
+        monkeypatch.setattr(gloo, "_gloo_descriptors", lambda: iter([descriptor]))
+        held.begin()
         assert shutdown_gloo_connections() == 1
         ours.close()
         with pytest.raises(BlockingIOError):
             theirs.recv(1)
-        abort.held.end()
+        held.end()
         assert theirs.recv(1) == b""
 
 
 def test_closed_and_strange_descriptors_are_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with open(tmp_path / "file", "w") as file:
         inode = os.fstat(file.fileno()).st_ino
-        monkeypatch.setattr(abort, "_gloo_descriptors", lambda: iter([(file.fileno(), inode), (1_000_000, 1)]))
+        monkeypatch.setattr(gloo, "_gloo_descriptors", lambda: iter([(file.fileno(), inode), (1_000_000, 1)]))
         assert shutdown_gloo_connections() == 0
 
 
 def test_unreadable_proc_is_explained(
     groups: Groups, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    read = abort._read
-    abort._warn_of_timeouts.cache_clear()
+    read = gloo._read
+    gloo._warn_of_timeouts.cache_clear()
 
     def refuse(path: str) -> str:
         if "/fdinfo/" in path or path.endswith("/syscall"):
             raise PermissionError(13, "Permission denied")
         return read(path)
 
-    monkeypatch.setattr(abort, "_read", refuse)
-    with caplog.at_level(logging.WARNING, "inprocess.abort"):
+    monkeypatch.setattr(gloo, "_read", refuse)
+    with caplog.at_level(logging.WARNING, "inprocess.gloo"):
         assert shutdown_gloo_connections() == 0
         assert shutdown_gloo_connections() == 0
     assert caplog.text.count("A pending Gloo collective") == 1
@@ -273,8 +274,8 @@ def test_listening_socket_is_never_shut(groups: Groups) -> None:
     """Gloo ends the process when accepting fails."""
     release(groups)
     listening = 0
-    for descriptor, inode in abort._gloo_descriptors():
-        connection = abort._socket_of(descriptor, inode)
+    for descriptor, inode in gloo._gloo_descriptors():
+        connection = gloo._socket_of(descriptor, inode)
         with connection or contextlib.nullcontext():
             if connection is not None and connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 listening += 1

@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as bindings
 from torch.distributed import distributed_c10d as c10d
 
-from inprocess import abort, loop, store
-from inprocess.abort import AbortTorchDistributed, unfinished
+from inprocess import gloo, groups, held, loop, nccl, store
+from inprocess.abort import AbortTorchDistributed
 from inprocess.exception import OptionError, StoreLost
+from inprocess.groups import unfinished
 from inprocess.health_check import CudaHealthCheck
 from inprocess.protocol.ops import Verb, Wait
 from inprocess.state import FrozenState
@@ -34,8 +35,8 @@ Patch = pytest.MonkeyPatch
 
 def check_abort_and_again(caplog: pytest.LogCaptureFixture) -> None:
     """Groups are gone and can be made again, and the log says what is different."""
-    abort._warn_of_tables.cache_clear()
-    with caplog.at_level(logging.WARNING, "inprocess.abort"):
+    groups._warn_of_tables.cache_clear()
+    with caplog.at_level(logging.WARNING, "inprocess.groups"):
         for _ in range(2):
             AbortTorchDistributed()(STATE)
             assert not dist.is_initialized()
@@ -46,8 +47,8 @@ def check_abort_and_again(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_tables_under_another_name(group: None, monkeypatch: Patch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(abort, "WORLD", "_no_such_tables")
-    assert abort._groups() == [dist.group.WORLD]
+    monkeypatch.setattr(groups, "WORLD", "_no_such_tables")
+    assert groups.current() == [dist.group.WORLD]
     check_abort_and_again(caplog)
 
 
@@ -58,52 +59,30 @@ def test_no_unregister_all_process_groups(group: None, monkeypatch: Patch, caplo
 
 def test_a_table_that_is_missing(group: None, monkeypatch: Patch) -> None:
     """The others are cleared all the same."""
-    monkeypatch.setattr(abort, "_TABLES", ("no_such_table", *abort._TABLES))
+    monkeypatch.setattr(groups, "_TABLES", ("no_such_table", *groups._TABLES))
     AbortTorchDistributed()(STATE)
     assert not c10d._world.pg_map
     assert not unfinished()
 
 
-class Backend:
-    """A backend of a group, with the methods that are named."""
-
-    def __init__(self, *names: str) -> None:
-        self.called: list[str] = []
-        for name in names:
-            setattr(self, name, lambda name=name: self.called.append(name))
-
-    def _get_backend(self, device: object) -> Any:
-        return self
-
-
-@pytest.mark.parametrize(
-    ("has", "called"),
-    [
-        (("_group_start", "_group_end", "abort"), ["_group_start", "abort", "_group_end"]),
-        (("_group_start", "abort"), ["abort"]),
-        (("_abort",), ["_abort"]),
-        ((), []),
-    ],
-    ids=["all", "no _group_end", "only _abort", "none"],
-)
-def test_a_backend_is_aborted_with_what_it_has(has: tuple[str, ...], called: list[str]) -> None:
-    backend = Backend(*has)
-    abort._abort_groups([backend])
-    assert backend.called == called
-
-
-def test_a_group_that_tells_no_backend() -> None:
-    abort._abort_groups([object()])
+def test_a_group_that_cannot_be_aborted(group: None, caplog: pytest.LogCaptureFixture) -> None:
+    """It is forgotten all the same."""
+    c10d._world.pg_names[object()] = "odd"  # type: ignore[index]
+    with caplog.at_level(logging.WARNING, "inprocess.abort"):
+        AbortTorchDistributed()(STATE)
+    assert "no attribute 'abort'" in caplog.text
+    assert not unfinished()
 
 
 def test_no_flight_recorder(monkeypatch: Patch, tmp_path: Any) -> None:
-    monkeypatch.delattr(bindings, "_dump_nccl_trace", raising=False)
-    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "trace"))
-    abort._dump_flight_record(0)
+    for name in ("_dump_nccl_trace", "_dump_fr_trace"):
+        monkeypatch.delattr(bindings, name, raising=False)
+    nccl.dump_flight_record(tmp_path / "trace", with_nccl=True)
+    nccl.forget_flight_record()
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", sorted(abort._MAKERS))
+@pytest.mark.parametrize("name", sorted(groups._MAKERS))
 def test_the_functions_that_make_groups_have_these_names(name: str) -> None:
     """Where they have others, a wait for a peer that never connects ends at its own timeout."""
     assert inspect.unwrap(getattr(c10d, name)).__code__.co_filename.endswith("distributed_c10d.py")
@@ -113,11 +92,11 @@ def test_gloo_that_cannot_be_told_from_others(
     group: None, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither its threads nor its classes have the names we know: the log says so, once."""
-    monkeypatch.setattr(abort, "GLOO_THREAD", "no thread has this name")
-    monkeypatch.setattr(abort, "GLOO_CLASSES", b"no class")
-    abort._warn_of_timeouts.cache_clear()
-    with caplog.at_level(logging.WARNING, "inprocess.abort"):
-        assert [abort.shutdown_gloo_connections(), abort.shutdown_gloo_connections()] == [0, 0]
+    monkeypatch.setattr(gloo, "GLOO_THREAD", "no thread has this name")
+    monkeypatch.setattr(gloo, "GLOO_CLASSES", b"no class")
+    gloo._warn_of_timeouts.cache_clear()
+    with caplog.at_level(logging.WARNING, "inprocess.gloo"):
+        assert [gloo.shutdown_gloo_connections(), gloo.shutdown_gloo_connections()] == [0, 0]
     assert caplog.text.count("end at its own timeout") == 1
     assert torch.__version__ in caplog.text
 
@@ -194,7 +173,7 @@ def test_no_cache_of_meshes(monkeypatch: Patch, name: str) -> None:
     cache = type("Cache", (), {"cache_clear": lambda: cleared.append(True)})
     monkeypatch.setattr(_collective_utils, "MeshTopoInfo", type("Info", (), {"build_from_mesh": cache}))
     monkeypatch.delattr(_redistribute, name)
-    abort._forget_meshes()
+    held._forget(held._MESHES)
     assert cleared == [True]
 
 

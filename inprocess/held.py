@@ -1,0 +1,112 @@
+"""What the abort took from torch, kept until everybody has left the function; and what torch itself remembers."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+#: seconds that the end of a call waits for the destructors of process groups
+LET_GO = 1.0
+
+
+class Held:
+    """What the abort took from torch, kept until everybody has left the function.
+
+    Copies of connections: closing one resets it at the other end, and a peer whose event thread is just writing loses
+    the operation, which then waits until its timeout. So each rank ends its own reading, and closes later.
+
+    Process groups: a DistributedDataParallel reducer that is a group's last owner destroys it with the interpreter
+    lock held, and waits for Gloo's worker, which may want that lock to free an operation.
+    """
+
+    def __init__(self) -> None:
+        self._active = False
+        self._connections: list[socket.socket] = []
+        self._groups: list[Any] = []
+        #: since it last let go
+        self._aborted = False
+
+    def begin(self) -> None:
+        """Let go of what is held, and keep what comes from now on."""
+        self._let_go()
+        self._active = True
+
+    def end(self) -> None:
+        """Let go of what is held and keep nothing more."""
+        self._active = False
+        thread = self._let_go()
+        if thread is not None:
+            thread.join(LET_GO)
+
+    def connection(self, connection: socket.socket) -> None:
+        """A connection that was just shut down."""
+        if self._active:
+            self._connections.append(connection.dup())
+
+    def groups(self, groups: list[Any]) -> None:
+        """Process groups that torch has forgotten; takes them out of the list."""
+        self._aborted = True
+        if self._active:
+            self._groups += groups
+            groups.clear()
+        elif groups:
+            _in_background(groups.clear)
+
+    def _let_go(self) -> threading.Thread | None:
+        if "torch.distributed.tensor" in sys.modules:
+            _forget(_MESHES)
+        if self._aborted:
+            _forget(_ABORTED)
+        self._aborted = False
+        connections, self._connections = self._connections, []
+        groups, self._groups = self._groups, []
+        for connection in connections:
+            connection.close()
+        return _in_background(groups.clear) if groups else None
+
+
+#: what DTensor remembers of operations it has seen, by mesh
+_MESHES = (
+    "torch._C:_clear_DTensor_sharding_propagator_cache",
+    "torch.distributed.tensor:DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear",
+    "torch.distributed.tensor._redistribute:_gen_transform_infos.cache_clear",
+    "torch.distributed.tensor._redistribute:clear_redistribute_planner_cache",
+    "torch.distributed.tensor._collective_utils:MeshTopoInfo.build_from_mesh.cache_clear",
+)
+#: what is of no use after an abort: stores and buffers of symmetric memory, by names of groups, which the next ones
+#: have too; and the CUDA graphs that the compiler recorded, which the abort has reset
+_ABORTED = (
+    "torch.distributed._symmetric_memory:_group_name_to_store.clear",
+    "torch.distributed._symmetric_memory:_group_name_to_workspace_tensor.clear",
+    "torch._inductor.cudagraph_trees:reset_cudagraph_trees",
+)
+
+
+def _forget(names: Sequence[str]) -> None:
+    """In the main thread, whose memory it partly is. Where torch keeps it elsewhere, one iteration's groups stay."""
+    for name in names:
+        module, _, path = name.partition(":")
+        try:
+            operator.attrgetter(path)(sys.modules.get(module))()
+        except AttributeError:  # not imported, or elsewhere
+            continue
+        except Exception as error:  # a GPU that is lost
+            log.debug("%s failed: %r", name, error)
+
+
+def _in_background(action: Callable[[], object]) -> threading.Thread:
+    """A group's destructor waits for Gloo's threads (10 ms), and could wait for ever."""
+    thread = threading.Thread(target=action, name="inprocess-abort", daemon=True)
+    thread.start()
+    return thread
+
+
+#: one per process, like torch's process groups; the loop begins and ends it
+held = Held()
