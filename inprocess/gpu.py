@@ -159,9 +159,9 @@ def find(pynvml: Any, device: Device) -> Gpu:
     address = known_address(device)
     try:
         handle = pynvml.nvmlDeviceGetHandleByPciBusId(address) if address else _look_up(pynvml, device)
-    except pynvml.NVMLError_NotFound as error:
-        if device in _found:
-            raise Lost("the driver does not list it any more") from error
+    except (pynvml.NVMLError_NotFound, pynvml.NVMLError_Unknown) as error:
+        if device in _found:  # it gave the handle before
+            raise Lost(f"the driver does not give its handle any more: {error}") from error
         raise
     address = _found[device] = address or _address(pynvml, handle)
     return Gpu(pynvml, handle, address)

@@ -165,8 +165,11 @@ def test_our_gpu_is_lost(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, visibl
     nvml.gpus[1].lose(pynvml.NVML_ERROR_RESET_REQUIRED)
     with pytest.raises(Lost, match="NVML says: GPU requires restart"):
         address()
+    nvml.gpus[1].lose(pynvml.NVML_ERROR_UNKNOWN)
+    with pytest.raises(Lost, match="does not give its handle any more: Unknown Error"):
+        address()
     del nvml.gpus[1]
-    with pytest.raises(Lost, match="does not list it any more"):
+    with pytest.raises(Lost, match="does not give its handle any more: Not Found"):
         address()
 
 
@@ -176,6 +179,20 @@ def test_our_gpu_is_lost_at_the_first_look(monkeypatch: pytest.MonkeyPatch, nvml
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         with pytest.raises(Lost, match="NVML says: GPU is lost"):
             address()
+
+
+def test_lost_among_others_that_nvml_may_not_ask(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", B)
+    nvml.gpus[1].lose()
+    nvml.gpus[2].errors["by index"] = pynvml.NVML_ERROR_NO_PERMISSION
+    with pytest.raises(Lost, match="GPU is lost"):
+        address()
+
+
+def test_an_unknown_error_at_the_first_look_is_no_loss(nvml: FakeNvml) -> None:
+    nvml.gpus[0].lose(pynvml.NVML_ERROR_UNKNOWN)
+    with pytest.raises(Unavailable, match="Unknown Error"):
+        address()
 
 
 def test_a_gpu_that_nvml_never_knew(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml) -> None:
