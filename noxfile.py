@@ -124,6 +124,16 @@ def leaks(session: nox.Session) -> None:
     session.run("python", "-m", "tests.growth", *session.posargs)
 
 
+@nox.session(venv_backend="none")
+def gpu(session: nox.Session) -> None:
+    """On a machine with a GPU, in the Python that runs nox, which has its torch: tests, then benchmarks.
+
+    Without nox: `python -m pytest tests/gpu`, and `python -m benchmarks.gpu`. Arguments go to pytest.
+    """
+    session.run("python", "-m", "pytest", "tests/gpu", *session.posargs)
+    session.run("python", "-m", "benchmarks.gpu")
+
+
 @nox.session
 def etcd(session: nox.Session) -> None:
     """EtcdStore against real servers, which the tests start; arguments go to pytest. Needs the program etcd."""

@@ -149,7 +149,7 @@ class Progress:
 
 def work(args: argparse.Namespace) -> int:
     """One rank. Exit code 0: the goal was reached."""
-    device = pick_device()
+    device = pick_device(args.share_gpu)
     torch.set_num_threads(1)  # the ranks share the machine's cores
     logging.basicConfig(format="%(message)s")
     wrap = inprocess.Wrapper(
@@ -186,11 +186,14 @@ def replaces() -> bool:
     return os.environ.get("INPROCESS_RESTART", "0") != "0"
 
 
-def pick_device() -> torch.device:
-    """A GPU of its own for each rank of this machine, or the CPU for all of them."""
-    if torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ["WORLD_SIZE"]):
+def pick_device(share: bool) -> torch.device:
+    """A GPU of its own for each rank of this machine, or the CPU for all of them; or a GPU that they share."""
+    gpus, ranks = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ["WORLD_SIZE"])
+    if gpus == 0 or (gpus < ranks and not share):
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    if gpus < ranks:  # NCCL wants one rank of a host on a GPU: so each rank is a host, and they talk over sockets
+        os.environ["NCCL_HOSTID"] = f"rank {os.environ['RANK']}"
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % gpus)
     torch.cuda.set_device(device)
     return device
 
@@ -257,6 +260,7 @@ def arguments() -> argparse.Namespace:
     add("--checkpoint-every", type=int, default=20, metavar="STEPS", help="(default 20)")
     add("--min-ranks", type=int, help="with fewer, wait a minute for others (default: all under inprocess run, else 1)")
     add("--etcd", metavar="URL", help="agree through this etcd: then any machine may be lost (default: no etcd)")
+    add("--share-gpu", action="store_true", help="with fewer GPUs than ranks, share them (default: use the CPU)")
     add("--log-every", type=int, default=20, metavar="STEPS", help="(default 20)")
     add(
         "--soft-timeout", type=float, default=3, metavar="S", help="without progress for S seconds: restart (default 3)"

@@ -109,26 +109,6 @@ def _block(place: str, victim: int, call: Any) -> None:
         faults.wait_forever(place)
 
 
-def train_nccl(context: Context, call: Any) -> list[int]:
-    """As `train`, on the GPU."""
-    rank, size = place_in_world()
-    torch.cuda.set_device(0)
-    dist.init_process_group("nccl", timeout=LONG)
-    for step in range(context.args.get("steps", 3)):
-        context.point(step)
-        tensor = torch.tensor([rank + 1], device="cuda")
-        if step == 1:
-            context.point("skip")
-        dist.all_reduce(tensor)
-        assert tensor.item() == size * (size + 1) // 2
-    dist.destroy_process_group()
-    return [call.iteration, rank, size]
-
-
-def run_nccl(context: Context) -> Any:
-    return context.wrap(train_nccl)()
-
-
 def full(context: Context, call: Any) -> list[int]:
     """Steps until everybody is there after so many restarts. Returns [iteration, rank, world size]."""
     rank, size = place_in_world()
