@@ -19,7 +19,6 @@ from inprocess import gloo, groups, held, loop, nccl, store
 from inprocess.abort import AbortTorchDistributed
 from inprocess.exception import OptionError, StoreLost
 from inprocess.groups import unfinished
-from inprocess.health_check import CudaHealthCheck
 from inprocess.protocol.ops import Verb, Wait
 from inprocess.state import FrozenState
 from inprocess.tools import inject_fault
@@ -178,12 +177,6 @@ def test_no_cache_of_meshes(monkeypatch: Patch, name: str) -> None:
 
 
 # --- CUDA ---------------------------------------------------------------------------------------------------------
-
-
-def test_no_is_in_bad_fork(monkeypatch: Patch) -> None:
-    monkeypatch.delattr(torch.cuda, "_is_in_bad_fork")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert CudaHealthCheck()(STATE) is STATE
 
 
 def test_no_cuda_sleep(monkeypatch: Patch) -> None:
