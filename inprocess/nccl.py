@@ -194,7 +194,7 @@ def record_file(folder: str | Path | None, iteration: int, rank: int) -> Path | 
 
 
 def dump_flight_record(path: Path, with_nccl: bool) -> None:
-    """Write what torch recorded of the collectives, in the format that torch's ``torchfrtrace`` reads; mode 0600."""
+    """Write what torch recorded of the collectives, a pickle; mode 0600. torch's ``torchfrtrace`` reads NCCL's."""
     bindings = torch._C._distributed_c10d
     names = ("_dump_nccl_trace", "_dump_fr_trace") if with_nccl else ("_dump_fr_trace",)
     dump: Callable[..., bytes] | None = next(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import live, restart, results, step
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.plan import BUDGET, CASES, PARTS, PHASES, QUICK, STATES, requests
-from benchmarks.job import Mark
+from benchmarks.job import Mark, here
 
 FAULT = 1_000
 BY_NAME = {case.name: case for case in CASES}
@@ -174,3 +175,10 @@ def test_states_beside_the_plain_way() -> None:
     text = results.states(found)
     assert f"| 8 GB | {live.RECOVER} | **4** (4 to 4) | 2.00 | 50% of {live.PLAIN} |" in text
     assert f"| 1 GB | {live.RECOVER} | {results.MISSING} |" in text
+
+
+def test_the_documentation_has_these_tables() -> None:
+    """Written by `python -m benchmarks.gpu --table`."""
+    written = (here() / "docs" / "performance" / "gpu.md").read_text()
+    found = here() / "benchmarks" / "gpu" / "results.json"
+    assert written == results.tables(json.loads(found.read_text()) if found.exists() else {}) + "\n"
