@@ -142,8 +142,8 @@ class AbortTorchDistributed(Abort):
     Args:
         deadline: seconds in all; default 10.
         flight_records: folder for the records of torch's flight recorder, written before the abort: ``rank_R`` in a
-            folder ``iteration_I``; NCCL's are for ``torchfrtrace``. Default None: where ``TORCH_FR_DUMP_TEMP_FILE`` says, if set,
-            each restart over the one before.
+            folder ``iteration_I``; NCCL's are for ``torchfrtrace``. Default None: where ``TORCH_FR_DUMP_TEMP_FILE``
+            says, if it is set, each restart over the one before.
         cuda_graphs: False: CUDA graphs stay as they are; for programs whose graphs capture no collective and outlive a
             restart. Default True.
     """
