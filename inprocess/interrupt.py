@@ -76,6 +76,7 @@ be taken for an answer to the interruption. So the gate puts back what was being
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import ctypes
 import functools
@@ -94,7 +95,7 @@ from typing import Any
 from inprocess import clock
 from inprocess.exception import InternalError, OptionError, RankShouldRestart, RestartAbort, RestartError
 
-__all__ = ["Atomic", "Gate", "Interrupted", "Interrupter", "Outcome", "Raised", "Returned"]
+__all__ = ["Atomic", "Gate", "Interrupted", "Interrupter", "Outcome", "Raised", "Returned", "let_go"]
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +115,8 @@ REPORT_EVERY = 1.0
 PLACES = 3
 
 _IMPORT = "<frozen importlib._bootstrap>"
+#: since Python 3.11
+_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -331,7 +334,7 @@ class Gate:
             return Raised(error)
         if isinstance(error, SystemExit) and not _answers_interruption(error):
             return Raised(error)
-        _let_go(raised, outer)
+        let_go(raised, outer)
         return Interrupted("" if isinstance(error, RankShouldRestart) else _in_words(error))
 
     def _park(self, frame: FrameType | None) -> None:
@@ -612,15 +615,21 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
-def _let_go(error: BaseException, outer: BaseException | None) -> None:
-    """Empty the frames that the function was left through.
+def let_go(error: BaseException, outer: BaseException | None) -> None:
+    """Empty the frames that the function was left through, also those of the exceptions behind this one.
 
     A program that keeps the exception, in a list of errors perhaps, would keep tensors and process groups with it, and
-    with each group threads and sockets. ``outer`` was being handled before the function was called.
+    with each group threads and sockets. So would an exception that a frame of its own traceback refers to, until
+    garbage is collected. ``outer`` was being handled before the function was called.
     """
-    for each in _chain(error):
-        if each is outer:
-            return
+    seen, waiting = {id(outer)}, [error]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        behind = [each.__cause__, each.__context__, *(each.exceptions if isinstance(each, _GROUP) else ())]
+        waiting += [one for one in behind if one is not None]
         for frame, _ in traceback.walk_tb(each.__traceback__):
             # a generator may have caught an earlier one and go on
             if each is error or not frame.f_code.co_flags & _GENERATORS:

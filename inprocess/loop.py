@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import traceback
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard, TypeVar
@@ -36,8 +36,9 @@ from inprocess.groups import unfinished
 from inprocess.held import held
 from inprocess.hooks import Injector
 from inprocess.interpreter import interpreter, pass_time
-from inprocess.interrupt import Interrupted, Raised, Returned
+from inprocess.interrupt import Interrupted, Raised, Returned, let_go
 from inprocess.job import Job
+from inprocess.leftovers import leftovers
 from inprocess.monitor_thread import LetIn
 from inprocess.options import Options
 from inprocess.protocol.book import Book
@@ -147,6 +148,7 @@ class Loop:
         """Walk the table. Returns the function's value (None on a reserve rank), or raises."""
         try:
             interpreter.begin()
+            leftovers.begin(anew=not self._job.moved)
             self._agents.open()
             while self._phase is not Phase.OUT:
                 self._agents.board.enter(self._phase)
@@ -159,7 +161,8 @@ class Loop:
             self._close()
         if self._leaving is not None:
             self._raise_leaving()
-        return self._value
+        value, self._value = self._value, None  # this object lives until garbage is collected
+        return value
 
     def _raise_leaving(self) -> None:
         error, self._leaving = self._leaving, None
@@ -306,6 +309,7 @@ class Loop:
     def _enter_iteration(self) -> None:
         state = self._state
         self._call._begin(state)
+        leftovers.report(state)
         if self._is_reserve():
             return
         assert state.active_rank is not None
@@ -352,6 +356,7 @@ class Loop:
         if self._is_reserve():
             return self._await_outcome(None)
         self._log_restart()
+        leftovers.enter()
         set_current(self._call)
         return self._in_window(self._fn, keep=True)
 
@@ -435,6 +440,8 @@ class Loop:
             return Event.QUIT
         if self._loss is not None:
             return Event.LOST
+        self._value = None
+        leftovers.collect()
         self._do(coordinator.end_round(self._book, coordinator.alive(self._book)))
         following = self._book.iteration + 1
         self._next_iteration(self._take("next", following, self._options.barrier_timeout, self._name_missing("end")))
@@ -467,6 +474,8 @@ class Loop:
         if verdict.fate is Fate.COMPLETED and verdict.iteration == self._book.iteration and self._has_done_all():
             return Event.COMPLETED
         if verdict.fate is Fate.GO and self._agents.kept is not None:
+            self._value = None
+            leftovers.collect()
             self.lost = Lost(self._agents.kept, self._interrupted_at, self._size_before)
             self._job.move(self._book, verdict, host)
             return Event.OK
@@ -571,7 +580,7 @@ class Loop:
         error = self._state.fn_exception
         if error is not None:
             self._state = dataclasses.replace(self._state, fn_exception=None)
-            traceback.clear_frames(error.__traceback__)
+            let_go(error, sys.exc_info()[1])
 
     # --- small things -------------------------------------------------------------------------------------------
 

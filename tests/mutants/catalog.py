@@ -1136,7 +1136,7 @@ LOOP = (
         "test_exceptions",
         "traceback_is_kept",
         "an exception keeps tensors alive over restarts",
-        "            traceback.clear_frames(error.__traceback__)\n",
+        "            let_go(error, sys.exc_info()[1])\n",
     ),
     _loop(
         "test_usage",
@@ -1399,6 +1399,108 @@ LIVE = (
     disk("later_removed", "what is later is removed, too", "self._all() if name <= saved]", "self._all()]"),
 )
 
+kept = _in("leftovers.py", "tests/unit/test_leftovers.py")
+named = _in("leftovers.py", "tests/threads/test_leftovers.py")
+ways = _in("referrers.py", "tests/threads/test_referrers.py")
+left = _in("interrupt.py", "tests/ranks/test_leftovers.py")
+LEFTOVERS = (
+    left(
+        "hidden_frames_stay",
+        "the frames of what was raised before the last exception keep tensors alive",
+        "        waiting += [one for one in behind if one is not None]\n",
+    ),
+    left(
+        "grouped_frames_stay",
+        "those of a group of exceptions do",
+        "*(each.exceptions if isinstance(each, _GROUP) else ())",
+    ),
+    _loop(
+        "test_leftovers",
+        "garbage_stays",
+        "garbage on the GPU waits for the interpreter's next collection",
+        "        leftovers.collect()\n        self._do(",
+        "        self._do(",
+    ),
+    _loop("test_leftovers", "nothing_is_said", "nobody is told who holds on", "        leftovers.report(state)\n"),
+    _loop(
+        "test_leftovers",
+        "value_stays",
+        "what a call has returned lives until garbage is collected",
+        "value, self._value = self._value, None",
+        "value = self._value",
+    ),
+    kept(
+        "garbage_on_the_host",
+        "garbage is collected at every restart",
+        "        if now > self._level + WORTH_COLLECTING:\n",
+        "        if True:\n",
+    ),
+    kept(
+        "little_garbage_adds_up",
+        "what was not worth a collection counts as used",
+        "        self._level = min(self._level, now)\n",
+        "        self._level = now\n",
+    ),
+    kept("said_at_each_restart", "the same warning comes with every restart", "        self._note(now)\n"),
+    kept(
+        "groups_are_said",
+        "what process groups held is taken for the program's",
+        "        gc.collect()  # what process groups and their work held has come free since\n",
+    ),
+    kept(
+        "driver_is_asked",
+        "the number of devices is asked from the driver, which may hang",
+        "range(len(cuda.default_generators))",
+        "range(cuda.device_count())",
+    ),
+    named(
+        "old_tensors_are_named",
+        "tensors from before the call are named",
+        " if m.address not in old]",
+        "]",
+    ),
+    named(
+        "live_state_is_said",
+        "what a LiveState keeps is taken for a leak",
+        "_with_gradients(_kept(heap.live))",
+        "_with_gradients(_kept([]))",
+    ),
+    named(
+        "tensors_are_asked",
+        "a tensor's class answers for it",
+        "        storage = torch.Tensor.untyped_storage(tensor)\n",
+        "        storage = tensor.untyped_storage()\n",
+    ),
+    ways(
+        "variables_are_copied",
+        "a frame keeps a copy of its variables",
+        "        values.clear()\n",
+        "        pass\n",
+    ),
+    ways(
+        "locals_are_emptied",
+        "what the program asked for is emptied",
+        " and sys.getrefcount(values) <= 3:",
+        ":",
+    ),
+    ways(
+        "search_takes_its_time",
+        "a pass begins that will end too late",
+        "(begin := clock.monotonic()) + took < self._until",
+        "(begin := clock.monotonic()) < self._until",
+    ),
+    ways(
+        "search_finds_itself",
+        "the search is taken for a holder",
+        "holder is targets or id(holder) in self._ours or ",
+    ),
+    ways(
+        "search_goes_wide",
+        "a pass looks for any number of objects",
+        "[:WIDEST]",
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *PROTOCOL,
     *COORDINATOR,
@@ -1416,4 +1518,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *FAILOVER,
     *LIVE,
     *WATCHING,
+    *LEFTOVERS,
 )
