@@ -19,6 +19,7 @@ from inprocess import gloo, groups, held, loop, nccl, store
 from inprocess.abort import AbortTorchDistributed
 from inprocess.exception import OptionError, StoreLost
 from inprocess.groups import unfinished
+from inprocess.leftovers import Leftovers
 from inprocess.protocol.ops import Verb, Wait
 from inprocess.state import FrozenState
 from inprocess.tools import inject_fault
@@ -177,6 +178,21 @@ def test_no_cache_of_meshes(monkeypatch: Patch, name: str) -> None:
 
 
 # --- CUDA ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["default_generators", "memory_allocated"])
+def test_memory_that_cannot_be_asked_for(monkeypatch: Patch, name: str) -> None:
+    """Nothing is collected, and nothing said."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "default_generators", [object()], raising=False)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1 << 40)
+    asked = Leftovers()
+    asked.enter()
+    assert asked._ask() == 1 << 40
+    monkeypatch.delattr(torch.cuda, name)
+    asked.collect()
+    asked.report(STATE)
+    assert asked._ask() == 0
 
 
 def test_no_cuda_sleep(monkeypatch: Patch) -> None:
