@@ -173,7 +173,7 @@ class AbortTorchDistributed(Abort):
             for place, group in enumerate(current)
         ]
         if with_nccl and self.cuda_graphs:
-            together.append(("CUDA graphs", nccl.reset_graphs))
+            together.append(("CUDA graphs", self._reset_graphs))
         if together:
             rungs.append(together)
         if with_nccl:
@@ -182,6 +182,10 @@ class AbortTorchDistributed(Abort):
         if groups.is_making():  # it may have made connections meanwhile
             rungs.append(("Gloo connections again", lambda: shutdown_gloo_connections(pairs)))
         return rungs
+
+    def _reset_graphs(self) -> None:
+        if nccl.reset_graphs(min(nccl.REPLAYING, self.deadline / 2)):
+            held.graphs_were_reset()
 
 
 def _abort_group(current: Sequence[Any], place: int) -> None:

@@ -76,7 +76,7 @@ class Agents:
         lost: Lost | None = None,
     ) -> None:
         self._options, self._job, self._book = options, job, book
-        self.environment = Borrowed(nccl.settings(os.environ, options.hard_timeout))
+        self.environment = Borrowed(nccl.settings(os.environ))
         self._spec = _store_spec(options, job)
         self._interrupter = Interrupter(options.interrupt_signal)
         config = self._monitor_config()
@@ -121,7 +121,7 @@ class Agents:
     def open(self) -> None:
         """Start everything. Raises OptionError for a port that is taken, TimeoutError where nobody serves the store."""
         spec, launch = self._spec, self._job.launch
-        nccl.advise(self._options.hard_timeout, aloud=launch.rank == 0)
+        nccl.advise(aloud=launch.rank == 0)
         announce_wrapped(own_store=bool(spec.factory) or not _is_agents(spec.host, spec.port, launch))
         self._interrupter.install()
         self._monitor.start()

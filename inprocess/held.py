@@ -31,7 +31,7 @@ class Held:
         self._connections: list[socket.socket] = []
         self._groups: list[Any] = []
         #: since it last let go
-        self._aborted = False
+        self._aborted = self._graphs_were_reset = False
 
     def begin(self) -> None:
         """Let go of what is held, and keep what comes from now on."""
@@ -59,12 +59,18 @@ class Held:
         elif groups:
             _in_background(groups.clear)
 
+    def graphs_were_reset(self) -> None:
+        """The CUDA graphs of this process can be replayed no more."""
+        self._graphs_were_reset = True
+
     def _let_go(self) -> threading.Thread | None:
         if "torch.distributed.tensor" in sys.modules:
             _forget(_MESHES)
         if self._aborted:
             _forget(_ABORTED)
-        self._aborted = False
+        if self._graphs_were_reset and _has_compiled_graphs():
+            _forget(_COMPILED)
+        self._aborted = self._graphs_were_reset = False
         connections, self._connections = self._connections, []
         groups, self._groups = self._groups, []
         for connection in connections:
@@ -81,12 +87,23 @@ _MESHES = (
     "torch.distributed.tensor._collective_utils:MeshTopoInfo.build_from_mesh.cache_clear",
 )
 #: what is of no use after an abort: stores and buffers of symmetric memory, by names of groups, which the next ones
-#: have too; and the CUDA graphs that the compiler recorded, which the abort has reset
+#: have too
 _ABORTED = (
     "torch.distributed._symmetric_memory:_group_name_to_store.clear",
     "torch.distributed._symmetric_memory:_group_name_to_workspace_tensor.clear",
-    "torch._inductor.cudagraph_trees:reset_cudagraph_trees",
 )
+#: compiled code, which would go on to replay graphs that were reset: it is compiled again
+_COMPILED = ("torch.compiler:reset",)
+
+
+def _has_compiled_graphs() -> bool:
+    """Whether the compiler recorded CUDA graphs of its own in this thread."""
+    trees: Any = sys.modules.get("torch._inductor.cudagraph_trees")
+    try:
+        containers = trees.get_obj(trees.local, "tree_manager_containers")
+        return any(container.tree_manager is not None for container in containers.values())
+    except Exception:  # not imported, not used, or kept elsewhere
+        return False
 
 
 def _forget(names: Sequence[str]) -> None:

@@ -10,8 +10,9 @@ each. It is new only once; after that, what is more than last time. What a ``Liv
 
 ``torch.cuda.empty_cache()`` is not called: it waits for the GPU, for ever where a kernel hangs, and is not needed: the
 next iteration gets the blocks that were freed. Nor is anything else asked of the GPU, and CUDA is not initialized:
-``torch.cuda.memory_allocated()`` reads the allocator's own books, under the lock that the next allocation takes too;
-also where a CUDA error has made the context unusable. (The backend ``cudaMallocAsync`` asks the driver; if that fails,
+``torch.cuda.memory_allocated()`` reads the allocator's own books, also where a CUDA error has made the context useless.
+It takes the allocator's lock with the interpreter's, so a thread that hangs in an allocation stops the process, as the
+next allocation would, until the monitor ends it. (The backend ``cudaMallocAsync`` asks the driver; if that fails,
 nothing is said.) Not yet run on a GPU.
 """
 

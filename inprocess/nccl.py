@@ -25,6 +25,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -36,11 +37,11 @@ log = logging.getLogger(__name__)
 
 HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 RETHROW = "TORCH_NCCL_RETHROW_CUDA_ERRORS"
-HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
 MONITORING = "TORCH_NCCL_ENABLE_MONITORING"
-#: torch's own (seconds): after so long its heartbeat monitor ends a process whose watchdog stands still
-HEARTBEAT_TIMEOUT = 480
-#: how long threads are waited for that are replaying a CUDA graph (seconds), and how often they are looked at
+DUMP, DUMP_WAIT = "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
+#: torch's other names of variables
+_OLDER = {HANDLING: "NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_DESYNC_DEBUG": "NCCL_DESYNC_DEBUG"}
+#: within what time all CUDA graphs are to be reset, and how often threads are looked at that replay one (seconds)
 REPLAYING, LOOK = 5.0, 0.001
 #: where torch's flight recorder writes to, and how many entries it keeps; the names before and after torch 2.9
 _RECORD_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -51,7 +52,7 @@ _TRUE = ("1", "y", "yes", "t", "true")
 # --- the environment ----------------------------------------------------------------------------------------------
 
 
-def settings(environ: Mapping[str, str], hard_timeout: float) -> dict[str, str]:
+def settings(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of torch's that are set for the time of a call: none that the user has set.
 
     Each group reads them when it is made. They do nothing to other backends.
@@ -59,25 +60,30 @@ def settings(environ: Mapping[str, str], hard_timeout: float) -> dict[str, str]:
     * Errors are not handled by the watchdog: a restart does that. ``1`` under torchrun, and this library's launcher, is
       no choice of the user's: torch's agent sets it for its workers.
     * A CUDA error ends the watchdog, not the process: the rank's own function or health check says what happened.
-    * The heartbeat monitor has more patience than ``hard_timeout``, so that a rank that hangs is killed by its own.
+    * Nor does a watchdog that stands still end it: this library's monitor looks after the rank. An abort that hangs
+      would be enough for it, many minutes later.
+    * No record is written at an error, for which the watchdog would wait, up to a minute with the lock that the next
+      collective needs: the abort writes one.
     """
-    found = {}
-    if HANDLING not in environ or (environ[HANDLING] == "1" and "TORCHELASTIC_RUN_ID" in environ):
+    found = {name: "0" for name in (HANDLING, RETHROW, MONITORING, DUMP, DUMP_WAIT) if _given(environ, name) is None}
+    if environ.get(HANDLING) == "1" and "TORCHELASTIC_RUN_ID" in environ:
         found[HANDLING] = "0"
-    if RETHROW not in environ:
-        found[RETHROW] = "0"
-    if HEARTBEAT not in environ and 2 * hard_timeout > HEARTBEAT_TIMEOUT:
-        found[HEARTBEAT] = str(int(2 * hard_timeout))
     return found
 
 
-def objections(environ: Mapping[str, str], hard_timeout: float) -> list[str]:
+def _given(environ: Mapping[str, str], name: str) -> tuple[str, str] | None:
+    """The variable as the user has named it, and its value."""
+    return next(((each, environ[each]) for each in (name, _OLDER.get(name, name)) if each in environ), None)
+
+
+def objections(environ: Mapping[str, str]) -> list[str]:
     """What the user has set so that torch ends processes that a restart would save; in words, with the remedy."""
     found = []
-    if environ.get(HANDLING) in ("1", "3") and HANDLING not in settings(environ, hard_timeout):
+    handling = _given(environ, HANDLING)
+    if handling is not None and handling[1] in ("1", "3") and HANDLING not in settings(environ):
         found.append(
-            f"{HANDLING}={environ[HANDLING]}: torch's watchdog ends the process when a peer of an NCCL group dies, so "
-            "that healthy ranks are lost; unset it, or set 0"
+            f"{handling[0]}={handling[1]}: torch's watchdog ends the process when a peer of an NCCL group dies, and "
+            "healthy ranks with it; unset it, or set 0"
         )
     if _is_true(environ.get(RETHROW, "")):
         found.append(
@@ -85,17 +91,16 @@ def objections(environ: Mapping[str, str], hard_timeout: float) -> list[str]:
             "what happened; unset it, or set 0"
         )
     for name in ("TORCH_NCCL_DESYNC_DEBUG", "TORCH_DISTRIBUTED_DEBUG"):
-        value = environ.get(name, "")
+        given, value = _given(environ, name) or (name, "")
         if _is_true(value) or value.upper() == "DETAIL":
             found.append(
-                f"{name}={value}: with it torch's watchdog ends the process when a peer of an NCCL group dies, "
+                f"{given}={value}: with it torch's watchdog ends the process when a peer of an NCCL group dies, "
                 f"whatever {HANDLING} says; unset it once the program is debugged"
             )
-    patience = environ.get(HEARTBEAT, "")
-    if patience.isdigit() and int(patience) <= hard_timeout and _is_true(environ.get(MONITORING, "1")):
+    if _is_true(environ.get(MONITORING, "")):
         found.append(
-            f"{HEARTBEAT}={patience} is not above hard_timeout={hard_timeout:g}s: torch ends a rank that hangs before "
-            f"its monitor does; raise it, or set {MONITORING}=0"
+            f"{MONITORING}={environ[MONITORING]}: torch ends the process when a watchdog stands still, for which an "
+            "abort that hangs is enough; unset it, or set 0"
         )
     return found
 
@@ -110,12 +115,12 @@ def hints(environ: Mapping[str, str]) -> list[str]:
     ]
 
 
-def advise(hard_timeout: float, aloud: bool) -> None:
+def advise(aloud: bool) -> None:
     """Log what is to be said about the environment, once in a process: as a warning on the rank that speaks for all."""
     if _told or not dist.is_available() or not dist.is_nccl_available():
         return
     _told.append(True)
-    for objection in objections(os.environ, hard_timeout):
+    for objection in objections(os.environ):
         log.log(logging.WARNING if aloud else logging.DEBUG, objection)
     for hint in hints(os.environ):
         log.log(logging.INFO if aloud else logging.DEBUG, hint)
@@ -145,29 +150,41 @@ def is_used_by(group: Any) -> bool:
 # --- CUDA graphs --------------------------------------------------------------------------------------------------
 
 
-def reset_graphs() -> int:
-    """Reset all CUDA graphs of this process; answers how many. A replay raises from now on.
+def reset_graphs(patience: float = REPLAYING) -> int:
+    """Reset all CUDA graphs of this process; answers how many.
 
     Which ones captured a collective cannot be told. Where torch keeps graphs elsewhere, none are found.
 
+    Args:
+        patience: seconds; after that no graph is reset any more: it may be one that the next iteration has captured.
+
     Raises:
-        TimeoutError: a thread has been replaying a graph all the time; nothing was reset.
+        TimeoutError: some are as they were: a thread has been replaying a graph all the time, or a reset hung.
     """
     kind = getattr(sys.modules.get("torch.cuda.graphs"), "CUDAGraph", None)
     if kind is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return 0
+    end = clock.monotonic() + patience
     # an object refers to its class: 25 ms with 300,000 objects, a third of what it takes to look at each of them
     graphs = [each for each in gc.get_referrers(*_with_subclasses(kind)) if issubclass(type(each), kind)]
-    for graph in graphs:  # first: from here on no replay can begin, which would use what is being destroyed
-        graph.replay = _refuse
-    end = clock.monotonic() + REPLAYING
-    while graphs and _is_replaying():
-        if clock.monotonic() > end:
-            raise TimeoutError(f"a thread has been replaying a CUDA graph for {REPLAYING:g} s: no graph was reset")
-        threading.Event().wait(LOOK)
-    for graph in graphs:
-        graph.reset()
+    try:
+        for graph in graphs:  # first: from here on no replay can begin, which would use what is being destroyed
+            graph.replay = _refuse
+        for graph in graphs:
+            while _is_replaying():
+                _give_up_after(end)
+                threading.Event().wait(LOOK)
+            _give_up_after(end)
+            graph.reset()
+    finally:
+        for graph in graphs:  # it may capture again; what was reset refuses by itself
+            vars(graph).pop("replay", None)
     return len(graphs)
+
+
+def _give_up_after(end: float) -> None:
+    if clock.monotonic() > end:
+        raise TimeoutError("a thread replays a CUDA graph all the time, or a reset hung: not all graphs were reset")
 
 
 def _with_subclasses(kind: type) -> set[type]:
@@ -179,10 +196,14 @@ def _refuse() -> None:
 
 
 def _is_replaying() -> bool:
-    return any(
-        frame.f_code.co_name == "replay" and frame.f_code.co_filename.endswith("graphs.py")
-        for frame in sys._current_frames().values()
-    )
+    """Whether a thread is inside ``replay``; also one that was parked there, by a signal handler further up."""
+    for top in sys._current_frames().values():
+        frame: FrameType | None = top
+        while frame is not None:
+            if frame.f_code.co_name == "replay" and frame.f_code.co_filename.endswith("graphs.py"):
+                return True
+            frame = frame.f_back
+    return False
 
 
 # --- flight recorder ----------------------------------------------------------------------------------------------
@@ -207,14 +228,15 @@ def dump_flight_record(path: Path, with_nccl: bool) -> None:
     )
     if dump is None:
         return
+    # to tell where a collective was called from, torch imports its compiler: a second, while others may be importing
+    record = dump(includeStackTraces="torch._inductor.codecache" in sys.modules)
+    # the file last: where it hangs, and comes back an iteration later, the record is still the one of this iteration
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # not through a link, and without waiting for the other end of a pipe that somebody has put there
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o600)
-    # to tell where a collective was called from, torch imports its compiler: a second, while others may be importing
-    with_stacks = "torch._inductor.codecache" in sys.modules
     with os.fdopen(descriptor, "wb") as file:
-        file.write(dump(includeStackTraces=with_stacks))
+        file.write(record)
 
 
 def forget_flight_record() -> None:

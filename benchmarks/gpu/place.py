@@ -9,7 +9,15 @@ import torch
 import torch.distributed as dist
 
 #: NCCL refuses two ranks on one GPU of one host; with a host id of its own each is a host, and they talk over sockets
-SHARED = {"NCCL_HOSTID": "host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "LOCAL_RANK": "0"}
+#: (plugins for other networks, and NVLink between "hosts", are out)
+SHARED = {
+    "NCCL_HOSTID": "host{rank}",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_NET": "Socket",
+    "NCCL_MNNVL_ENABLE": "0",
+    "LOCAL_RANK": "0",
+}
 #: for the process that ranks are forked from: asking for GPUs must not begin CUDA in it
 WITHOUT_CUDA = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 

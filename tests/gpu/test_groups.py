@@ -33,9 +33,14 @@ def test_pending_collectives(job, size, kind, fault):
     checks.went_on(ranks, without=[1] if fault is Kill else [])
 
 
+#: whoever waits in NCCL's bootstrap for a rank that never comes is killed at hard_timeout: docs/design/nccl.md
+in_bootstrap = pytest.mark.xfail(machine.ON == "cuda", reason="nothing ends the wait in NCCL's bootstrap")
+
+
 @sizes
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("step", ["enter", "made"], ids=["before the group", "before the first collective"])
+@pytest.mark.parametrize(
+    ("step", "victim"), [("enter", 0), ("enter", 1), ("made", 0), pytest.param("made", 1, marks=in_bootstrap)]
+)
 def test_a_rank_dies_while_the_others_make_the_group(job, size, step, victim):
     """NCCL's communicator is made by the first collective, in which the others wait for the one that died."""
     ranks = job(targets.run_train, size, faults={At(victim, step=step): Kill()}, wrapper=targets.HASTY)

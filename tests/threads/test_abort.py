@@ -253,6 +253,23 @@ def test_flight_record_follows_no_link(group: None, monkeypatch: pytest.MonkeyPa
     assert not dist.is_initialized()
 
 
+def test_a_file_is_made_when_its_record_is_there(
+    group: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file system that hangs, and comes back an iteration later, gets the record of the iteration it belongs to."""
+
+    def fail(**options: bool) -> bytes:
+        raise RuntimeError("no record")
+
+    bindings: Any = torch._C._distributed_c10d
+    monkeypatch.setattr(bindings, "_dump_fr_trace", fail)
+    with caplog.at_level(logging.WARNING, "inprocess.abort"):
+        AbortTorchDistributed(flight_records=tmp_path)(STATE)
+    assert "'flight recorder' failed" in caplog.text
+    assert not list(tmp_path.iterdir())
+    assert not unfinished()
+
+
 @pytest.mark.parametrize("size, file", [("0", "record_"), ("100", "")])
 def test_no_flight_record_unless_asked_for(
     group: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: str, file: str
