@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -143,11 +144,11 @@ def test_who_uses_nccl(monkeypatch: Patch, backend: Any, used: bool) -> None:
 
 SOURCE = """
 class CUDAGraph:
-    def __init__(self, gpu=None):
-        self.gpu, self.resets = gpu, 0
+    def __init__(self, launch=None):
+        self.launch, self.resets = launch, 0
 
     def replay(self):
-        self.gpu.busy.acquire()  # in C, as a launch
+        self.launch()
 
     def reset(self):
         self.resets += 1
@@ -219,67 +220,57 @@ def test_a_reset_that_hung_takes_no_graph_from_the_next_iteration(graphs: Any, m
     assert all("replay" not in vars(graph) for graph in found)
 
 
-def test_a_graph_that_is_being_replayed_is_waited_for(graphs: Any, monkeypatch: Patch) -> None:
-    """Destroying it under a launch would end the process."""
-    gpu = types.SimpleNamespace(busy=threading.Lock())
-    gpu.busy.acquire()
-    graph = graphs.CUDAGraph(gpu)
+#: in C, as CUDA's
+launch_in_c: Any = type(threading.Lock()).acquire
+
+
+@contextlib.contextmanager
+def replayed(graphs: Any, launch: Callable[..., object] = launch_in_c) -> Iterator[Any]:
+    """A graph that a thread replays until the lock `gpu` is released."""
+    gpu = threading.Lock()
+    gpu.acquire()
+    graph = graphs.CUDAGraph(functools.partial(launch, gpu))
     thread = threading.Thread(target=graph.replay)
     thread.start()
     until_replaying()
-    # the first look finds it at work, and lets it end
-    monkeypatch.setattr(nccl, "LOOK", 0)
+    yield types.SimpleNamespace(graph=graph, gpu=gpu)
+    if gpu.locked():
+        gpu.release()
+    thread.join()
+
+
+def test_a_graph_that_is_being_replayed_is_waited_for(graphs: Any, monkeypatch: Patch) -> None:
+    """Destroying it under a launch would end the process. The first look finds it at work, and lets it end."""
     looks: list[int] = []
     is_replaying = nccl._is_replaying
+    with replayed(graphs) as it:
 
-    def look() -> bool:
-        looks.append(graph.resets)
-        found = is_replaying()
-        if found and gpu.busy.locked():
-            gpu.busy.release()
-        return found
+        def look() -> bool:
+            looks.append(it.graph.resets)
+            found = is_replaying()
+            if found and len(looks) == 1:
+                it.gpu.release()
+            return found
 
-    monkeypatch.setattr(nccl, "_is_replaying", look)
-    assert nccl.reset_graphs() == 1
+        monkeypatch.setattr(nccl, "LOOK", 0)
+        monkeypatch.setattr(nccl, "_is_replaying", look)
+        assert nccl.reset_graphs() == 1
     assert len(looks) > 1
     assert set(looks) == {0}
-    thread.join()
 
 
-def test_a_thread_that_was_parked_in_a_replay_is_seen(graphs: Any) -> None:
-    """The abort parks the main thread in a signal handler: before the launch, perhaps."""
-    gpu = types.SimpleNamespace(busy=threading.Lock())
-    gpu.busy.acquire()
-    gpu.busy = types.SimpleNamespace(acquire=functools.partial(park, gpu.busy))
-    graph = graphs.CUDAGraph(gpu)
-    thread = threading.Thread(target=graph.replay)
-    thread.start()
-    until_replaying()
-    with pytest.raises(TimeoutError):
-        nccl.reset_graphs(patience=0.01)
-    assert graph.resets == 0
-    gpu.busy.acquire.args[0].release()
-    thread.join()
+def park(gpu: threading.Lock) -> None:
+    """A function on top of the replay, as the signal handler in which the abort parks the main thread."""
+    gpu.acquire()
 
 
-def park(lock: threading.Lock) -> None:
-    """A function on top of the replay, as a handler."""
-    lock.acquire()
-
-
-def test_a_replay_that_does_not_end(graphs: Any, monkeypatch: Patch) -> None:
-    gpu = types.SimpleNamespace(busy=threading.Lock())
-    gpu.busy.acquire()
-    graph = graphs.CUDAGraph(gpu)
-    thread = threading.Thread(target=graph.replay)
-    thread.start()
-    until_replaying()
-    with pytest.raises(TimeoutError, match="not all graphs were reset"):
-        nccl.reset_graphs(patience=0.01)
-    assert graph.resets == 0
-    assert "replay" not in vars(graph)
-    gpu.busy.release()
-    thread.join()
+@pytest.mark.parametrize("launch", [launch_in_c, park], ids=["in C", "parked"])
+def test_a_replay_that_does_not_end(graphs: Any, launch: Any) -> None:
+    with replayed(graphs, launch) as it:
+        with pytest.raises(TimeoutError, match="not all graphs were reset"):
+            nccl.reset_graphs(patience=0.01)
+        assert it.graph.resets == 0
+        assert "replay" not in vars(it.graph)
 
 
 def test_no_graphs_without_cuda(graphs: Any, monkeypatch: Patch) -> None:
