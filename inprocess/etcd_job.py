@@ -170,6 +170,8 @@ class Entrance:
             if decided is not None:
                 return True
             entries = self._generations.entries(generation, name)
+            if str(self._seat.rank) not in entries:  # it has ended since, and all entries with it
+                return False
             self._missing = [rank for rank in self._seat.members() if str(rank) not in entries]
             if not self._missing:
                 self._generations.note(generation, verdict)

@@ -292,6 +292,25 @@ def test_a_job_that_was_killed_while_it_began(members: Members) -> None:
     members.begin("cd")
 
 
+def test_a_generation_that_ends_between_two_looks_names_only_who_is_missing(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the process itself, whose entry has just gone with the others."""
+    looks: list[str] = []
+    entries = etcd_job.Generations.entries
+
+    def look(generations: etcd_job.Generations, generation: str, name: str) -> dict[str, str]:
+        looks.append(generation)
+        if len(looks) > 1:
+            generations.end(generation)
+        return entries(generations, generation, name)
+
+    monkeypatch.setattr(etcd_job.Generations, "entries", look)
+    with pytest.raises(etcd_job.TimeoutError, match=r"initial ranks \[1\] have not come"):
+        members.come(0, "a", timeout=etcd_job.LOOK + 0.2)
+    assert len(set(looks)) > 1
+
+
 @pytest.mark.parametrize("entry", list(Entry))
 def test_a_job_that_runs_is_joined(members: Members, monkeypatch: pytest.MonkeyPatch, entry: Entry) -> None:
     """At a sign of life: its processes may all be dead."""
