@@ -89,9 +89,9 @@ def _number(env: Mapping[str, str], name: str, low: int, high: int) -> int:
 class Borrowed:
     """What is changed in the process for the time of a call; ``restore`` puts back what was there."""
 
-    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(self, settings: Mapping[str, str]) -> None:
         """``settings``: further variables for the time in which the function runs."""
-        self._settings = dict(settings or {})
+        self._settings = dict(settings)
         self._before = {name: os.environ.get(name) for name in (*CHANGED, *self._settings)}
         self._excepthook = sys.excepthook
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import logging
-import sys
-from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from inprocess.interpreter import running_frames
 
 log = logging.getLogger(__name__)
 
@@ -101,10 +101,5 @@ def _groups_begun() -> int:
 
 def is_making() -> bool:
     """Whether a thread is inside torch's functions that make groups."""
-    for frame in sys._current_frames().values():
-        place: FrameType | None = frame
-        while place is not None:
-            if place.f_code.co_name in _MAKERS and place.f_code.co_filename.endswith("distributed_c10d.py"):
-                return True
-            place = place.f_back
-    return False
+    codes = (frame.f_code for _, frame in running_frames())
+    return any(code.co_name in _MAKERS and code.co_filename.endswith("distributed_c10d.py") for code in codes)

@@ -16,6 +16,8 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+from collections.abc import Iterator
+from types import FrameType
 
 from inprocess import clock
 
@@ -30,6 +32,15 @@ def pass_time(seconds: float) -> None:
     until, nobody = clock.monotonic() + seconds, threading.Event()
     while (left := until - clock.monotonic()) > 0:
         nobody.wait(min(left, SLICE))
+
+
+def running_frames() -> Iterator[tuple[int, FrameType]]:
+    """What all threads are at: the thread and each of its frames, from the innermost outwards."""
+    for thread, top in sys._current_frames().items():
+        frame: FrameType | None = top
+        while frame is not None:
+            yield thread, frame
+            frame = frame.f_back
 
 
 class Interpreter:

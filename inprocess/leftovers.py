@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,7 +47,9 @@ SMALL = 100
 VIEWS = 4
 #: for which holders are searched; one more pass over the heap may end later
 SECONDS = 0.5
-#: how many objects below the LiveStates are looked at
+#: who keeps tensors over restarts on purpose: every LiveState
+keepers: weakref.WeakSet[Any] = weakref.WeakSet()
+#: how many objects below them are looked at
 BELOW = 200_000
 
 
@@ -152,8 +153,6 @@ class _Heap:
     tensors: list[Any] = field(default_factory=list)
     modules: list[Any] = field(default_factory=list)
     optimizers: list[Any] = field(default_factory=list)
-    #: what is meant to stay
-    live: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -171,9 +170,7 @@ class _Look:
 
 def _heap() -> _Heap:
     heap = _Heap()
-    live = getattr(sys.modules.get("inprocess.live.state"), "LiveState", None)
     wanted = ((torch.Tensor, heap.tensors), (torch.nn.Module, heap.modules), (torch.optim.Optimizer, heap.optimizers))
-    wanted += ((live, heap.live),) if live is not None else ()
     # by type, not with isinstance(), which asks the object itself
     lists: dict[int, list[Any] | None] = {}
     for thing in gc.get_objects():
@@ -231,7 +228,7 @@ def _choose(kind: str, noted: _Noted, now: int, known: Known, sources: list[Any]
     heap = _heap()
     before = {id(tensor): tensor for reference in noted.tensors if (tensor := reference()) is not None}
     old = _memories(before.values(), kind).keys()
-    kept = _memories(_with_gradients(_kept(heap.live)), kind).keys()
+    kept = _memories(_with_gradients(_kept(keepers)), kind).keys()
     found = [m for m in _memories(_with_gradients(heap.tensors), kind).values() if m.address not in old]
     size = now - noted.allocated - sum(memory.size for memory in found if memory.address in kept)
     if size <= WORTH_A_WARNING:
@@ -346,11 +343,11 @@ def _top(module: Any, parents: dict[int, tuple[str, Any]]) -> tuple[Any, str]:
     return module, ".".join(reversed(names))
 
 
-def _kept(live: Iterable[Any]) -> list[Any]:
-    """The tensors of the parts of a LiveState: what is below it, without what functions and modules refer to."""
+def _kept(owners: Iterable[Any]) -> list[Any]:
+    """The tensors of those who keep them on purpose: what is below, without what functions and modules refer to."""
     found: list[Any] = []
     seen: set[int] = set()
-    waiting = list(live)
+    waiting = list(owners)
     while waiting and len(seen) < BELOW:
         thing = waiting.pop()
         if id(thing) in seen or issubclass(type(thing), _ELSEWHERE):

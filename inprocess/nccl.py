@@ -25,13 +25,13 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from inprocess import clock
+from inprocess.interpreter import running_frames
 
 log = logging.getLogger(__name__)
 
@@ -197,13 +197,8 @@ def _refuse() -> None:
 
 def _is_replaying() -> bool:
     """Whether a thread is inside ``replay``; also one that was parked there, by a signal handler further up."""
-    for top in sys._current_frames().values():
-        frame: FrameType | None = top
-        while frame is not None:
-            if frame.f_code.co_name == "replay" and frame.f_code.co_filename.endswith("graphs.py"):
-                return True
-            frame = frame.f_back
-    return False
+    codes = (frame.f_code for _, frame in running_frames())
+    return any(code.co_name == "replay" and code.co_filename.endswith("graphs.py") for code in codes)
 
 
 # --- flight recorder ----------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ from types import (
 from typing import Any
 
 from inprocess import clock
+from inprocess.interpreter import running_frames
 
 __all__ = ["Known", "Way", "a", "holders"]
 
@@ -242,14 +243,11 @@ def _is_searching(holder: Any) -> bool:
 def _running() -> Iterator[tuple[str, FrameType]]:
     """Frames of all threads, without this library's own, and in which thread each is."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    for ident, top in sys._current_frames().items():
-        main = ident == threading.main_thread().ident
-        thread = ", which is running" if main else f", which is running in thread {names.get(ident, ident)!r}"
-        frame: FrameType | None = top
-        while frame is not None:
-            if not frame.f_code.co_filename.startswith(_PACKAGE):
-                yield thread, frame
-            frame = frame.f_back
+    main = threading.main_thread().ident
+    for ident, frame in running_frames():
+        if not frame.f_code.co_filename.startswith(_PACKAGE):
+            thread = "" if ident == main else f" in thread {names.get(ident, ident)!r}"
+            yield f", which is running{thread}", frame
 
 
 def _find_variables(frame: FrameType, wanted: Collection[int]) -> list[tuple[str, int]]:

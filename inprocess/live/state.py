@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from inprocess.call_wrapper import CallWrapper
 from inprocess.exception import InternalError, LiveStateError, OptionError, StateLost
+from inprocess.leftovers import keepers
 from inprocess.live import randoms
 from inprocess.live.copies import Buffer, Copies, Replicator
 from inprocess.live.every import Every
@@ -116,6 +117,7 @@ class LiveState:
         self._savers: weakref.ref[ProcessGroup] | None = None
         #: put before the names of this rank's tensors in a checkpoint, and whether it writes the rest for all of these
         self._family, self._leads = "", True
+        keepers.add(self)
 
     @property
     def step(self) -> int:

@@ -6,7 +6,6 @@ Before a fault the others report that they wait (or nearly so), and the fault is
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from inprocess import LiveState
 from inprocess.health_check import CudaHealthCheck
 from inprocess.initialize import RetryController
-from inprocess.tools.inject_fault import Fault, inject_fault
+from inprocess.tools.inject_fault import Fault
 from tests.harness import launch
 from tests.harness.child import Context
-from tests.ranks.targets import LONG, place_in_world
+from tests.ranks.targets import LONG, place_in_world, strike
 
 #: cuda, or cpu for a dry run
 ON = os.environ.get("INPROCESS_GPU_TESTS_ON", "cuda")
@@ -105,14 +104,6 @@ def injected(context: Context, call: Any) -> list[int]:
         check_sum()
     dist.destroy_process_group()
     return [call.iteration, rank, size]
-
-
-def strike(fault: Fault) -> None:
-    """On this rank alone; when this returns, the kernel is launched, or the next forward will find the fault."""
-    inject_fault((fault,), num_faults=1 << 20, keep_alive=0)
-    for thread in threading.enumerate():
-        if thread.name == "inprocess-fault":
-            thread.join()
 
 
 # --- several groups

@@ -936,6 +936,7 @@ STORES = (
 ladder = _in("abort.py", "tests/threads/test_abort.py")
 tables = _in("groups.py", "tests/threads/test_abort.py")
 record = _in("nccl.py", "tests/threads/test_abort.py")
+frames = _in("interpreter.py", "tests/threads/test_nccl.py")
 around_nccl = _in("nccl.py", "tests/threads/test_nccl.py")
 memory = _in("held.py", "tests/threads/test_nccl.py")
 variables = _in("environment.py", "tests/threads/test_nccl.py")
@@ -1001,7 +1002,7 @@ LADDER = (
         "            while _is_replaying():\n",
         "            while False:\n",
     ),
-    around_nccl(
+    frames(
         "a_parked_launch_is_not_seen",
         "a graph is destroyed under a thread that was parked before its launch",
         "            frame = frame.f_back\n",
@@ -1492,7 +1493,7 @@ LEFTOVERS = (
     named(
         "live_state_is_said",
         "what a LiveState keeps is taken for a leak",
-        "_with_gradients(_kept(heap.live))",
+        "_with_gradients(_kept(keepers))",
         "_with_gradients(_kept([]))",
     ),
     named(

@@ -20,6 +20,7 @@ from typing import Any, Optional
 import torch
 import torch.distributed as dist
 
+from inprocess.tools.inject_fault import Fault, inject_fault
 from tests.harness import faults, leaks
 from tests.harness.child import Context
 from tests.harness.faults import When
@@ -48,6 +49,14 @@ def check_sum(size: int) -> None:
     tensor = torch.tensor([dist.get_rank() + 1])
     dist.all_reduce(tensor)
     assert tensor.item() == size * (size + 1) // 2, f"sum {tensor.item()} with {size} ranks"
+
+
+def strike(fault: Fault) -> None:
+    """On this rank alone; when this returns, a kernel is launched, and a fault in the forward is ready for it."""
+    inject_fault((fault,), num_faults=1 << 20, keep_alive=0)
+    for thread in threading.enumerate():
+        if thread.name == "inprocess-fault":
+            thread.join()
 
 
 def train(context: Context, call: Any) -> list[int]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from inprocess.tools.inject_fault import Fault, inject_fault
+from inprocess.tools.inject_fault import Fault
 from tests.harness.child import Context
 from tests.harness.launch import HASTY
 
@@ -28,19 +27,11 @@ def injected(context: Context, call: Any) -> list[int]:
     model = torch.nn.Linear(2, 2)
     for step in range(3):
         if (step, call.iteration, context.rank) == (1, 0, context.args["victim"]):
-            strike(Fault(context.args["fault"]))
+            targets.strike(Fault(context.args["fault"]))
         model(torch.ones(2))
         targets.check_sum(size)
     dist.destroy_process_group()
     return [call.iteration, rank, size]
-
-
-def strike(fault: Fault) -> None:
-    """On this rank alone, at once; a fault in the forward is ready for it when this returns."""
-    inject_fault((fault,), num_faults=1 << 20, keep_alive=0)
-    for thread in threading.enumerate():
-        if thread.name == "inprocess-fault":
-            thread.join()
 
 
 @pytest.mark.parametrize("victim", [0, 1])
