@@ -93,7 +93,8 @@ def work(args: argparse.Namespace) -> None:
     wrapper = inprocess.Wrapper(rank_assignment=groups, join="now", soft_timeout=soft, hard_timeout=hard)
     found = wrapper(train)(inprocess.LiveState(copy_every=10), faults(args))
     if found is not None:
-        print(f"rank {found[0]}: the weights' digest is {found[1]}", flush=True)
+        # one write: all ranks have the same pipe, and an unbuffered print() writes text and newline apart
+        print(f"rank {found[0]}: the weights' digest is {found[1]}\n", end="", flush=True)
 
 
 def launch(args: argparse.Namespace) -> int:

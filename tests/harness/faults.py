@@ -182,9 +182,10 @@ class Swallow(Fault):
 
     def fire(self, context: Context) -> None:
         swallowed = 0
-        context.emit("blocked", place="swallow")
         while True:
             try:
+                if not swallowed:  # in here: the interruption may follow at once
+                    context.emit("blocked", place="swallow")
                 spin()
             except KeyboardInterrupt:
                 raise
