@@ -21,7 +21,7 @@ from inprocess.arbiter import Contact, Contacts
 from inprocess.board import LEASE, Board
 from inprocess.environment import Borrowed, Launch
 from inprocess.exception import OptionError, RestartError, StoreLost, TimeoutError
-from inprocess.interpreter import pass_time
+from inprocess.interpreter import SLICE, pass_time
 from inprocess.interrupt import Interrupter
 from inprocess.job import Job
 from inprocess.monitor_process import MonitorConfig, MonitorProcess
@@ -171,7 +171,7 @@ class Agents:
         connection = None if address else connect(self._spec, seconds, closing)
         until, pause = clock.monotonic() + seconds, LOOK
         while not address and (left := until - clock.monotonic()) > 0 and not closing.wait(min(pause, left)):
-            address, pause = drive(coordinator.find_standby(member), connection), 2 * pause
+            address, pause = drive(coordinator.find_standby(member), connection), min(2 * pause, SLICE)
         if not address:
             raise TimeoutError(f"initial rank {member} has not said where its arbiter is")
         return None if address == "-" else self.numeric(address)

@@ -23,7 +23,7 @@ from typing import Any
 
 from inprocess import clock
 from inprocess.exception import BadMessage, RestartError
-from inprocess.interpreter import SLICE
+from inprocess.interpreter import SLICE, await_end
 from inprocess.monitor_config import Lines
 from inprocess.protocol.arbitration import Arbiter
 from inprocess.protocol.messages import Fate, Verdict, Vote, dump, load_verdict, load_vote
@@ -267,9 +267,7 @@ class Contacts:
 
     def are_made(self, seconds: float) -> bool:
         """Wait for contacts that are being made. Whether all have been tried."""
-        if self._thread is not None:
-            self._thread.join(seconds)
-        return self._thread is None or not self._thread.is_alive()
+        return self._thread is None or await_end(self._thread, seconds)
 
     def _asked(self) -> list[Contact]:
         with self._lock:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .exception import OptionError, TimeoutError
+from .interpreter import await_end
 from .options import seconds
 from .state import FrozenState
 
@@ -73,8 +74,7 @@ def run_in_thread(name: str, timeout: float, fn: Callable[[], object]) -> None:
 
     thread = threading.Thread(target=run, name=f"inprocess-{name}", daemon=True)
     thread.start()
-    thread.join(timeout)
-    if thread.is_alive():
+    if not await_end(thread, timeout):
         raise TimeoutError(f"{name} did not end within timeout={timeout:g}s: raise the timeout, or find what blocks it")
     if raised:
         raise raised.pop()  # popped, so that no frame keeps the exception alive

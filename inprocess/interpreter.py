@@ -34,6 +34,14 @@ def pass_time(seconds: float) -> None:
         nobody.wait(min(left, SLICE))
 
 
+def await_end(thread: threading.Thread, seconds: float) -> bool:
+    """In the main thread: wait until that one ends, and show now and then that this one runs. Whether it has ended."""
+    until = clock.monotonic() + seconds
+    while thread.is_alive() and (left := until - clock.monotonic()) > 0:
+        thread.join(min(left, SLICE))
+    return not thread.is_alive()
+
+
 def running_frames() -> Iterator[tuple[int, FrameType]]:
     """What all threads are at: the thread and each of its frames, from the innermost outwards."""
     for thread, top in sys._current_frames().items():

@@ -25,6 +25,7 @@ from inprocess import clock
 from inprocess.board import Board
 from inprocess.coordinator import JOINING
 from inprocess.exception import OptionError, RestartError, StoreLost, TimeoutError
+from inprocess.interpreter import SLICE
 from inprocess.monitor_config import Lines, MonitorConfig
 from inprocess.protocol.book import Book
 
@@ -176,7 +177,8 @@ class MonitorProcess:
     def _await(self, what: str, timeout: float) -> Any:
         deadline = clock.monotonic() + timeout
         while what not in self._said:
-            alive = self._hear(max(0.0, deadline - clock.monotonic()))
+            # in slices: the monitor protects this process already, and may take long to import torch
+            alive = self._hear(max(0.0, min(SLICE, deadline - clock.monotonic())))
             if "failed" in self._said:
                 self.check()
             if not alive and what not in self._said:

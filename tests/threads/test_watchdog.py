@@ -7,20 +7,27 @@ import math
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from inprocess import clock, fence, progress_watchdog
+from inprocess import clock, fence, interpreter, monitor_process, progress_watchdog
+from inprocess.arbiter import Contacts
 from inprocess.board import LEASE, PROGRESS, WATCHED, Board
+from inprocess.finalize import ThreadedFinalize
+from inprocess.monitor_config import MonitorConfig
+from inprocess.monitor_process import MonitorProcess
 from inprocess.progress_watchdog import ProgressWatchdog, Silence
 from inprocess.protocol.phases import Phase
+from inprocess.state import FrozenState
 
 #: a ceiling, not a duration (seconds)
 SOON = 20.0
+STATE = FrozenState(rank=0, world_size=1, initial_rank=0, initial_world_size=1)
 
 
 @pytest.fixture
@@ -63,6 +70,45 @@ def test_it_does_not_stamp_while_the_main_thread_is_in_c_code(board: Board) -> N
     watchdog.stop()
     # the one call that was pending when the main thread went to sleep may have run just before
     assert during - before < 100_000_000
+
+
+def for_a_hook(board: Board) -> None:
+    ThreadedFinalize(2 * SOON, stamps, (board, 3))(STATE)
+
+
+def for_contacts(board: Board) -> None:
+    contacts = Contacts("call", -1, lambda member, published: stamps(board, 3))
+    contacts.make(0, {1: "somewhere"})
+    assert contacts.are_made(SOON)
+    contacts.close()
+
+
+def for_a_monitor(board: Board) -> None:
+    def says() -> None:
+        stamps(board, 3)
+        theirs.send(b'{"serving": 1}\n')
+
+    monitor = MonitorProcess(MonitorConfig(member=0, roster=(0,), store="{}"), board)
+    monitor._control, theirs = socket.socketpair()
+    monitor._pidfd = os.pidfd_open(os.getpid())
+    speaker = threading.Thread(target=says)
+    speaker.start()
+    with theirs:
+        assert monitor.wait_serving(2 * SOON) == 1
+        speaker.join()
+    monitor.close()
+
+
+@pytest.mark.parametrize("wait", [for_a_hook, for_contacts, for_a_monitor])
+def test_it_stamps_while_the_main_thread_waits_for(
+    board: Board, monkeypatch: pytest.MonkeyPatch, wait: Callable[[Board], None]
+) -> None:
+    for module in (interpreter, monitor_process):
+        monkeypatch.setattr(module, "SLICE", 0.01)
+    watchdog = ProgressWatchdog(board, 0.01)
+    watchdog.start()
+    wait(board)
+    watchdog.stop()
 
 
 def test_one_question_at_a_time(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
