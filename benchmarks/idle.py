@@ -32,7 +32,7 @@ BYTES_RECEIVED, DATA_SEGMENTS_IN = 128, 152
 def main(options: argparse.Namespace, rank: int) -> None:
     def body(call: libraries.Call) -> None:
         mark("entry", rank, 0)
-        time.sleep(SETTLE + options.seconds + 5)
+        time.sleep(SETTLE + options.seconds + 60)  # it is killed when the measurement is done
 
     libraries.wrap(options.library, options.setting, rank, body, {})()
 

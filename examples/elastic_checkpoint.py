@@ -11,6 +11,7 @@ at the end every epoch has had each of them once.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import math
 import os
@@ -149,7 +150,7 @@ def launch() -> int:
             nodes[1].launcher.send_signal(signal.SIGTERM)
             nodes[0].wait_for(r"2 ranks go on .* from (own memory|rank \d)", since=before)
             (Path(folder) / "stop").touch()
-            code = nodes[0].launcher.wait()
+            code = nodes[0].wait()
         finally:
             for node in nodes:
                 if node.launcher.poll() is None:
@@ -165,8 +166,9 @@ def kill_everybody(nodes: list[Node]) -> None:
     say("all training processes are killed")
     for node in nodes:
         for process in psutil.Process(node.launcher.pid).children(recursive=True):
-            if __file__ in process.cmdline():  # the monitors are left, and say at once what has happened
-                process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if __file__ in process.cmdline():  # the monitors are left, and say at once what has happened
+                    process.kill()
 
 
 def damage(folder: Path) -> None:

@@ -42,7 +42,8 @@ class Node:
     def start(self) -> None:
         output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         self.launcher = subprocess.Popen(self.command, env={**os.environ, **QUIET}, **output)
-        threading.Thread(target=self.read, args=(self.launcher,), daemon=True).start()
+        self.reader = threading.Thread(target=self.read, args=(self.launcher,), daemon=True)
+        self.reader.start()
 
     def read(self, launcher: subprocess.Popen) -> None:
         for line in launcher.stdout:
@@ -57,6 +58,11 @@ class Node:
             if not self.changed.wait_for(lambda: any(re.search(pattern, line) for line in self.lines[since:]), seconds):
                 raise SystemExit(f"node {self.number} did not print {pattern!r} within {seconds} s")
 
+    def wait(self) -> int:
+        """Until it has ended, and all that it printed is shown; its exit code."""
+        self.reader.join()
+        return self.launcher.wait()
+
     def lose(self) -> None:
         """Kill the launcher, its workers, and their monitors."""
         below = psutil.Process(self.launcher.pid).children(recursive=True)
@@ -68,7 +74,8 @@ class Node:
 
 @contextlib.contextmanager
 def two_nodes(directory: str, port: int, args: argparse.Namespace) -> Iterator[list[Node]]:
-    launcher = [sys.executable, "-m", "inprocess.run", "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "3"]
+    launcher = [sys.executable, "-m", "inprocess.run", "--nnodes", "2", "--max-restarts", "3"]
+    launcher += ["--nproc-per-node", str(args.nproc_per_node)]
     meeting = ["--rdzv-backend", "c10d", "--rdzv-id", "two-nodes", "--rdzv-endpoint", f"127.0.0.1:{port}"]
     training = [str(SCRIPT), "--checkpoint-dir", directory, "--steps", str(args.steps)]
     training += ["--etcd", args.etcd] if args.etcd else []
@@ -88,6 +95,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--victim", type=int, choices=(0, 1), default=1, help="the node that is lost (default 1)")
     parser.add_argument("--steps", type=int, default=300, help="training steps (default 300)")
+    parser.add_argument("--nproc-per-node", type=int, default=2, help="workers of each node (default 2)")
     parser.add_argument("--etcd", metavar="URL", help="the ranks agree through this etcd, not through node 0")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))
@@ -101,7 +109,7 @@ def main() -> int:
         print(f"node {args.victim} is lost", flush=True)
         nodes[args.victim].lose()
         nodes[args.victim].start()
-        codes = [node.launcher.wait() for node in nodes]
+        codes = [node.wait() for node in nodes]
     print(f"exit codes of the launchers: {codes}")
     return max(codes)
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import fault_schedule
 import pytest
 from fault_schedule import STRIKES, Fault, Faults, parse
@@ -51,3 +57,24 @@ def test_two_faults_at_one_step_strike_in_two_runs():
         with pytest.raises(RuntimeError, match="scheduled"):
             faults.strike(5)
     faults.strike(5)
+
+
+ENDS = {"kill": -signal.SIGKILL, "term": -signal.SIGTERM, "segv": -signal.SIGSEGV, "exit": 5, "sysexit": 6, "raise": 1}
+STRIKE = "import fault_schedule; print('here', flush=True); fault_schedule.STRIKES['{kind}']()"
+
+
+@pytest.mark.parametrize("kind", STRIKES)
+def test_what_becomes_of_a_process(kind):
+    examples = str(Path(fault_schedule.__file__).parent)
+    command = [sys.executable, "-c", STRIKE.format(kind=kind)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": examples}, **pipes) as process:
+        assert process.stdout.readline() == b"here\n"
+        if kind in ENDS:
+            assert process.wait() == ENDS[kind]
+        elif kind == "stop":
+            assert os.waitid(os.P_PID, process.pid, os.WSTOPPED).si_status == signal.SIGSTOP
+        else:  # for ever
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.3)
+        process.kill()

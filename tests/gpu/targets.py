@@ -24,7 +24,7 @@ from tests.ranks.targets import LONG, place_in_world, strike
 #: cuda, or cpu for a dry run
 ON = os.environ.get("INPROCESS_GPU_TESTS_ON", "cuda")
 #: for tests of hangs. Four ranks that make their communicators on one GPU need seconds, in which they show no progress
-HASTY = launch.HASTY if ON == "cpu" else launch.HASTY | {"soft_timeout": 10, "hard_timeout": 14}
+HASTY = launch.KILLING if ON == "cpu" else launch.HASTY | {"soft_timeout": 10, "hard_timeout": 14}
 #: of the GPU's memory, for one rank
 SHARE = 0.05
 

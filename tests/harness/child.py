@@ -27,6 +27,8 @@ from typing import Any
 from . import leaks
 from .faults import At, Fault, When
 
+#: how long what a rank holds may be in use by others (seconds): its monitor, where that serves the store, leaves last
+SETTLE = 20.0
 #: less than PIPE_BUF (4096), so that one write is never split
 LONGEST_EVENT = 3500
 #: the hooks of `Wrapper` that take a state
@@ -207,7 +209,7 @@ def rank_main(spec: Spec, events: Connection, control: Connection) -> None:
     context.emit("start", pid=os.getpid())
     _call(context)
     gc.collect()
-    left = leaks.settled(before, _snapshot)
+    left = leaks.settled(before, _snapshot, float(spec.args.get("settle", SETTLE)))
     if left:
         context.emit("leftovers", lines=left)
     context.emit("done")

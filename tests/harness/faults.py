@@ -104,6 +104,21 @@ class Kill(Fault):
 
 
 @dataclass(frozen=True)
+class KillTogether(Fault):
+    """SIGKILL for `count` ranks at once, when all of them are here: the death of the first one cannot interrupt the
+    last one before its own. The test does it, see `Run`."""
+
+    count: int
+    #: with their monitors, as when their hosts disappear
+    hosts: bool = False
+
+    def fire(self, context: Context) -> None:
+        pids = [os.getpid(), *(leaks.children_of(os.getpid()) if self.hosts else ())]
+        context.emit("together", count=self.count, pids=pids)
+        wait_forever("sleep")
+
+
+@dataclass(frozen=True)
 class Exit(Fault):
     """os._exit: no cleanup, no exit handlers."""
 
@@ -168,10 +183,10 @@ class KillHost(Fault):
     """Monitor and process die together, as when their host disappears."""
 
     def fire(self, context: Context) -> None:
-        # with the monitor the store may go, and interrupt this
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        context.emit("host_killed", pids=kill_monitor())
-        os.kill(os.getpid(), signal.SIGKILL)
+        pids = [*leaks.children_of(os.getpid()), os.getpid()]
+        context.emit("host_killed", pids=pids)
+        for pid in pids:  # nothing else in between: with the monitor the store may go, and interrupt this
+            os.kill(pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True)

@@ -62,10 +62,12 @@ PATIENT: Mapping[str, Any] = {
     "progress_watchdog_interval": 0.25,
     "termination_grace_time": 0.5,
 }
-#: for tests of hangs: a rank without progress is noticed after 1.5 seconds and killed after three
-HASTY: Mapping[str, Any] = PATIENT | {"soft_timeout": 1.5, "hard_timeout": 3, "progress_watchdog_interval": 0.1}
+#: for tests of hangs: a rank without progress is noticed after two seconds
+HASTY: Mapping[str, Any] = PATIENT | {"soft_timeout": 2, "hard_timeout": 20, "progress_watchdog_interval": 0.1}
+#: and killed after five, so a healthy one must never stand still for three
+KILLING: Mapping[str, Any] = HASTY | {"hard_timeout": 5}
 #: for tests of lost hosts
-BEATING: Mapping[str, Any] = PATIENT | {"heartbeat_interval": 0.2, "heartbeat_timeout": 2}
+BEATING: Mapping[str, Any] = PATIENT | {"heartbeat_interval": 0.2, "heartbeat_timeout": 4}
 #: and where the job ends with the host of its store
 ALONE: Mapping[str, Any] = BEATING | {"standby_stores": 0}
 
@@ -254,6 +256,8 @@ class Run:
         self._port = ReservedPort()
         self._known = set(leaks.descendants_of(os.getpid()))
         self._answered: set[tuple[int, int]] = set()
+        #: times of the first `together` of those that were killed
+        self._killed: set[float] = set()
         self._closed = False
         self._respawns = respawn
         #: nobody is replaced after that (monotonic): the job is about to end
@@ -416,6 +420,18 @@ class Run:
                     rank.note_end()
                     self._respawn(rank)
             self._answer()
+            self._kill_together()
+
+    def _kill_together(self) -> None:
+        """Those that wait for it (`KillTogether`): all stand still before the first one dies."""
+        waiting = [
+            event for rank in self.ranks if not rank.ended for event in rank.events if event["event"] == "together"
+        ]
+        if waiting and len(waiting) == waiting[0]["count"] and waiting[0]["t"] not in self._killed:
+            self._killed.add(waiting[0]["t"])
+            for signum in (signal.SIGSTOP, signal.SIGKILL):
+                for pid in (pid for event in waiting for pid in event["pids"]):
+                    os.kill(pid, signum)
 
     def _answer(self) -> None:
         """Let those go on that wait for an event of the others (`When`)."""

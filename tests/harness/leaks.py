@@ -154,7 +154,7 @@ def _changed(
     ]
 
 
-def settled(before: Snapshot, take: Callable[[], Snapshot], seconds: float = 2.0) -> list[str]:
+def settled(before: Snapshot, take: Callable[[], Snapshot], seconds: float) -> list[str]:
     """The leftovers that are still there after at most `seconds`."""
     end = time.monotonic() + seconds
     while lines := before.leftovers(take()):

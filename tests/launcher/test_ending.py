@@ -32,7 +32,7 @@ def test_a_signal_is_passed_on(run: Run, hub: Hub, number: signal.Signals) -> No
 
 
 def test_who_takes_too_long_is_killed(run: Run, hub: Hub) -> None:
-    launcher = run("--nproc-per-node", "2", "--shutdown-timeout", "1")
+    launcher = run("--nproc-per-node", "2", "--shutdown-timeout", "3")
     stubborn, other = hub.group(2)
     assert stubborn.ask("ignore") == {"ignoring": True}
     assert stubborn.ask("child")["child"] > 0
@@ -133,7 +133,7 @@ def test_a_worker_shuts_the_job_down(run: Run, hub: Hub) -> None:
 def test_a_node_leaves_and_the_others_go_on(start: Run, hub: Hub) -> None:
     with free_port() as port:
         options = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"]
-        options += ["--rdzv-id", "j", "--rdzv-conf", "last_call_timeout=5", "--local-addr", "127.0.0.1"]
+        options += ["--rdzv-id", "j", "--rdzv-conf", "last_call_timeout=30", "--local-addr", "127.0.0.1"]
         first = start(*options, WORKER, hub.path, "wrapped")
         second = start(*options, WORKER, hub.path, "wrapped")
         workers = hub.group(2)

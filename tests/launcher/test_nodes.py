@@ -20,10 +20,10 @@ def node(start: Run, hub: Hub) -> Iterator[Node]:
     """`node("1:2")`: a launcher of one job with two workers. All share a port."""
     with free_port() as port:
 
-        def begin(nodes: str, *options: str, size: int = 2) -> Launcher:
+        def begin(nodes: str, *options: str, size: int = 2, last_call: int = 1) -> Launcher:
             where = ["--rdzv-backend", "c10d", "--rdzv-id", "j", "--rdzv-endpoint", f"127.0.0.1:{port}"]
             # with fewer attempts torch's own rendezvous takes living nodes for dead: it looks once in a second
-            patient = ["--rdzv-conf", "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=4"]
+            patient = ["--rdzv-conf", f"last_call_timeout={last_call},keep_alive_interval=1,keep_alive_max_attempt=4"]
             size_and_count = ["--nnodes", nodes, "--nproc-per-node", str(size), "--local-addr", "127.0.0.1"]
             return start(*where, *patient, *size_and_count, *options, WORKER, hub.path, "wrapped")
 
@@ -32,9 +32,9 @@ def node(start: Run, hub: Hub) -> Iterator[Node]:
 
 def pair(node: Node, hub: Hub, *options: str) -> tuple[list[Launcher], list[Worker]]:
     """Two nodes; the first has the store of the rendezvous. Its workers are not always the first."""
-    first = node("1:2", *options)
+    first = node("1:2", *options, last_call=30)  # the second one may take its time
     first.expect("this node waits for the others")
-    second = node("1:2", *options)
+    second = node("1:2", *options, last_call=30)
     workers = hub.group(4)
     for launcher in (first, second):
         launcher.expect("other nodes can join from now on")

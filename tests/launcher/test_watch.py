@@ -29,7 +29,7 @@ def test_a_worker_that_misses_its_time_is_ended_and_has_failed(run: Run, hub: Hu
 
 
 def test_who_ignores_the_signal_is_killed(run: Run, hub: Hub) -> None:
-    options = [*SOON, "--ft-rank-termination-signal", "SIGTERM", "--shutdown-timeout", "1", "--max-restarts", "1"]
+    options = [*SOON, "--ft-rank-termination-signal", "SIGTERM", "--shutdown-timeout", "3", "--max-restarts", "1"]
     launcher = run(*options)
     first = hub.next()
     assert first.ask("ignore") == {"ignoring": True}

@@ -88,8 +88,8 @@ def ping(hub: socket.socket, _: str) -> None:
     from inprocess.watch import monitored
 
     KEPT.append(monitored())  # a watch ends with its object
+    say(hub, pinged=True)  # before: from now on it has little time
     KEPT[0].ping()
-    say(hub, pinged=True)
 
 
 COMMANDS = {

@@ -1082,7 +1082,21 @@ FOLLOWER = (
 
 monitor = _in("monitor_main.py", "tests/threads/test_monitor_process.py")
 link = _in("monitor_link.py", "tests/threads/test_monitor_process.py")
+waiting = _in("interpreter.py", "tests/threads/test_watchdog.py")
+starting = _in("monitor_process.py", "tests/threads/test_watchdog.py")
 MONITOR = (
+    waiting(
+        "wait_for_a_thread_in_one",
+        "who waits for a hook or for contacts does not show that it runs, and is killed",
+        "thread.join(min(left, SLICE))",
+        "thread.join(left)",
+    ),
+    starting(
+        "wait_for_the_monitor_in_one",
+        "who waits for its monitor's store does not show that it runs, and is killed",
+        "min(SLICE, deadline - clock.monotonic())",
+        "deadline - clock.monotonic()",
+    ),
     monitor(
         "death_goes_unnoticed",
         "the monitor does not notice that its rank died",

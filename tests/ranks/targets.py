@@ -24,7 +24,7 @@ from inprocess.tools.inject_fault import Fault, inject_fault
 from tests.harness import faults, leaks
 from tests.harness.child import Context
 from tests.harness.faults import When
-from tests.harness.launch import BEATING, HASTY, PATIENT
+from tests.harness.launch import BEATING, HASTY, KILLING, PATIENT
 
 #: far longer than a test's deadline: whoever waits for this timeout has failed
 LONG = datetime.timedelta(seconds=60)
@@ -238,7 +238,7 @@ def run_unprotected(context: Context) -> Any:
 
 def _unprotected(context: Context, call: Any) -> list[int]:
     with call.disable_hang_protection():
-        time.sleep(HASTY["hard_timeout"] + 0.5)
+        time.sleep(KILLING["hard_timeout"] + 0.5)
     return train(context, call)
 
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.harness import At, Kill, Raise
+from tests.harness import At, Kill, KillTogether, Raise
 
 from . import checks, learning
 
@@ -66,7 +66,8 @@ def test_a_fault_during_the_load(launch, calm, tmp_path, fault):
 @pytest.mark.parametrize("place", ["inside 3", "write", "before 5"])
 def test_all_die(launch, calm, tmp_path, place):
     """Another job goes on."""
-    ranks = launch(learning.run_sharded, 3, args=args(tmp_path), faults={At(n, step=place): Kill() for n in range(3)})
+    faults = {At(rank, step=place): KillTogether(3) for rank in range(3)}
+    ranks = launch(learning.run_sharded, 3, args=args(tmp_path), faults=faults)
     checks.died(ranks.wait(), dict.fromkeys(range(3), -signal.SIGKILL))
     result_of(launch, calm, tmp_path)
 

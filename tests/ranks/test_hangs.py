@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.harness import At, Hang, HoldGIL, Stop
-from tests.harness.launch import HASTY
+from tests.harness.launch import HASTY, KILLING
 
 from . import checks, targets
 
@@ -30,14 +30,14 @@ def test_all_hang(launch):
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("fault", [HoldGIL(), Stop()], ids=["gil", "stop"])
 def test_the_rank_that_does_not_answer_is_killed_and_only_it(launch, fault, victim):
-    ranks = launch(targets.run_train, 3, faults={At(victim, step=1): fault}, wrapper=HASTY).wait()
+    ranks = launch(targets.run_train, 3, faults={At(victim, step=1): fault}, wrapper=KILLING).wait()
     assert ranks[victim].exitcode in KILLED
     checks.went_on(ranks, without=[victim])
 
 
 def test_a_stopped_rank_that_wakes_up_late_never_runs_again(launch):
     """Stopped, then continued after the others went on: killed by its monitor before it enters the function again."""
-    run = launch(targets.run_train, 3, faults={At(1, step=1): Stop()}, wrapper=HASTY)
+    run = launch(targets.run_train, 3, faults={At(1, step=1): Stop()}, wrapper=KILLING)
     run.wait_event("enter", count=2, iteration=1)
     run.kill(1, signal.SIGCONT)
     ranks = run.wait()
@@ -54,5 +54,5 @@ def test_manual_progress(launch):
 
 def test_hang_protection_can_be_switched_off(launch):
     """Longer than soft_timeout without progress, but inside disable_hang_protection(): nobody restarts."""
-    ranks = launch(targets.run_unprotected, 2, wrapper=HASTY).wait()
+    ranks = launch(targets.run_unprotected, 2, wrapper=KILLING).wait()
     checks.went_on(ranks, iteration=0)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from inprocess.tools.inject_fault import Fault
 from tests.harness.child import Context
-from tests.harness.launch import HASTY
+from tests.harness.launch import HASTY, KILLING
 
 from . import checks, targets
 from .test_hangs import KILLED
@@ -45,6 +45,6 @@ def test_all_go_on(launch, fault, victim):
 
 def test_a_stopped_process_is_killed_and_only_it(launch):
     args = {"fault": Fault.SIGSTOP.value, "victim": 1}
-    ranks = launch(run_injected, 3, args=args, wrapper=HASTY).wait()
+    ranks = launch(run_injected, 3, args=args, wrapper=KILLING).wait()
     assert ranks[1].exitcode in KILLED
     checks.went_on(ranks, without=[1])

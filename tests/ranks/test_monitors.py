@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.harness import At, HoldGIL, KillHost, KillMonitor, Raise, When
-from tests.harness.launch import ALONE, BEATING, HASTY
+from tests.harness.launch import ALONE, BEATING, KILLING
 
 from . import checks, targets
 
@@ -20,7 +20,7 @@ def test_training_does_not_notice_the_death_of_a_monitor(launch, victim):
 
 def test_the_new_monitor_protects_its_rank(launch):
     faults = {At(1, step="monitor"): KillMonitor(), At(1, step=1): HoldGIL()}
-    ranks = launch(targets.run_with_new_monitor, 3, faults=faults, wrapper=HASTY).wait()
+    ranks = launch(targets.run_with_new_monitor, 3, faults=faults, wrapper=KILLING).wait()
     assert ranks[1].exitcode in (-signal.SIGTERM, -signal.SIGKILL)
     checks.went_on(ranks, without=[1])
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness import At, Exit, Hang, HoldGIL, Kill, KillHost, KillMonitor, Raise, Stop
-from tests.harness.launch import BEATING, HASTY, PATIENT
+from tests.harness import At, Exit, Hang, HoldGIL, Kill, KillHost, KillMonitor, KillTogether, Raise, Stop
+from tests.harness.launch import BEATING, HASTY, KILLING, PATIENT
 
 from . import targets
 from .test_joining import everybody_is_back
@@ -17,8 +17,8 @@ FAULTS = {
     "exits": (Exit(5), PATIENT, True),
     "leaves": (Raise(SystemExit, 3), PATIENT, True),
     "hangs": (Hang(), HASTY, False),
-    "holds the interpreter": (HoldGIL(), HASTY, True),
-    "is stopped": (Stop(), HASTY, True),
+    "holds the interpreter": (HoldGIL(), KILLING, True),
+    "is stopped": (Stop(), KILLING, True),
     "its monitor dies": (KillMonitor(), PATIENT, False),
     "its host is lost": (KillHost(), BEATING, True),
 }
@@ -57,7 +57,7 @@ def test_all_but_one_die_one_after_the_other(launch):
 
 def test_all_die(launch):
     """At the same step: the job is over, and its store with it. Those that replace them begin anew."""
-    faults = {At(rank, iteration, step=1): Kill() for rank in range(2) for iteration in (0, 1)}
+    faults = {At(rank, step=1): KillTogether(2) for rank in range(2)}
     run = launch(targets.run_full, 2, faults=faults, args={"restarts": 0}, respawn=2)
     ranks = run.wait(check=False)
     assert in_the_end(ranks, 2) == [0, 1]

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from tests.harness import At, Kill, KillHost, KillMonitor, Raise, Stop, When
+from tests.harness import At, Kill, KillHost, KillMonitor, KillTogether, Raise, Stop, When
 from tests.harness.launch import BEATING
 from tests.net import hostwise
 
@@ -38,7 +38,7 @@ def test_its_monitor_alone(launch):
 
 
 def test_the_host_of_the_first_standby_too(launch):
-    faults = {At(rank, step=1): KillHost(when=When("wait_for", 1)) for rank in (0, 2)}
+    faults = {At(rank, step=1): KillTogether(2, hosts=True) for rank in (0, 2)}
     ranks = launch(targets.run_train, 4, faults=faults, wrapper=BEATING).wait()
     checks.died(ranks, {0: -signal.SIGKILL, 2: -signal.SIGKILL})
     checks.went_on(ranks, without=[0, 2])
@@ -46,7 +46,7 @@ def test_the_host_of_the_first_standby_too(launch):
 
 def test_who_stood_by_and_died_is_replaced_by_another_one(launch):
     """After one restart, or two, only ranks 0 and 3 are left."""
-    faults = {At(rank, step=1): Kill(when=When("wait_for", 1)) for rank in (1, 2)}
+    faults = {At(rank, step=1): KillTogether(2) for rank in (1, 2)}
     faults |= {At(0, i, step="stands by"): KillHost(when=When("stands by", 1)) for i in (1, 2)}
     ranks = launch(targets.run_stood_by, 4, faults=faults, wrapper=BEATING).wait()
     checks.died(ranks, {0: -signal.SIGKILL, 1: -signal.SIGKILL, 2: -signal.SIGKILL})
@@ -54,7 +54,7 @@ def test_who_stood_by_and_died_is_replaced_by_another_one(launch):
 
 
 def test_no_standby_is_left(launch):
-    faults = {At(rank, step=1): KillHost(when=When("wait_for", 2)) for rank in (0, 1, 2)}
+    faults = {At(rank, step=1): KillTogether(3, hosts=True) for rank in (0, 1, 2)}
     ranks = launch(targets.run_train, 4, faults=faults, wrapper=BEATING, args={"steps": 10**9}).wait(20)
     checks.failed(ranks, {3: "StoreLost"})
 
