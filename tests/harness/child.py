@@ -13,6 +13,7 @@ import gc
 import json
 import logging
 import os
+import random
 import resource
 import sys
 import threading
@@ -27,6 +28,8 @@ from typing import Any
 from . import leaks
 from .faults import At, Fault, When
 
+#: each report of an event takes up to so long (seconds), which shows what a test takes for granted; see CONTRIBUTING
+LATE = float(os.environ.get("INPROCESS_TESTS_LATE", "0"))
 #: how long what a rank holds may be in use by others (seconds): its monitor, where that serves the store, leaves last
 SETTLE = 20.0
 #: less than PIPE_BUF (4096), so that one write is never split
@@ -90,6 +93,8 @@ class Context:
             line = json.dumps(fields, default=repr)
         os.write(self.events.fileno(), line.encode() + b"\n")
         self.reported.add(event)
+        if LATE:
+            time.sleep(random.uniform(0, LATE))
 
     def has_reported(self, event: str) -> bool:
         """Whether this process has reported such an event."""

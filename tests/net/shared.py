@@ -69,6 +69,7 @@ class Shared:
 
     def writes(self, rank: int | None = None) -> list[Write]:
         """The journal, or what one rank wrote."""
-        lines = [line.split() for line in (self.folder / "journal").read_text().splitlines()]
+        whole = (self.folder / "journal").read_text().rpartition("\n")[0]  # a line may be on its way
+        lines = [line.split() for line in whole.splitlines()]
         found = [Write(int(a), int(b), int(c), float(d)) for a, b, c, d in lines]
         return [write for write in found if rank in (None, write.rank)]
