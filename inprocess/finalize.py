@@ -25,7 +25,8 @@ class Finalize(abc.ABC):
 
 
 class ThreadedFinalize(Finalize):
-    """Runs ``fn(*args, **kwargs)`` in a thread and waits for it no longer than `timeout`.
+    """Runs ``fn(*args, **kwargs)`` in a thread and waits for it no longer than `timeout`, which may be longer than
+    ``hard_timeout``: a rank that waits here is no hanging one.
 
     Args:
         timeout: a timedelta, or seconds.

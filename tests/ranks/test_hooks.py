@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 
 from inprocess.exception import HealthCheckError, RestartAbort
+from inprocess.finalize import ThreadedFinalize
 from tests.harness import At, Raise
+from tests.harness.child import Context
+from tests.harness.launch import HASTY
 
 from . import checks, targets
 
@@ -71,3 +77,11 @@ def test_both_generations(launch, hooks):
         assert names == targets.ORDER[hooks], names
     raised = [event["error"] for event in ranks[1].of("phase", name="finalize")]
     assert raised == ["ValueError('injected')"]
+
+
+def with_a_long_finalize(context: Context) -> dict[str, Any]:
+    return {**HASTY, "hard_timeout": 3, "finalize": ThreadedFinalize(30, time.sleep, (4,))}
+
+
+def test_a_hook_with_a_limit_of_its_own_may_take_longer_than_hard_timeout(launch):
+    checks.went_on(launch(targets.run_train, 2, faults=FIRST, wrapper=with_a_long_finalize).wait())
