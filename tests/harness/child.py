@@ -31,7 +31,7 @@ from .faults import At, Fault, When
 #: each report of an event takes up to so long (seconds), which shows what a test takes for granted; see CONTRIBUTING
 LATE = float(os.environ.get("INPROCESS_TESTS_LATE", "0"))
 #: how long what a rank holds may be in use by others (seconds): its monitor, where that serves the store, leaves last
-SETTLE = 20.0
+SETTLE = 10.0
 #: less than PIPE_BUF (4096), so that one write is never split
 LONGEST_EVENT = 3500
 #: the hooks of `Wrapper` that take a state
