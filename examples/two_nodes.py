@@ -74,8 +74,7 @@ class Node:
 
 @contextlib.contextmanager
 def two_nodes(directory: str, port: int, args: argparse.Namespace) -> Iterator[list[Node]]:
-    launcher = [sys.executable, "-m", "inprocess.run", "--nnodes", "2", "--max-restarts", "3"]
-    launcher += ["--nproc-per-node", str(args.nproc_per_node)]
+    launcher = [sys.executable, "-m", "inprocess.run", "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "3"]
     meeting = ["--rdzv-backend", "c10d", "--rdzv-id", "two-nodes", "--rdzv-endpoint", f"127.0.0.1:{port}"]
     training = [str(SCRIPT), "--checkpoint-dir", directory, "--steps", str(args.steps)]
     training += ["--etcd", args.etcd] if args.etcd else []
@@ -95,7 +94,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--victim", type=int, choices=(0, 1), default=1, help="the node that is lost (default 1)")
     parser.add_argument("--steps", type=int, default=300, help="training steps (default 300)")
-    parser.add_argument("--nproc-per-node", type=int, default=2, help="workers of each node (default 2)")
     parser.add_argument("--etcd", metavar="URL", help="the ranks agree through this etcd, not through node 0")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))

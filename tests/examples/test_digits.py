@@ -63,6 +63,13 @@ def test_the_world_is_whole_again_after_each_death(tmp_path):
     assert not [path for path in tmp_path.iterdir() if not path.name.startswith("torchinductor")]
 
 
+def test_deaths_of_other_kinds():
+    faults = "exit:rank=1,step=50 sysexit:rank=2,step=100 gil:rank=3,step=150"
+    result = run("--nproc", 4, "--steps", 200, "--faults", faults, "--soft-timeout", 3, "--hard-timeout", 8)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "1 of 4 processes finished; exit codes by rank: 0, 5, 6, -15" in result.stdout
+
+
 CHECK_ARGUMENTS = """
 import os, sys, digits_ddp
 for words in [case.split(";") for case in sys.argv[1:]]:

@@ -69,12 +69,14 @@ def test_what_becomes_of_a_process(kind):
     command = [sys.executable, "-c", STRIKE.format(kind=kind)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": examples}, **pipes) as process:
-        assert process.stdout.readline() == b"here\n"
-        if kind in ENDS:
-            assert process.wait() == ENDS[kind]
-        elif kind == "stop":
-            assert os.waitid(os.P_PID, process.pid, os.WSTOPPED).si_status == signal.SIGSTOP
-        else:  # for ever
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(0.3)
-        process.kill()
+        try:
+            assert process.stdout.readline() == b"here\n"
+            if kind in ENDS:
+                assert process.wait() == ENDS[kind]
+            elif kind == "stop":
+                assert os.waitid(os.P_PID, process.pid, os.WSTOPPED).si_status == signal.SIGSTOP
+            else:  # for ever
+                with pytest.raises(subprocess.TimeoutExpired):
+                    process.wait(0.3)
+        finally:
+            process.kill()

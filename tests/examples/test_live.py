@@ -17,14 +17,14 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
     [
         # the other one may be interrupted before it has committed step 18
         ("live_recovery.py", r"rank 0 goes on at step 1[78], with the state from rank 1"),
-        ("fsdp2_sharded.py", r"rank 0 goes on at step 10, with the state from a copy of rank 1; [78] steps"),
+        ("fsdp2_sharded.py", r"with the state from a copy of rank 1; [78] steps are done again"),
     ],
     ids=["live_recovery", "fsdp2_sharded"],
 )
 @pytest.mark.timeout(310)
 def test_the_result_is_the_same(script: str, line: str) -> None:
-    said = run(script, 300, "--nproc", "2", "--steps", "30", "--faults", "kill:rank=0,step=18 raise:rank=1,step=25")
-    assert ": equal" in said
+    said = run(script, 300, "--nproc", "3", "--steps", "30", "--faults", "kill:rank=0,step=18 raise:rank=2,step=25")
+    assert ": equal" in said.splitlines()[-1]
     assert re.search(line, said), said
 
 
@@ -51,10 +51,12 @@ def test_all_processes_are_lost_and_the_last_checkpoint_is_damaged() -> None:
 
 
 @pytest.mark.timeout(310)
-def test_a_replica_group_goes_on_without_the_other_one() -> None:
-    row = run("proactive_recovery.py", 300, "--ways", "killed").splitlines()[-1]
-    told, alone, both = (float(word) for word in row.split()[-3:])
-    assert told < alone < both
+def test_a_replica_group_is_told_at_once() -> None:
+    rows = run("proactive_recovery.py", 300, "--ways", "collective", "killed").splitlines()[-2:]
+    told, on, both = zip(*([float(word) for word in row.split()[-3:]] for row in rows), strict=True)
+    assert told[0] > 9.0  # the collective's timeout
+    assert told[1] < 6.0
+    assert all(alone < again for alone, again in zip(on, both, strict=True))
 
 
 def run(script: str, seconds: float, *options: str) -> str:
@@ -68,3 +70,10 @@ def run(script: str, seconds: float, *options: str) -> str:
             said, _ = example.communicate()
     assert example.returncode == 0, said
     return said
+
+
+def test_a_wrong_schedule_is_named() -> None:
+    command = [sys.executable, EXAMPLES / "live_recovery.py", "--faults", "kill:rank=0"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2
+    assert "KIND:rank=R,step=S" in done.stderr

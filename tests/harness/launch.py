@@ -256,8 +256,8 @@ class Run:
         self._port = ReservedPort()
         self._known = set(leaks.descendants_of(os.getpid()))
         self._answered: set[tuple[int, int]] = set()
-        #: times of the first `together` of those that were killed
-        self._killed: set[float] = set()
+        #: pids that were killed together
+        self._killed: set[int] = set()
         self._closed = False
         self._respawns = respawn
         #: nobody is replaced after that (monotonic): the job is about to end
@@ -424,13 +424,13 @@ class Run:
 
     def _kill_together(self) -> None:
         """Those that wait for it (`KillTogether`): all stand still before the first one dies."""
-        waiting = [
-            event for rank in self.ranks if not rank.ended for event in rank.events if event["event"] == "together"
-        ]
-        if waiting and len(waiting) == waiting[0]["count"] and waiting[0]["t"] not in self._killed:
-            self._killed.add(waiting[0]["t"])
+        events = [event for rank in self.ranks for event in rank.events if event["event"] == "together"]
+        waiting = [event for event in events if self._killed.isdisjoint(event["pids"])]
+        if waiting and len(waiting) == waiting[0]["count"]:
+            pids = [pid for event in waiting for pid in event["pids"]]
+            self._killed.update(pids)
             for signum in (signal.SIGSTOP, signal.SIGKILL):
-                for pid in (pid for event in waiting for pid in event["pids"]):
+                for pid in pids:
                     os.kill(pid, signum)
 
     def _answer(self) -> None:

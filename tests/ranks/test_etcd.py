@@ -49,11 +49,13 @@ def keys(cluster: EtcdCluster, name: str) -> int:
     return len(EtcdStore(cluster.endpoints, name)._cluster.below(f"{name}/"))
 
 
-def test_a_rank_is_lost_with_its_monitor(launch, cluster):
-    wrapper, faults = through(cluster, "lost host", BEATING), {At(0, step=1): KillHost()}
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_is_lost_with_its_monitor(launch, cluster, victim):
+    wrapper = through(cluster, f"host{victim}", BEATING)
+    faults = {At(victim, step=1): KillHost()}
     ranks = launch(targets.run_train, 3, faults=faults, wrapper=wrapper, args={"full_exit": True}).wait()
-    checks.died(ranks, {0: -signal.SIGKILL})
-    checks.went_on(ranks, without=[0])
+    checks.died(ranks, {victim: -signal.SIGKILL})
+    checks.went_on(ranks, without=[victim])
 
 
 def test_a_rank_is_killed_and_the_job_leaves_no_keys(launch, cluster):
@@ -61,6 +63,11 @@ def test_a_rank_is_killed_and_the_job_leaves_no_keys(launch, cluster):
     ranks = launch(targets.run_train, 3, faults={At(0, step=1): Kill()}, wrapper=through(cluster, "killed")).wait()
     checks.went_on(ranks, without=[0])
     assert keys(cluster, "killed") == 0
+
+
+def test_a_rank_raises(launch, cluster):
+    ranks = launch(targets.run_train, 3, faults={At(1, step=1): Raise()}, wrapper=through(cluster, "raise")).wait()
+    checks.went_on(ranks)
 
 
 def test_a_next_job_of_the_same_name(launch, cluster):

@@ -110,12 +110,12 @@ def test_escaped_daemon_that_stays_is_killed_and_named(launch):
 
 @pytest.mark.parametrize("fault", [Hang("sleep"), Hang("recv"), HoldGIL(), Stop()], ids=repr)
 def test_deadline_shows_stacks_and_kills(launch, fault):
-    start = time.monotonic()
     run = launch(targets.unwrapped, 2, faults={At(rank=1, step=1, call=-1): fault})
     run.wait_event("fault")
+    start = time.monotonic()
     with pytest.raises(Deadline) as caught:
         run.wait(1)
     text = str(caught.value)
     assert "faults.py" in text, "the stack of the hanging rank"
     assert "exit code -6" in text
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 10

@@ -11,7 +11,7 @@ from inprocess.exception import HealthCheckError, RestartAbort
 from inprocess.finalize import ThreadedFinalize
 from tests.harness import At, Raise
 from tests.harness.child import Context
-from tests.harness.launch import HASTY
+from tests.harness.launch import KILLING
 
 from . import checks, targets
 
@@ -80,7 +80,7 @@ def test_both_generations(launch, hooks):
 
 
 def with_a_long_finalize(context: Context) -> dict[str, Any]:
-    return {**HASTY, "hard_timeout": 3, "finalize": ThreadedFinalize(30, time.sleep, (4,))}
+    return {**KILLING, "finalize": ThreadedFinalize(30, time.sleep, (KILLING["hard_timeout"] + 1,))}
 
 
 def test_a_hook_with_a_limit_of_its_own_may_take_longer_than_hard_timeout(launch):

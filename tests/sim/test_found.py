@@ -71,7 +71,7 @@ def test_found(name: str) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_an_assignment_that_only_some_have_made_when_a_rank_dies(seed: int) -> None:
-    """Found by a mutant that takes a numbering for the frame before its iteration has started: a fourth of these show
+    """Found by a mutant that takes a numbering for the frame before its iteration has started: 18 of the 60 show
     it. One schedule alone had to be found again with each operation that somebody got more."""
     for time in (0.35, 0.4, 0.45):
         sim.run(Scenario(seed, 4, (Kill(3, "training", time=time),), assignment="tree", longest=1.0, slow=(1,)))
