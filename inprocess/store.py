@@ -31,6 +31,7 @@ from torch._C._distributed_c10d import TCPStore as _TCPStore
 
 from inprocess import clock, strict_json
 from inprocess.exception import OptionError, StoreLost, TimeoutError
+from inprocess.names import ask_briefly
 from inprocess.protocol.messages import Entry
 from inprocess.protocol.ops import Add, Claim, Delete, Exist, Now, Op, Pause, Read, ReadAll, Set, Verb, Wait
 
@@ -64,8 +65,9 @@ T = TypeVar("T")
 LONGEST_WAIT = 20 * 24 * 3600.0
 #: pause between two attempts to reach a server that is not up yet (seconds): first, and at most
 RETRY = (0.005, 0.1)
-#: half of the first attempt to connect (seconds); each is twice as long as the one before
-ATTEMPT = 0.5
+#: half of the first attempt to connect (seconds), which outlasts a name server that does not answer; each is twice
+#: as long as the one before
+ATTEMPT = 0.75
 #: how often it is looked meanwhile whether the call has ended (seconds)
 LOOK = 0.25
 #: socket options that Python has no names for
@@ -272,6 +274,7 @@ def _construct(
     made: list[Any], done: threading.Event, given_up: threading.Event, address: str, port: int, timeout: float
 ) -> None:
     """In short attempts: torch tries again by itself and cannot be told that nobody waits any more."""
+    ask_briefly()  # torch looks up the peer's name
     deadline, patience = clock.monotonic() + max(timeout, 1.0), ATTEMPT
     while not made:
         begun = clock.monotonic()

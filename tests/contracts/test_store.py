@@ -18,7 +18,7 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from inprocess import coordinator, store
+from inprocess import coordinator, names, store
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.environment import Launch
 from inprocess.exception import StoreLost, TimeoutError
@@ -490,3 +490,25 @@ def test_other_errors_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(RuntimeError, match="the port is taken"):
         store._with_libuv_or_without(make)
     assert store._built_with_libuv
+
+
+def test_a_lost_answer_of_a_name_server_costs_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch asks for the name of each peer; by default glibc asks again after 5 s, and a restart with a Tree took that.
+
+    Only in the thread that connects: the program's own resolver stays as it is.
+    """
+    asked: list[tuple[int, int]] = []
+
+    class Connecting:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            asked.append((names.settings().patience, names.settings().attempts))
+
+        def set_timeout(self, _: timedelta) -> None:
+            pass
+
+    monkeypatch.setattr(store, "TCPStore", Connecting)
+    before = bytes(names.settings())
+    store.connect_to("127.0.0.1", 1, 60.0)
+    assert asked in ([(1, 1)], [(1, 0)])  # the second where RES_OPTIONS says attempts:0
+    assert bytes(names.settings()) == before
+    assert 2 * store.ATTEMPT > names.PATIENCE * names.ATTEMPTS  # otherwise torch gives up, with a long message
