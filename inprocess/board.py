@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from dataclasses import dataclass, field
 
 from inprocess.clock import monotonic_ns
@@ -27,7 +28,7 @@ ITERATION = 2
 PHASE = 3
 #: 1 on a rank that waits and does not call the function
 RESERVE = 4
-#: not 0: inside ``atomic()``
+#: 1: inside ``atomic()``
 ATOMIC = 5
 #: how many ``disable_hang_protection()`` blocks are open
 UNHANG = 6
@@ -63,6 +64,8 @@ class Board:
     slots: memoryview = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        #: held while UNHANG is counted: any thread may, and the handler of a signal
+        self._counting = threading.RLock()
         self._memory = mmap.mmap(self.fd, _SIZE)
         self.slots = memoryview(self._memory).cast("q")
 
@@ -98,9 +101,10 @@ class Board:
     def begin(self, iteration: int) -> None:
         """The rank goes to this iteration: pings count anew, sections and protection are as the options say."""
         slots = self.slots
-        slots[PING] = slots[SOFT] = slots[UNHANG] = slots[ATOMIC] = 0
-        slots[PROGRESS] = monotonic_ns()
-        slots[ITERATION] = iteration
+        with self._counting:
+            slots[PING] = slots[SOFT] = slots[UNHANG] = slots[ATOMIC] = 0
+            slots[PROGRESS] = monotonic_ns()
+            slots[ITERATION] = iteration
 
     def enter(self, phase: Phase) -> None:
         """The rank enters a phase, which is progress."""
@@ -119,14 +123,21 @@ class Board:
         """Manual progress; counts from its first use in an iteration."""
         self.slots[PING] = monotonic_ns()
 
-    def unprotect(self) -> None:
-        """Enter a block without hang protection."""
-        self.slots[UNHANG] += 1
+    def unprotect(self) -> int:
+        """Enter a block without hang protection; any thread. Answers the iteration, for `protect`."""
+        with self._counting:
+            self.slots[UNHANG] += 1
+            return self.slots[ITERATION]
 
-    def protect(self) -> None:
-        """Leave a block without hang protection. The time spent in it counts as progress."""
+    def protect(self, iteration: int) -> None:
+        """Leave a block without hang protection. The time spent in it counts as progress.
+
+        A block that is left in a later iteration than it was entered in (by another thread) is not counted any more.
+        """
         self._refresh()
-        self.slots[UNHANG] -= 1
+        with self._counting:
+            if self.slots[ITERATION] == iteration:
+                self.slots[UNHANG] -= 1
 
     def section(self, soft_timeout: float | None) -> None:
         """Another soft timeout from here on (seconds), None for the option's. The change counts as progress."""

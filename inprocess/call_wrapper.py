@@ -85,11 +85,11 @@ class CallWrapper:
     @contextlib.contextmanager
     def disable_hang_protection(self) -> Iterator[None]:
         """Inside, no progress is asked for: neither ``soft_timeout`` nor a lack of progress ends this rank's step."""
-        self._board.unprotect()
+        iteration = self._board.unprotect()
         try:
             yield
         finally:
-            self._board.protect()
+            self._board.protect(iteration)
 
     @contextlib.contextmanager
     def section(self, name: str, timeout: Any = None) -> Iterator[None]:
@@ -144,14 +144,17 @@ class _Atomic:
         gate.atomic.__enter__()
         self._gates.append(gate)
         slots = self._call._slots
-        slots[ATOMIC] += 1
+        slots[ATOMIC] = 1  # no count: two threads may be in sections of two gates, and change it at the same time
         if 0 < slots[LEASE] <= monotonic_ns():
             fence.stop()
 
     def __exit__(self, *exc_info: object) -> None:
-        atomic = self._gates.pop().atomic
-        if atomic.held():
-            self._call._slots[ATOMIC] -= 1
+        gate, call = self._gates.pop(), self._call
+        atomic = gate.atomic
+        if atomic.depth == 1 and atomic.held():
+            current = call._gate
+            # another thread may be in a section of the hook or function that came after
+            call._slots[ATOMIC] = 0 if current is gate or current is None else int(current.atomic.depth > 0)
         atomic.__exit__(*exc_info)
 
 

@@ -448,7 +448,7 @@ class Atomic:
     Entering raises RankShouldRestart once an abort has begun, except within a section that is already held.
     """
 
-    __slots__ = ("_depth", "_holder", "_lock", "closed", "dropped")
+    __slots__ = ("_holder", "_lock", "closed", "depth", "dropped")
 
     def __init__(self) -> None:
         #: whether an abort has begun; never false again
@@ -456,16 +456,17 @@ class Atomic:
         #: whether the main thread is through with the gate
         self.dropped = False
         self._lock = threading.RLock()  # held during a section
-        # under the lock: how many sections deep, and the thread that is in them (0: none)
-        self._depth = 0
+        #: how many sections deep; changed under the lock
+        self.depth = 0
+        # under the lock: the thread that is in them (0: none)
         self._holder = 0
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        if self.closed and not self._depth:
+        if self.closed and not self.depth:
             self._lock.release()
             raise RankShouldRestart("atomic() cannot begin: this iteration was interrupted for a restart")
-        self._depth += 1
+        self.depth += 1
         self._holder = threading.get_ident()
 
     def __exit__(self, *exc_info: object) -> None:
@@ -474,8 +475,8 @@ class Atomic:
             if self.dropped:
                 return
             raise RuntimeError("atomic() is left by a thread that is not inside it")
-        self._depth -= 1
-        if not self._depth:
+        self.depth -= 1
+        if not self.depth:
             self._holder = 0
         self._lock.release()
 
@@ -497,7 +498,7 @@ class Atomic:
         self.dropped = True
         if not self._lock.acquire(blocking=False):
             return  # another thread is in a section
-        self._depth = self._holder = 0
+        self.depth = self._holder = 0
         with contextlib.suppress(RuntimeError):  # raised when it holds nothing any more
             while True:
                 self._lock.release()

@@ -783,13 +783,13 @@ INTERRUPTION = (
     closed(
         "atomic_after_abort",
         "atomic() begins after the abort",
-        "        if self.closed and not self._depth:\n",
+        "        if self.closed and not self.depth:\n",
         "        if False:\n",
     ),
     closed(
         "no_nesting",
         "atomic() inside atomic() is refused once an abort waits",
-        "if self.closed and not self._depth:",
+        "if self.closed and not self.depth:",
         "if self.closed:",
     ),
     closed(
@@ -823,7 +823,7 @@ lease = _in("monitor_link.py", "tests/unit/test_fence.py")
 calls = _in("call_wrapper.py", "tests/unit/test_call_wrapper.py")
 board = _in("board.py", "tests/unit/test_board.py", "tests/unit/test_call_wrapper.py")
 CALL = (
-    calls("atomic_is_not_shown", "the monitor does not know of atomic()", "        slots[ATOMIC] += 1\n"),
+    calls("atomic_is_not_shown", "the monitor does not know of atomic()", "        slots[ATOMIC] = 1"),
     fenced_call(
         "atomic_after_the_lease",
         "atomic() begins on a rank that the others may have given up",
@@ -859,14 +859,14 @@ CALL = (
     calls(
         "atomic_stays_on_the_board",
         "the monitor believes that atomic() never ended",
-        "self._call._slots[ATOMIC] -= 1",
-        "pass",
+        "call._slots[ATOMIC] = 0 if",
+        "_ = 0 if",
     ),
     calls("atomic_without_the_gate", "atomic() keeps nothing away", "        gate.atomic.__enter__()\n"),
     calls(
         "protection_stays_off",
         "after disable_hang_protection() nothing is watched",
-        "            self._board.protect()\n",
+        "            self._board.protect(iteration)\n",
         "            pass\n",
     ),
     calls(

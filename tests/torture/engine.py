@@ -370,7 +370,7 @@ def left_as_it_was(run: Run, call: CallWrapper, interrupter: Interrupter) -> str
     gate = run.gate
     if gate._abort_ends.locked():
         return "the lock of the abort is held"
-    if gate.atomic._depth or gate.atomic._holder:
+    if gate.atomic.depth or gate.atomic._holder:
         return "the lock of atomic is held"
     if interrupter._sending.locked():
         return "the lock of the signal is held"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -49,18 +49,58 @@ def test_a_new_iteration_forgets_pings_sections_and_blocks(pair: tuple[Board, Bo
 
 def test_leaving_a_block_without_protection_counts_as_progress(pair: tuple[Board, Board]) -> None:
     writer, reader = pair
-    writer.unprotect()
+    iteration = writer.unprotect()
     writer.slots[slots.PROGRESS] = writer.slots[slots.PING] = 1
-    writer.protect()
+    writer.protect(iteration)
     seen = reader.snapshot()
     assert seen.progress > 1 and seen.ping > 1 and seen.hang_protection
 
 
 def test_a_block_without_pings_does_not_begin_to_count_them(pair: tuple[Board, Board]) -> None:
-    pair[0].unprotect()
-    pair[0].protect()
+    pair[0].protect(pair[0].unprotect())
     pair[0].section(None)
     assert pair[1].snapshot().ping == 0
+
+
+class Overtaken:
+    """Slots whose first reader of UNHANG is overtaken by another thread before it writes."""
+
+    def __init__(self, memory: memoryview, overtake: Callable[[], object]) -> None:
+        self._memory, self._overtake = memory, threading.Thread(target=overtake)
+
+    def __getitem__(self, slot: int) -> int:
+        value: int = self._memory[slot]
+        if slot == slots.UNHANG and self._overtake.ident is None:
+            self._overtake.start()
+            self._overtake.join(0.05)  # it cannot end where it waits for its turn
+        return value
+
+    def __setitem__(self, slot: int, value: int) -> None:
+        self._memory[slot] = value
+
+    def end(self) -> memoryview:
+        self._overtake.join()
+        return self._memory
+
+
+def test_two_threads_leave_blocks_without_protection_at_once(pair: tuple[Board, Board]) -> None:
+    """A lost update would leave hang protection off for the rest of the iteration."""
+    writer, reader = pair
+    first, second = writer.unprotect(), writer.unprotect()
+    lying = Overtaken(writer.slots, lambda: writer.protect(second))
+    writer.slots = lying  # type: ignore[assignment]
+    writer.protect(first)
+    writer.slots = lying.end()
+    assert reader.snapshot().hang_protection
+
+
+def test_a_block_that_is_left_in_a_later_iteration_does_not_count(pair: tuple[Board, Board]) -> None:
+    """By a thread that the restart did not end: below zero, protection would be off as well."""
+    writer, reader = pair
+    iteration = writer.unprotect()
+    writer.begin(1)
+    writer.protect(iteration)
+    assert reader.snapshot().hang_protection
 
 
 def test_place_answer_and_leave_arrive(pair: tuple[Board, Board]) -> None:

@@ -36,8 +36,8 @@ def call() -> Iterator[Call]:
 
 def test_atomic_holds_the_gate_and_shows_on_the_board(call: Call) -> None:
     with call.atomic(), call.atomic():
-        assert call.seen.atomic and call._gate.atomic._depth == 2
-    assert not call.seen.atomic and not call._gate.atomic._depth
+        assert call.seen.atomic and call._gate.atomic.depth == 2
+    assert not call.seen.atomic and not call._gate.atomic.depth
 
 
 def test_atomic_that_is_refused_does_not_show(call: Call) -> None:
@@ -54,6 +54,26 @@ def test_atomic_outside_the_function(call: Call) -> None:
     with pytest.raises(RestartError, match="only while the wrapped function runs"), call.atomic():
         pass
     section.__exit__(None, None, None)  # of a generator that is closed after the call
+    assert not call.seen.atomic
+
+
+def test_a_section_that_outlives_its_hook(call: Call) -> None:
+    """A thread is inside one while the main thread has gone on from a hook to the function, and enters another."""
+    late, current = call.atomic(), call.atomic()
+    late.__enter__()
+    call._gate = Interrupter().new_gate()
+    with current:
+        late.__exit__(None, None, None)
+        assert call.seen.atomic
+    assert not call.seen.atomic
+
+
+def test_a_section_that_is_left_in_a_later_iteration(call: Call) -> None:
+    late = call.atomic()
+    late.__enter__()
+    call._gate = Interrupter().new_gate()
+    call._board.begin(1)
+    late.__exit__(None, None, None)
     assert not call.seen.atomic
 
 
