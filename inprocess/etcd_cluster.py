@@ -1,7 +1,9 @@
 """One connection to an etcd cluster: transactions, leases and watches, sent to whichever endpoint answers.
 
-The client library, the extra ``[etcd]``, is imported when a connection is made. A question may be put twice, since an
-endpoint can die between carrying it out and answering: whoever asks makes that the same as once.
+The client library, the extra ``[etcd]``, is imported when a connection is made. A question is put again until
+``patience`` is over, whether an endpoint refuses, resets, is silent or has no leader: it may be about to start again.
+The one before may have been carried out, since an endpoint can die between that and its answer: who asks makes twice
+the same as once.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ __all__ = ["Cluster", "Done", "Expired", "Found", "delete", "is_value", "is_vers
 CONNECT = 2.0
 #: how long an answer is waited for until another endpoint is asked (seconds); one without a leader may never answer
 ANSWER = 2.0
-#: pause before the endpoints are tried once more, and before a watch that ended too soon is begun again (seconds)
-PAUSE = 0.05
+#: pause before all endpoints are tried once more (seconds): first, and at most; each is twice as long as the one before
+PAUSE, LONGEST_PAUSE = 0.05, 0.4
+#: gRPC's codes of a server that starts, stops or elects a leader: cancelled, deadline exceeded, unavailable
+PASSING = frozenset({1, 4, 14})
 
 
 class Expired(RuntimeError):
@@ -185,52 +189,58 @@ class Cluster:
         self.ask(lambda client: self._library.Lease(int(lease), client).revoke())
 
     def ask(self, question: Any) -> Any:
-        """Put a question to one endpoint after the other until one answers.
+        """Put a question to one endpoint after the other until one answers, for ``patience`` seconds.
 
         Raises Expired, or RuntimeError where none answers.
         """
-        deadline, refused, authenticated = clock.monotonic() + self.patience, 0, False
+        deadline, pause, tries, login = clock.monotonic() + self.patience, PAUSE, 0, False
         while True:
             self._refuse_cut()
             client = self._clients[self._current]
             try:
+                if login:
+                    self._authenticate(client)
                 return question(client)
-            except self._library.NO_ANSWER as error:
-                # a reason comes from a server that answered: it has no leader just now
-                refused = refused + 1 if type(error) is self._library.REFUSED and not error.args else 0
-                self._go_on(refused, deadline, error)
-            except self._library.ERROR as error:
-                if authenticated or not self._authenticate(client, error):
-                    raise _told(error) from None
-                authenticated = True
+            except self._library.ERRORS as error:
+                if not self._library.may_pass(error):
+                    if login or not self._wants_login(error):
+                        raise _told(error) from None
+                    login = True
+                    continue
+                self._give_up_at(deadline, error)
+            tries += 1
+            self._current = (self._current + 1) % len(self._clients)
+            if tries % len(self._clients) == 0:
+                self._gone.wait(min(pause, max(0.0, deadline - clock.monotonic())))
+                pause = min(2 * pause, LONGEST_PAUSE)
 
     def _refuse_cut(self) -> None:
         if self._gone.is_set():
             raise RuntimeError("this connection was cut, as the call has ended")
 
-    def _go_on(self, refused: int, deadline: float, error: Any) -> None:
-        """To the next endpoint. A connection that was kept may be refused once where a new one is not."""
-        self._current = (self._current + 1) % len(self._clients)
-        if refused >= 2 * len(self._clients) or clock.monotonic() >= deadline:
-            raise RuntimeError(f"no endpoint of etcd answers ({self._names()}): {_reason(error)}") from None
-        if not refused or refused % len(self._clients) == 0:
-            self._gone.wait(PAUSE)
+    def _give_up_at(self, deadline: float, error: Any) -> None:
+        if clock.monotonic() >= deadline:
+            raise RuntimeError(
+                f"no endpoint of etcd answers ({self._names()}) within {self.patience:g} s (patience): {_reason(error)}"
+            ) from None
 
     def _names(self) -> str:
         return ", ".join(client.base_url for client in self._clients)
 
-    def _authenticate(self, client: Any, error: Any) -> bool:
-        """Whether the question may be put again: the server wants to know who asks, or has forgotten it."""
+    def _wants_login(self, error: Any) -> bool:
+        """Whether the server wants to know who asks, or has forgotten it, and there is an answer to that."""
+        return all(self._login) and any(word in _text(error) for word in ("user name is empty", "invalid auth token"))
+
+    def _authenticate(self, client: Any) -> None:
         user, password = self._login
-        if not user or not any(word in _text(error) for word in ("user name is empty", "invalid auth token")):
-            return False
         client.session.headers.pop("Authorization", None)
         try:
             answer = client.post(client.get_url("/auth/authenticate"), json={"name": user, "password": password})
-        except self._library.ERROR as refusal:
+        except self._library.ERRORS as refusal:
+            if self._library.may_pass(refusal):
+                raise
             raise RuntimeError(f"etcd does not let user {user!r} in: {_reason(refusal)}") from None
         client.session.headers["Authorization"] = answer["token"]
-        return True
 
     # --- watching -----------------------------------------------------------------------------------------------
 
@@ -292,9 +302,23 @@ class _Library:
                 f"EtcdStore needs the package etcd3gw ({error}): pip install 'inprocess[etcd]' on every host"
             ) from None
         self.Etcd3Client, self.Lease = client.Etcd3Client, client.Lease
-        self.REFUSED, self.ERROR = errors.ConnectionFailedError, errors.Etcd3Exception
-        #: try another endpoint
-        self.NO_ANSWER = (errors.ConnectionFailedError, errors.ConnectionTimeoutError)
+        self._no_answer = (errors.ConnectionFailedError, errors.ConnectionTimeoutError)
+        #: the second is an answer that breaks off: the client library does not translate it
+        self.ERRORS = (errors.Etcd3Exception, self.requests.RequestException)
+
+    def may_pass(self, error: Any) -> bool:
+        """Whether the same question may be answered later, or by another endpoint."""
+        silent = isinstance(error, (*self._no_answer, self.requests.RequestException))
+        return silent or _code(error) in PASSING
+
+
+def _code(error: Any) -> int | None:
+    """gRPC's code in the answer of the gateway; the HTTP status that goes with it depends on etcd's version."""
+    try:
+        answer = json.loads(error.detail_text or "")
+    except ValueError:
+        return None
+    return answer.get("code") if isinstance(answer, dict) else None
 
 
 def _endpoints(given: str | Sequence[str]) -> list[urllib.parse.SplitResult]:
@@ -318,7 +342,7 @@ def _endpoint(text: str) -> urllib.parse.SplitResult | None:
 
 
 def _text(error: Any) -> str:
-    return f"{error.detail_text or ''} {error}".strip()
+    return f"{getattr(error, 'detail_text', '') or ''} {error}".strip()
 
 
 def _reason(error: Any) -> str:

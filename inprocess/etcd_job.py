@@ -64,7 +64,11 @@ class Generations:
         """The one that stands; a new one where there is none."""
         while not (generation := self.standing()):
             lease = self.cluster.grant(self.ttl)
-            if not self.cluster.transact([is_value(self.job, b"")], [put(self.job, lease.encode(), lease)]).succeeded:
+            mine = put(self.job, lease.encode(), lease)
+            done = self.cluster.transact([is_value(self.job, b"")], [mine], [range_of(self.job)])
+            found = done.answers[0]
+            # where the first answer was lost, the second sending finds what the first has written
+            if not done.succeeded and (found is None or found.value != lease.encode()):
                 self.end(lease)
         return generation
 

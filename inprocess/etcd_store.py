@@ -43,8 +43,8 @@ class EtcdStore(StoreMixin, _Store):
         namespace: the name of the job, put before all its keys. Two jobs that run at the same time need two names.
         timeout: for operations that wait, in seconds or as a timedelta; default 300 s.
         ttl: whole seconds; default 60. The keys vanish this long after the last process has used them.
-        patience: how long an operation is tried again while members do not answer or elect a leader, in seconds;
-            default 10. Where all endpoints refuse connections it fails at once.
+        patience: how long an operation is tried again while members refuse connections, do not answer or elect a
+            leader, in seconds; default 10. Keep it below three quarters of ``heartbeat_timeout``.
         user: where the cluster asks for authentication; default: it does not.
         password: of the user.
         ca_cert: path of the certificates by which servers are judged; default: those of the client library.

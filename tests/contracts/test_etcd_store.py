@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import importlib
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from inprocess import etcd_cluster, etcd_job, store
+from inprocess import etcd_job, store
 from inprocess.etcd_cluster import Expired, range_of
 from inprocess.etcd_store import EtcdStore
 from inprocess.exception import OptionError, StoreLost
@@ -68,7 +70,7 @@ def drive(op: Any, connection: Any) -> Any:
 def test_a_server_that_goes_away(start: Callable[..., EtcdCluster]) -> None:
     """Operations fail with StoreLost, also one that waits."""
     cluster = start()
-    first, second = (EtcdStore(cluster.endpoints, "job") for _ in range(2))
+    first, second = (EtcdStore(cluster.endpoints, "job", patience=0.4) for _ in range(2))
     drive(Set("a", "1"), first)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(drive, Wait("never"), first)
@@ -122,28 +124,113 @@ def test_several_endpoints_in_one_text(shared: EtcdCluster, tmp_path: Path) -> N
     assert connection.get("a") == b"1"
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_an_answer_that_is_lost(make: Callable[..., EtcdStore], times: int) -> None:
-    """The endpoint dies after it has carried an operation out: sent again, it is carried out once."""
-    connection, other = make(), make()
-    assert connection.add("n", 1) == 1
+def lost_after(make: Callable[..., EtcdStore], error: BaseException) -> tuple[EtcdStore, list[Any]]:
+    """A connection, and what is lost next: called with each operation after it was carried out, before it fails."""
+    connection, lose = make(), []
     (client,) = connection._cluster._clients
-    send, lose = client.transaction, [True] * times
+    send = client.post
 
-    def transaction(payload: Any) -> Any:
-        answer = send(payload)
+    def post(*args: Any, **kwargs: Any) -> Any:
+        answer = send(*args, **kwargs)
         if lose:
-            lose.pop()
-            other.add("n", 10)
-            raise etcd_cluster._Library().REFUSED("the connection was reset")
+            lose.pop()()
+            raise error
         return answer
 
-    connection._cluster._clients.append(client)  # else it is not tried often enough
-    client.transaction = transaction
+    client.post = post
+    return connection, lose
+
+
+LOST = {
+    "reset": lambda: importlib.import_module("etcd3gw.exceptions").ConnectionFailedError("the connection was reset"),
+    "cut short": lambda: importlib.import_module("requests").exceptions.ChunkedEncodingError("Connection broken"),
+    "stopping": lambda: importlib.import_module("etcd3gw.exceptions").Etcd3Exception(
+        '{"error":"etcdserver: server stopped","code":14,"message":"etcdserver: server stopped"}', "Unavailable"
+    ),
+}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("how", LOST)
+def test_an_answer_that_is_lost(make: Callable[..., EtcdStore], how: str, times: int) -> None:
+    """The endpoint dies after it has carried an operation out: sent again, it is carried out once."""
+    connection, lose = lost_after(make, LOST[how]())
+    other = make()
+    assert connection.add("n", 1) == 1
+    lose += [lambda: other.add("n", 10)] * times
     assert connection.add("n", 1) == 2
-    lose += [True] * times
+    lose += [lambda: other.add("n", 10)] * times
     assert connection.compare_set("key", "", "mine") == b"mine"
     assert connection.add("n", 0) == 2 + 20 * times
+
+
+def test_the_answer_to_a_new_generation_is_lost(make: Callable[..., EtcdStore]) -> None:
+    """Sent again, it finds its own: it must not be ended as one that came too late, others may be in it already."""
+    connection, lose = lost_after(make, LOST["reset"]())
+    lease = connection._cluster.grant(20)
+    connection._cluster.grant = lambda ttl: lease  # type: ignore[method-assign]
+    standing: list[str] = []
+    generations, transact = connection._generations, connection._cluster.transact
+
+    def transacts(*args: Any) -> Any:
+        if args[0]:  # the one that makes it
+            lose.append(lambda: standing.append(make()._generations.standing()))
+        return transact(*args)
+
+    connection._cluster.transact = transacts  # type: ignore[method-assign]
+    assert generations.current() == lease
+    assert standing == [lease]
+
+
+def await_refusals(connection: EtcdStore, count: int) -> threading.Event:
+    """Set once this connection was refused so often."""
+    came, left = threading.Event(), [count]
+    give_up = connection._cluster._give_up_at
+
+    def noticed(deadline: float, error: Any) -> None:
+        left[0] -= 1
+        if left[0] <= 0:
+            came.set()
+        give_up(deadline, error)
+
+    connection._cluster._give_up_at = noticed  # type: ignore[method-assign]
+    return came
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_the_whole_cluster_starts_again(start: Callable[..., EtcdCluster], members: int) -> None:
+    """Within ``patience``, on its data: each operation is carried out once, who waits waits on, the lease stands."""
+    cluster = start(members)
+    connections = [EtcdStore(cluster.endpoints, "job", patience=60, ttl=20) for _ in range(6)]
+    waits, *others = connections
+    drive(Add("n", 1), waits)
+    for connection in others:
+        drive(Claim("who", str(id(connection))), connection)
+    refused = [await_refusals(connection, 2 * members) for connection in connections]
+    with ThreadPoolExecutor(len(connections)) as pool:
+        waiting = pool.submit(drive, Wait("end", 120.0), waits)
+        cluster.kill_all()
+        doing = [pool.submit(drive, Add("n", 1), connection) for connection in others[:-1]]
+        claiming = pool.submit(drive, Claim("key", "mine"), others[-1])
+        assert all(event.wait(60) for event in refused)
+        assert not any(each.done() for each in (waiting, *doing, claiming))
+        cluster.start_all()
+        assert sorted(each.result(60) for each in doing) == [2, 3, 4, 5]
+        assert claiming.result(60) == b"mine"
+        drive(Set("end", "1"), others[0])
+        assert waiting.result(60) == b"1"
+        assert drive(Add("n", 0), waits) == 5
+
+
+def test_beyond_patience_it_is_a_clear_error(start: Callable[..., EtcdCluster]) -> None:
+    cluster = start()
+    connection = EtcdStore(cluster.endpoints, "job", patience=0.4)
+    drive(Set("a", "1"), connection)
+    cluster.kill()
+    begun = time.monotonic()
+    with pytest.raises(StoreLost, match=r"no endpoint of etcd answers \(http://127.*within 0.4 s \(patience\).*refused"):
+        drive(Set("a", "2"), connection)
+    assert time.monotonic() - begun >= 0.4
 
 
 def test_a_waiting_thread_is_cut_off(make: Callable[..., EtcdStore]) -> None:
@@ -419,7 +506,7 @@ def test_certificates(start: Callable[..., EtcdCluster], tmp_path: Path) -> None
     assert mine.get("a") == b"1"
     for wrong in ({}, {"ca_cert": cert}):
         with pytest.raises(RuntimeError, match="no endpoint of etcd answers"):
-            EtcdStore(cluster.endpoints, **wrong).set("a", "2")
+            EtcdStore(cluster.endpoints, patience=0.4, **wrong).set("a", "2")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import selectors
 import shutil
 import signal
 import socket
@@ -30,10 +32,7 @@ class EtcdCluster:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._ready: dict[int, socket.socket] = {}
         try:
-            for member in range(members):
-                self._spawn(member)
-            for member in range(members):
-                self._await_ready(member)
+            self.start_all()
         except BaseException:
             self.close()
             raise
@@ -41,6 +40,17 @@ class EtcdCluster:
     @property
     def endpoints(self) -> list[str]:
         return [f"{self._scheme}://127.0.0.1:{port.number}" for port in self._client]
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes.values()]
+
+    def start_all(self) -> None:
+        """Start all members, none of which runs. One alone would not be ready before a majority is there."""
+        for member in range(len(self._client)):
+            self._spawn(member)
+        for member in range(len(self._client)):
+            self._await_ready(member)
 
     def start(self, member: int) -> None:
         """Start a member again, with the data it has."""
@@ -52,14 +62,33 @@ class EtcdCluster:
         process.kill()
         process.wait()
 
+    def kill_all(self) -> None:
+        for member in list(self._processes):
+            self.kill(member)
+
+    def turn_away(self, times: int) -> None:
+        """In place of the members, none of which runs, accept connections and close them, until so many have come."""
+        deadline = time.monotonic() + READY
+        with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
+            for port in self._client:
+                door = stack.enter_context(socket.socket())
+                door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                door.bind(("127.0.0.1", port.number))
+                door.listen(64)
+                selector.register(door, selectors.EVENT_READ)
+            while times > 0:
+                assert (left := deadline - time.monotonic()) > 0, f"{times} connections have not come"
+                for key, _ in selector.select(left):
+                    key.fileobj.accept()[0].close()  # type: ignore[union-attr]
+                    times -= 1
+
     def signal(self, signum: signal.Signals, member: int = 0) -> None:
         self._processes[member].send_signal(signum)
         if signum == signal.SIGSTOP:  # a thread of it may answer once more meanwhile
             os.waitid(os.P_PID, self._processes[member].pid, os.WSTOPPED)
 
     def close(self) -> None:
-        for member in list(self._processes):
-            self.kill(member)
+        self.kill_all()
         for port in (*self._client, *self._peer):
             port.close()
         for ready in self._ready.values():

@@ -387,6 +387,10 @@ class Run:
         assert not check or not results.problems, "\n".join(results.problems)
         return results
 
+    def tolerate(self, pids: Collection[int]) -> None:
+        """These belong to the test, which has started them since the run began."""
+        self._known.update(pids)
+
     def wait_event(self, name: str, *, count: int = 1, deadline: float = 20.0, **fields: Any) -> None:
         """Wait until `count` ranks have reported that event."""
 

@@ -90,12 +90,36 @@ def test_a_next_job_of_the_same_name(launch, cluster):
 
 
 def test_the_loss_of_the_server_is_a_clear_error_on_every_rank(launch, own_cluster):
-    run = launch(targets.run_alone, 3, wrapper=through(own_cluster, "lost", BEATING), args={"steps": 10**9})
+    """Beyond ``patience``, which is below the time after which a rank that cannot be heard is stopped."""
+    wrapper = through(own_cluster, "lost", patience=1.0)
+    run = launch(targets.run_alone, 3, wrapper=wrapper, args={"steps": 10**9})
     run.wait_event("enter", count=3)
     own_cluster.kill()
-    ranks = run.wait(20)
+    ranks = run.wait(40)
     checks.failed(ranks, dict.fromkeys(range(3), "StoreLost"))
     assert all("no endpoint of etcd answers" in rank.message for rank in ranks), ranks[0].message
+    assert all("within 1 s (patience)" in rank.message for rank in ranks), ranks[0].message
+
+
+@pytest.mark.parametrize("own_cluster", [1, 3], indirect=True)
+@pytest.mark.parametrize("fault", [Raise, Kill])
+def test_etcd_starts_again_within_patience(launch, own_cluster, fault):
+    """All its members. A rank fails meanwhile, and the others wait; heartbeats come late, but in time.
+
+    Some ten connections of three ranks try again, so each has done so several times.
+    """
+    faults = {At(1, step=1): fault(when=When("told", 1))}
+    wrapper = through(own_cluster, "again", ttl=60, patience=25)
+    run = launch(targets.run_train, 3, faults=faults, wrapper=wrapper)
+    run.wait_event("wait_for")
+    own_cluster.kill_all()
+    tell(run, 1)
+    own_cluster.turn_away(80)
+    own_cluster.start_all()
+    run.tolerate(own_cluster.pids)
+    ranks = run.wait(40)
+    checks.went_on(ranks, without=[1] if fault is Kill else [])
+    assert keys(own_cluster, "again") == 0
 
 
 @pytest.mark.parametrize("own_cluster", [3], indirect=True)
