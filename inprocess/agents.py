@@ -21,6 +21,7 @@ from inprocess.arbiter import Contact, Contacts
 from inprocess.board import LEASE, Board
 from inprocess.environment import Borrowed, Launch
 from inprocess.exception import OptionError, RestartError, StoreLost, TimeoutError
+from inprocess.failures import Failures
 from inprocess.interpreter import SLICE, pass_time
 from inprocess.interrupt import Interrupter
 from inprocess.job import Job
@@ -61,6 +62,7 @@ class Lost:
     #: when that began (s), and with how many active ranks
     at: float
     active_world_size: int
+    failures: Failures
 
 
 class Agents:

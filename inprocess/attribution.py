@@ -7,7 +7,7 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["Interruption", "InterruptionRecord", "one_line", "ranges", "summary"]
+__all__ = ["Interruption", "InterruptionRecord", "is_echo", "one_line", "ranges", "summary"]
 
 MESSAGE_LIMIT = 500  # characters; a record must stay small: every rank reads all of them
 WHERE_LIMIT = 200
@@ -49,6 +49,7 @@ class InterruptionRecord:
         initial_rank: the rank that member was started with, when known.
         message: what is known in words, such as ``ValueError: loss is nan``; cut to 500 characters.
         where: the place in the code, such as ``train.py:41 in step``; cut to 200 characters.
+        pings: how often that rank had called ``ping()`` since it entered the function.
 
     Raises:
         ValueError: a field has the wrong type; the message names it.
@@ -59,6 +60,7 @@ class InterruptionRecord:
     initial_rank: int | None = None
     message: str = ""
     where: str = ""
+    pings: int = 0
 
     def __post_init__(self) -> None:
         _check_rank("rank", self.rank)
@@ -68,6 +70,7 @@ class InterruptionRecord:
             raise ValueError(f"interruption must be an Interruption, not {self.interruption!r}")
         for name, limit in (("message", MESSAGE_LIMIT), ("where", WHERE_LIMIT)):
             object.__setattr__(self, name, _cut(name, getattr(self, name), limit))
+        _check_rank("pings", self.pings)
 
     def __str__(self) -> str:
         who = f"rank {self.rank}"
@@ -140,7 +143,7 @@ def summary(records: Sequence[InterruptionRecord], count: int | None = None) -> 
     causes = [record for record in records if record.interruption in _GONE]
     if not causes and records and all(record.interruption is Interruption.SOFT_TIMEOUT for record in records):
         return _silence(records)
-    causes = causes or [record for record in records if not _is_echo(record)] or list(records)
+    causes = causes or [record for record in records if not is_echo(record)] or list(records)
     groups: dict[tuple[str, str], list[InterruptionRecord]] = {}
     for record in sorted(causes, key=lambda record: record.rank):
         groups.setdefault((_deed(record), _place(record)), []).append(record)
@@ -155,7 +158,8 @@ def _silence(records: Sequence[InterruptionRecord]) -> str:
     return f"{one_line(first.message)}; first noticed on {_ranks(sorted(records, key=lambda record: record.rank))}"
 
 
-def _is_echo(record: InterruptionRecord) -> bool:
+def is_echo(record: InterruptionRecord) -> bool:
+    """Whether it tells only what a rank saw of another one's failure."""
     return any(echo in record.message.lower() for echo in _ECHOES)
 
 

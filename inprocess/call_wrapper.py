@@ -34,6 +34,9 @@ class CallWrapper:
         self._gate: Gate | None = None
         self._state: FrozenState | None = None
         self._timeouts = LearnedTimeouts()
+        # of the running iteration, for what counts as the same error again: pings, and whether this rank has progressed
+        self._pings = 0
+        self._progressed = False
 
     @property
     def iteration(self) -> int:
@@ -66,9 +69,10 @@ class CallWrapper:
         """Say that this rank makes progress.
 
         From its first use in an iteration on, the time since the last ``ping()`` counts for ``soft_timeout``
-        beside the automatic progress. It stamps shared memory and does nothing else.
+        beside the automatic progress. It stamps shared memory, counts, and does nothing else.
         """
         self._slots[PING] = self._now()
+        self._pings += 1
 
     def atomic(self) -> contextlib.AbstractContextManager[None]:
         """A section that no restart cuts in half: no abort and no interruption begins inside it.
@@ -121,6 +125,9 @@ class CallWrapper:
         self._section_limit = limit
         self._board.section(limit)
 
+    def _count_anew(self) -> None:
+        self._pings, self._progressed = 0, False
+
     def _begin(self, state: FrozenState) -> None:
         """A new iteration."""
         self._state = state
@@ -148,14 +155,16 @@ class _Atomic:
         if 0 < slots[LEASE] <= monotonic_ns():
             fence.stop()
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, kind: object, *exc_info: object) -> None:
         gate, call = self._gates.pop(), self._call
+        if kind is None:
+            call._progressed = True
         atomic = gate.atomic
         if atomic.depth == 1 and atomic.held():
             current = call._gate
             # another thread may be in a section of the hook or function that came after
             call._slots[ATOMIC] = 0 if current is gate or current is None else int(current.atomic.depth > 0)
-        atomic.__exit__(*exc_info)
+        atomic.__exit__(kind, *exc_info)
 
 
 #: the CallWrapper of the running call; one per process, since a wrapped function runs in the main thread

@@ -23,6 +23,7 @@ Keys, below the prefix of the call; ``i`` is the iteration, -1 is the join::
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -256,7 +257,7 @@ def join(book: Book, by: str, entry: Entry = Entry.FOUND) -> Verb[bool]:
         return False
     if (yield Read(JOINED_KEY)) is not None:
         return _is_by((yield Read(key)), key, (by,))
-    arrival = Arrival(Kind.ALIVE, rank=book.rank, world_size=book.world_size, by=by)
+    arrival = Arrival(Kind.ALIVE, rank=book.rank, world_size=book.world_size, by=by, ran=book.row.progressed)
     found = yield from _arrive(book.iteration, "end", book.member, arrival, book.roster)
     if found.kind is Kind.ALIVE and found.by != by and entry is not Entry.REPLACE:
         raise OptionError(
@@ -307,10 +308,14 @@ def end_round(book: Book, arrival: Arrival) -> Verb[None]:
     _refuse_fenced((yield from _arrive(book.iteration, "end", book.member, arrival, book.roster)), book.place)
 
 
-def alive(book: Book, by: str = "") -> Arrival:
-    """The entry of a member that goes on."""
-    fresh = book.rank in book.fresh
-    return Arrival(Kind.ALIVE, book.rank, book.world_size, by=by, place=book.place, fresh=fresh)
+def alive(book: Book, by: str = "", repeats: int = 0, limit: int | None = None, progressed: bool = False) -> Arrival:
+    """The entry of a member that continues.
+
+    ``repeats``: its error is the same for so many times in a row; ``limit``: its ``max_repeats``.
+    """
+    arrival = Arrival(Kind.ALIVE, book.rank, book.world_size, by=by, place=book.place, fresh=book.rank in book.fresh)
+    reached = limit if limit is not None and repeats >= limit else 0
+    return dataclasses.replace(arrival, repeats=repeats, limit=reached, progressed=progressed, ran=book.row.progressed)
 
 
 def _refuse_fenced(found: Arrival, place: int) -> None:

@@ -93,6 +93,7 @@ from types import FrameType
 from typing import Any
 
 from inprocess import clock
+from inprocess.errors import in_words
 from inprocess.exception import InternalError, OptionError, RankShouldRestart, RestartAbort, RestartError
 
 __all__ = ["Atomic", "Gate", "Interrupted", "Interrupter", "Outcome", "Raised", "Returned", "let_go"]
@@ -335,7 +336,7 @@ class Gate:
         if isinstance(error, SystemExit) and not _answers_interruption(error):
             return Raised(error)
         let_go(raised, outer)
-        return Interrupted("" if isinstance(error, RankShouldRestart) else _in_words(error))
+        return Interrupted("" if isinstance(error, RankShouldRestart) else in_words(error))
 
     def _park(self, frame: FrameType | None) -> None:
         """In the handler."""
@@ -646,13 +647,6 @@ def _set_handled(exception: BaseException | None) -> None:
 
 
 # --- words --------------------------------------------------------------------------------------------------------
-
-
-def _in_words(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # a user's __str__
-        return type(error).__name__
 
 
 def _place(frame: FrameType) -> str:

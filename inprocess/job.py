@@ -17,6 +17,7 @@ from inprocess.environment import Launch
 from inprocess.exception import RestartError
 from inprocess.protocol.book import Book
 from inprocess.protocol.messages import Entry, Ticket, Verdict
+from inprocess.protocol.repeats import Row
 from inprocess.state import FrozenState, State
 
 __all__ = ["Job"]
@@ -46,6 +47,8 @@ class Job:
     #: this call has been moved to the store of a standby; how many iterations there were before
     moved: bool = False
     before: int = 0
+    #: and what was known of the errors of this call
+    row: Row = field(default_factory=Row)
     #: tells this process apart from another one that claims the same rank
     me: str = field(default_factory=lambda: f"pid {os.getpid()} on {socket.gethostname()} ({secrets.token_hex(4)})")
 
@@ -74,7 +77,7 @@ class Job:
         if job is None:
             job = _jobs[launch] = cls(launch, tuple(range(launch.world_size)), launch.rank, launch.world_size)
         job.calls += 1
-        job.before, job.moved = 0, False
+        job.before, job.moved, job.row = 0, False, Row()
         return job
 
     @property
@@ -110,7 +113,9 @@ class Job:
         return Ticket(self.place, max(self.launch.world_size, self.place + 1), by=self.me)
 
     def book(self) -> Book:
-        return Book.founder(self.place, self.members, self.world_size)
+        book = Book.founder(self.place, self.members, self.world_size)
+        book.row = self.row
+        return book
 
     def state(self) -> FrozenState:
         """The state before ranks have been assigned."""
@@ -126,8 +131,9 @@ class Job:
         """Reserves that were gone when the call completed."""
         self.gone = frozenset(members)
 
-    def move(self, book: Book, verdict: Verdict, host: str) -> None:
-        """The call goes on, with these members and over another store."""
+    def move(self, book: Book, verdict: Verdict, host: str, progressed: bool) -> None:
+        """The call goes on, with these members and over another store. ``progressed``: in the iteration that ends."""
+        self.row = Row(progressed=True) if progressed else book.row
         self.members, self.place, self.gone = verdict.members, book.place, frozenset()
         self.world_size = self.members[-1] + 1  # the same for all, also where they were started with different ones
         self.base, self.base_host = (host, verdict.port), verdict.host

@@ -19,6 +19,7 @@ from inprocess.agents import Agents, Lost
 from inprocess.attribution import Interruption, InterruptionRecord, ranges, summary
 from inprocess.call_wrapper import CallWrapper, set_current
 from inprocess.coordinator import JOINING
+from inprocess.errors import in_words, where
 from inprocess.exception import (
     BadMessage,
     Fenced,
@@ -31,6 +32,7 @@ from inprocess.exception import (
     TimeoutError,
     TooFewRanks,
 )
+from inprocess.failures import Failures
 from inprocess.gloo import shutdown_gloo_connections
 from inprocess.groups import unfinished
 from inprocess.held import held
@@ -65,6 +67,8 @@ NAMING = 1.0
 #: an assignment that failed on a store that was shut down learns within this time (seconds) that the iteration was
 #: interrupted
 VERDICT = 5.0
+#: so long inside the function is progress (seconds)
+LONG_INSIDE = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +123,7 @@ class Loop:
             Phase.LEAVE: self._leave,
         }
         self._phase = Phase.JOIN
+        self._failures = Failures(options.max_repeats) if since is None else since.failures
         self._history: deque[str] = deque(maxlen=HISTORY)
         self._value: Any = None
         #: the exception with which this rank leaves the job
@@ -178,13 +183,14 @@ class Loop:
         set_current(None)
         interpreter.end()  # first: closing may raise
         self._call._gate = self._store = None
+        self._failures.drop()
         self._fn = _nothing  # the user's arguments must not live as long as this object
         if isinstance(self._leaving, NobodyLeft):
             announce_nobody_left()
         how = "completed" if self._leaving is None else "left" if self._said_so else "failed"
         how = how if self.lost is None else "moved"
         # a rank that goes quietly leaves its MonitorThread waiting for something that may come late or never
-        why = "" if self._leaving is None else _in_words(self._leaving)
+        why = "" if self._leaving is None else in_words(self._leaving)
         self._agents.close(how, cut=how in ("failed", "moved") or self._quietly, why=why)
         held.end()
         if self.lost is None:
@@ -217,7 +223,8 @@ class Loop:
     def _quit(self, error: BaseException) -> Event:
         """This rank leaves the job with ``error``; the others are told."""
         if self._leaving is not None:
-            log.warning("while leaving with %r, the phase %r raised %r", self._leaving, self._phase.value, error)
+            words = (in_words(self._leaving), self._phase.value, in_words(error))
+            log.warning("while leaving with %s, the phase %r raised %s", *words)
             return Event.QUIT
         self._leaving = error
         self._agents.thread.leave_after_outcome()
@@ -226,11 +233,15 @@ class Loop:
             return Event.QUIT
         abort = ""  # the others go on
         if self._phase is Phase.INITIALIZE:
-            abort = f"{_who(self._state)}: initialize raised {_in_words(error)}"
+            abort = f"{_who(self._state)}: initialize raised {in_words(error)}"
         elif isinstance(error, StateLost):
-            abort = f"{_who(self._state)}: {_in_words(error)}"
+            abort = f"{_who(self._state)}: {in_words(error)}"
+        place = self._book.place
+        record = InterruptionRecord(
+            self._book.rank, Interruption.BASE_EXCEPTION, place, in_words(error), where=where(error)
+        )
         try:
-            self._interrupt(error, Interruption.BASE_EXCEPTION, abort)
+            self._interrupt(record, abort)
         except (StoreLost, Fenced) as lost:
             log.warning("the others could not be told that this rank leaves: %s", lost)
             return Event.CUT_OFF if (self._phase, Event.CUT_OFF) in TRANSITIONS else Event.QUIT
@@ -294,6 +305,8 @@ class Loop:
 
     def _start(self) -> Event:
         proposed = self._proposed
+        if self._book.last.pause and self._paused(self._book.last.pause / 1e3):
+            return Event.NO_START
         self._arrived = True
         place = (proposed.rank, proposed.world_size, proposed.active_world_size, proposed.active_rank)
         self._do(coordinator.start_round(self._book, Arrival(Kind.RANK, *place)))
@@ -305,6 +318,24 @@ class Loop:
         self._agents.board.place(proposed.rank, self._is_reserve())
         self._enter_iteration()
         return Event.OK
+
+    def _paused(self, seconds: float) -> bool:
+        """Wait, after the same error again and again, for anything to happen: a death, a process that joins, Ctrl-C.
+        True: this iteration does not start."""
+        count, limit = self._book.row.count, self._options.max_repeats
+        reached = limit is not None and count >= limit
+        log.log(
+            logging.WARNING if self._proposed.active_rank == 0 else logging.DEBUG,
+            "the same error %d times in a row without progress: the restart waits %g s%s",
+            count,
+            seconds,
+            f" (max_repeats={limit} is reached; the job continues, since it made progress before)" if reached else "",
+        )
+        begin = clock.monotonic()
+        start = self._agents.mailbox.take("start", self._book.iteration, seconds)
+        if self._interrupted_at:  # the pause is no part of how long the restart took
+            self._interrupted_at += clock.monotonic() - begin
+        return start is not None and not start.go
 
     def _enter_iteration(self) -> None:
         state = self._state
@@ -324,6 +355,10 @@ class Loop:
             return
         except TooFewRanks as error:
             too_few = error
+        except RestartAbort as error:
+            if error.__cause__ is None and self._failures.error is not None:
+                error.__cause__ = self._failures.error
+            raise
         # not while it is handled: it would be what this rank leaves with, also where it is interrupted
         self._await_replacements(too_few.patience)
         raise too_few
@@ -353,12 +388,17 @@ class Loop:
 
     def _run(self) -> Event:
         interpreter.relax()
+        self._failures.drop()
         if self._is_reserve():
             return self._await_outcome(None)
         self._log_restart()
         leftovers.enter()
         set_current(self._call)
-        return self._in_window(self._fn, keep=True)
+        begin = clock.monotonic()
+        try:
+            return self._in_window(self._fn, keep=True)
+        finally:
+            self._call._progressed = self._call._progressed or clock.monotonic() - begin >= LONG_INSIDE
 
     def _finish(self) -> Event:
         if self._is_reserve():
@@ -442,20 +482,24 @@ class Loop:
             return Event.LOST
         self._value = None
         leftovers.collect()
-        self._do(coordinator.end_round(self._book, coordinator.alive(self._book)))
+        counts = (self._failures.repeats, self._options.max_repeats, self._call._progressed)
+        self._do(coordinator.end_round(self._book, coordinator.alive(self._book, "", *counts)))
         following = self._book.iteration + 1
         self._next_iteration(self._take("next", following, self._options.barrier_timeout, self._name_missing("end")))
         return Event.OK
 
     def _next_iteration(self, decision: Decision) -> None:
+        self._failures.settle(_who(self._state), decision)
         if decision.abort:  # the roster stays as it is, on every rank, for another call
             self._said_so = True
-            raise RestartAbort(decision.abort)
+            raise RestartAbort(decision.abort) from self._failures.cause(decision)
+        self._failures.begin()
         self._book.apply(decision)
         if not self._book.included:
             raise Fenced(f"{_who(self._state)} was declared dead by the others and must not run again")
         self._has_returned = False
         self._store = self._value = None
+        self._call._count_anew()
         held.begin()
         self._agents.board.begin(self._book.iteration)
 
@@ -476,8 +520,8 @@ class Loop:
         if verdict.fate is Fate.GO and self._agents.kept is not None:
             self._value = None
             leftovers.collect()
-            self.lost = Lost(self._agents.kept, self._interrupted_at, self._size_before)
-            self._job.move(self._book, verdict, host)
+            self.lost = Lost(self._agents.kept, self._interrupted_at, self._size_before, self._failures)
+            self._job.move(self._book, verdict, host, self._call._progressed)
             return Event.OK
         self._leaving = self._not_here(verdict)
         return Event.CUT_OFF
@@ -532,7 +576,12 @@ class Loop:
             raise error
         self._note_interruption()
         self._state = dataclasses.replace(self._state, fn_exception=error)  # before the abort, which may look at it
-        if self._interrupt(error, Interruption.EXCEPTION):
+        record = self._failures.note(error, self._book, self._call._pings)
+        try:
+            counts = self._interrupt(record)
+        finally:  # once the others know; they and this rank's abort do not wait for the log
+            self._failures.tell(_who(self._state), record)
+        if counts:
             return Event.INTERRUPTED
         self._forget_exception()
         return Event.OK  # a reserve's hook failed after the others had completed
@@ -565,11 +614,8 @@ class Loop:
         if self._hooks.abort is not None:
             shutdown_gloo_connections(self._placed.world_size)
 
-    def _interrupt(self, error: BaseException, kind: Interruption, abort: str = "") -> bool:
+    def _interrupt(self, record: InterruptionRecord, abort: str = "") -> bool:
         """Tell the others; False: everybody had finished, so it changes nothing."""
-        record = InterruptionRecord(
-            self._book.rank, kind, initial_rank=self._book.place, message=_in_words(error), where=_where(error)
-        )
         counts = self._do(coordinator.interrupt(self._book.iteration, record, abort))
         if not counts:
             log.warning("%s failed after everybody had finished, which changes nothing: %s", _who(self._state), record)
@@ -577,10 +623,11 @@ class Loop:
 
     def _forget_exception(self) -> None:
         """A kept traceback would keep the function's frames, and with them tensors and process groups, alive."""
-        error = self._state.fn_exception
-        if error is not None:
+        for error in (self._state.fn_exception, self._failures.error):
+            if error is not None:
+                let_go(error, sys.exc_info()[1])
+        if self._state.fn_exception is not None:
             self._state = dataclasses.replace(self._state, fn_exception=None)
-            let_go(error, sys.exc_info()[1])
 
     # --- small things -------------------------------------------------------------------------------------------
 
@@ -674,23 +721,3 @@ def _no_abort(timeout: float) -> str:
 
 def _who(state: FrozenState) -> str:
     return f"rank {state.rank} (initial rank {state.initial_rank})"
-
-
-def _in_words(error: BaseException) -> str:
-    """``Type: message``, also for exceptions whose own ``__str__`` fails."""
-    try:
-        text = str(error)
-    except Exception:
-        text = "(its __str__ fails)"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def _where(error: BaseException) -> str:
-    """The innermost line of the traceback outside this library; without reading any source, the others wait."""
-    place, step = "", error.__traceback__
-    while step is not None:
-        code = step.tb_frame.f_code
-        if "/inprocess/" not in code.co_filename:
-            place = f"{code.co_filename}:{step.tb_lineno} in {code.co_name}"
-        step = step.tb_next
-    return place

@@ -61,6 +61,8 @@ class Options:
     #: when a process that replaces a dead one comes in: "now" interrupts the iteration, "next_restart"
     #: waits for it to end
     join: str = "now"
+    #: the job ends after the same error so many times in a row without any progress; None: repeats are not counted
+    max_repeats: int | None = 10
     #: False: `Wrapper` returns the function itself
     enabled: bool = True
 
@@ -94,6 +96,7 @@ class Options:
 #: when a process that comes to a running job is let in
 JOIN = ("now", "next_restart")
 MOST_STANDBYS = 16
+MOST_REPEATS = 1_000_000
 _NAMES = frozenset(field.name for field in dataclasses.fields(Options))
 
 # (smaller, larger, why): each pair must be strictly increasing; what follows from others is not repeated
@@ -201,6 +204,17 @@ def _join(name: str, value: object) -> str:
     return str(value)
 
 
+def _repeats(name: str, value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_REPEATS:
+        raise OptionError(
+            f"{name}={value!r} must be an integer from 1 to {MOST_REPEATS}, or None, which restarts for ever, however "
+            "often the same error comes again"
+        )
+    return value
+
+
 def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise OptionError(f"{name}={value!r} must be True or False")
@@ -217,5 +231,6 @@ _CONVERT: dict[str, Callable[[str, object], Any]] = {
     "standby_stores": _count,
     "interrupt_signal": _signal,
     "join": _join,
+    "max_repeats": _repeats,
     "enabled": _flag,
 }

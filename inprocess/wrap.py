@@ -71,6 +71,10 @@ class Wrapper:
         join: what this process does where the job runs already, because it replaces one that died: ``"now"``
             interrupts the running iteration to take the free place, ``"next_restart"`` waits for a restart. Where no
             place is free it waits in both cases, as a spare.
+        max_repeats: the same error so many times in a row, without progress in between, ends the job where no
+            iteration of the call has ever made progress; default 10. From the third time on each restart waits, 0.05 s
+            and up to 5 s; where the job made progress once, it continues with the longest pause. None: the same error
+            is not counted, and nothing waits. See "A function that fails again and again" in the guide.
         enabled: False: the function itself is returned, unchanged.
 
     Raises:
@@ -106,6 +110,7 @@ class Wrapper:
         standby_stores: int = 2,
         interrupt_signal: int | None = None,
         join: str = "now",
+        max_repeats: int | None = 10,
         enabled: bool = True,
         **unknown: NoReturn,
     ) -> None:
@@ -129,6 +134,7 @@ class Wrapper:
             standby_stores=standby_stores,
             interrupt_signal=interrupt_signal,
             join=join,
+            max_repeats=max_repeats,
             enabled=enabled,
         )
         self._hooks = Hooks(

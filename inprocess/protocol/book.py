@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from inprocess.attribution import stretches, within
 from inprocess.protocol.messages import FIRST_JOINER, Decision, Roster
+from inprocess.protocol.repeats import Row
 
 
 @dataclass
@@ -37,6 +38,8 @@ class Book:
     known: frozenset[int] = frozenset()
     #: the places of those that joined: member -> place
     places: dict[int, int] = field(default_factory=dict)
+    #: the errors of this call
+    row: Row = field(default_factory=Row)
 
     def __post_init__(self) -> None:
         self.known = self.known or frozenset(self.roster)
@@ -80,7 +83,7 @@ class Book:
         if joined:
             self.rank, self.world_size = self.place, decision.places
         self.iteration += 1
-        self.last = decision
+        self.last, self.row = decision, self.row.after(decision)
 
     def jump(self, roster: Roster) -> None:
         """Go to a much later iteration, as a monitor or before joining: what ranks have become it need not know."""

@@ -63,6 +63,8 @@ ADDRESS_LIMIT = 300
 ADDRESS_CHARACTERS = frozenset(string.ascii_letters + string.digits + ".-_:%@")
 #: no counter of ours comes near it
 MAX_COUNT = 1 << 53
+#: longest wait before an iteration (ms)
+LONGEST_PAUSE = 5000
 #: how much of a broken value an error shows (characters)
 SHOWN = 80
 
@@ -112,6 +114,13 @@ class Arrival:
     place: int | None = None
     #: end round: it joined, and no iteration has started since
     fresh: bool = False
+    #: end round: it raised an exception, the same one for so many times in a row; 0: it raised none
+    repeats: int = 0
+    #: end round: its ``max_repeats``, where that is reached; 0: it is not
+    limit: int = 0
+    #: end round: it made progress in this iteration; some iteration of this call did before
+    progressed: bool = False
+    ran: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by", one_line(self.by, BY_LIMIT))
@@ -158,6 +167,13 @@ class Decision:
     places: int = 0
     #: ranks of the frame whose members have joined since an iteration started
     fresh: tuple[int, ...] = ()
+    #: the iteration ended with the same error for so many times in a row; 0: it does not count
+    repeats: int = 0
+    #: how long the next iteration waits before it starts (ms)
+    pause: int = 0
+    #: some member made progress in this iteration; some member knows that one before did
+    progressed: bool = False
+    ran: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "abort", one_line(self.abort, REASON_LIMIT))
@@ -278,9 +294,20 @@ def load_arrival(raw: bytes | str, key: str) -> Arrival:
     kind = _one_of(Kind, data.get("kind"), key, "arrival kind")
     names = ("rank", "world_size", "active_world_size", "active_rank", "place")
     numbers = {name: _number(data, name, key) for name in names}
-    arrival = Arrival(kind, **numbers, by=_text(data, "by", key), fresh=_flag(data, "fresh", key, default=False))
+    arrival = Arrival(
+        kind,
+        **numbers,
+        by=_text(data, "by", key),
+        fresh=_flag(data, "fresh", key, default=False),
+        repeats=_number(data, "repeats", key) or 0,
+        limit=_number(data, "limit", key) or 0,
+        progressed=_flag(data, "progressed", key, default=False),
+        ran=_flag(data, "ran", key, default=False),
+    )
     if not _has_a_place(arrival):
         _refuse(key, "ranks and sizes do not fit each other", raw)
+    if arrival.limit > arrival.repeats:
+        _refuse(key, "'repeats' and 'limit' do not fit each other", raw)
     return arrival
 
 
@@ -327,7 +354,13 @@ def load_decision(raw: bytes | str, key: str) -> Decision:
         joined=_pairs(data, "joined", key),
         places=_number(data, "places", key) or 0,
         fresh=_numbers(data, "fresh", key),
+        repeats=_number(data, "repeats", key) or 0,
+        pause=_number(data, "pause", key) or 0,
+        progressed=_flag(data, "progressed", key, default=False),
+        ran=_flag(data, "ran", key, default=False),
     )
+    if decision.pause > LONGEST_PAUSE:
+        _refuse(key, f"field 'pause' is longer than {LONGEST_PAUSE} ms", decision.pause)
     if decision.record_count < len(decision.records):
         _refuse(key, "'record_count' is less than the number of 'records'", decision.record_count)
     if not _fits(decision):
@@ -447,6 +480,8 @@ def _record(data: Any, key: str) -> InterruptionRecord:
         _refuse(key, one_line(str(error), SHOWN), data)
     if record.rank >= MAX_RANKS or (record.initial_rank or 0) >= MAX_RANKS:
         _refuse(key, f"a rank that is not below {MAX_RANKS}", data)
+    if record.pings > MAX_COUNT:
+        _refuse(key, f"more than {MAX_COUNT} pings", data)
     return record
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
 
 from inprocess.attribution import InterruptionRecord
+from inprocess.protocol import repeats
 from inprocess.protocol.messages import FIRST_JOINER, MAX_RECORDS, Arrival, Decision, Kind, Start, Ticket
 
 NO_TICKETS: Mapping[int, Ticket] = MappingProxyType({})
@@ -54,6 +55,8 @@ def decide_end(
     if len(sizes) > 1:
         abort = abort or f"members disagree on the last world size: {sorted(map(str, sizes))}"
     size = next(iter(sizes)) if len(sizes) == 1 else 0
+    found = repeats.find(alive.values(), records)
+    abort = abort or found.abort
     places = {member: place_of(member, arrival) for member, arrival in alive.items()}
     joined = {} if abort else seat(set(places.values()), tickets)
     fresh = {member for member, arrival in alive.items() if arrival.fresh}.union(joined)
@@ -72,6 +75,10 @@ def decide_end(
         joined=tuple(sorted(joined.items())),
         places=size if joined else 0,
         fresh=tuple(sorted(ranks[member] or 0 for member in fresh)),
+        repeats=found.repeats,
+        pause=found.pause,
+        progressed=found.progressed,
+        ran=found.ran,
     )
 
 

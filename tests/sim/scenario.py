@@ -63,6 +63,15 @@ class Act:
 
 
 @dataclass(frozen=True)
+class Again:
+    """A member's function raises the same error at its entry, in so many iterations from that one on."""
+
+    member: int
+    times: int
+    iteration: int = 0
+
+
+@dataclass(frozen=True)
 class StoreGone:
     """The newest store ends, the first one without anybody else; ``host``: and the member on its host."""
 
@@ -88,7 +97,7 @@ class Spawn:
     time: float
 
 
-Fault = Kill | Cut | Freeze | Act | StoreGone | Split | Spawn
+Fault = Kill | Cut | Freeze | Act | Again | StoreGone | Split | Spawn
 
 #: acts that interrupt an iteration and keep the member
 RAISES = ("raise", "raise at entry", "initialize raises", "hang")
@@ -129,6 +138,8 @@ class Scenario:
     respawn: float | None = None
     #: option ``join``
     join: str = "now"
+    #: option ``max_repeats``
+    max_repeats: int | None = 10
     #: how many monitors stand by for the loss of the store
     standbys: int = 0
     #: the function trains with a LiveState: "replicated" or "sharded"; "" it does not
@@ -145,7 +156,12 @@ def random_scenario(seed: int, members: int = 4, faults: int = 3) -> Scenario:
         longest = failover.choice((0.5, 2.0, 10.0, 40.0))
     chosen = tuple(_random_fault(rng, members, longest, number) for number in range(faults))
     joins = random.Random(f"joins {seed}")
-    spawns = tuple(_random_spawn(joins, members, longest) for _ in range(joins.choice((0, 0, 0, 0, 0, 1, 2))))
+    spawns: tuple[Fault, ...] = tuple(
+        _random_spawn(joins, members, longest) for _ in range(joins.choice((0, 0, 0, 0, 0, 1, 2)))
+    )
+    again = random.Random(f"again {seed}")
+    if again.random() < 0.15:
+        spawns = (*spawns, _random_again(again, members))
     if standbys:
         chosen = (*chosen[: failover.choice((0, 0, 1, 1, 3))], *_random_losses(failover, members, longest))
     return Scenario(
@@ -163,6 +179,11 @@ def random_scenario(seed: int, members: int = 4, faults: int = 3) -> Scenario:
         standbys=standbys,
         live=random.Random(f"live {seed}").choice((*[""] * 6, "replicated", "sharded")),
     )
+
+
+def _random_again(rng: random.Random, members: int) -> Again:
+    """Mostly a few times, sometimes for ever."""
+    return Again(rng.randrange(members), rng.choice((2, 3, 4, 5, 11, 14)), rng.choice((0, 0, 1, 2)))
 
 
 def _random_spawn(rng: random.Random, members: int, longest: float) -> Spawn:

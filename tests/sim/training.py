@@ -19,6 +19,7 @@ from inprocess.protocol.book import Book
 from inprocess.protocol.messages import Arrival, Entry, Fate, Kind, Ticket, Verdict, Vote
 from inprocess.protocol.ops import Pause
 from inprocess.protocol.phases import Event, Phase, next_phase
+from inprocess.protocol.repeats import Row
 from inprocess.rank_assignment import RankAssignmentCtx
 from inprocess.state import FrozenState, State
 from tests.sim.assignments import ASSIGNMENTS, ShutDown, assign
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 WATCHDOG = 1.0
 #: how long a desk may take to answer, and the verdict longer than it should (seconds)
 ANSWER, MORE = 2.0, 3.0
+#: an error that comes again and again
+AGAIN = "Again: as before"
 
 Step = Generator[Any, Any, Event]
 
@@ -112,6 +115,8 @@ class Training(Process):
         self.met_all = True
         #: it has lost the store and wants to vote; it is voting
         self.wants_vote = self.votes = False
+        #: in this iteration: how many times in a row its error is the same, and whether it committed
+        self.repeats, self.progressed = 0, False
 
     def founder_book(self) -> Book:
         """The book at the beginning."""
@@ -291,9 +296,14 @@ class Training(Process):
     def _takes(self, what: str) -> bool:
         return self.world.take(self.number, self.book.iteration, what)
 
-    def _record(self, what: str) -> InterruptionRecord:
-        place = self.ticket.place
-        return InterruptionRecord(self.placed.rank, Interruption.EXCEPTION, initial_rank=place, message=what)
+    def _record(self, what: str, leaves: bool = False) -> InterruptionRecord:
+        """Of errors each is a new one, with as many pings as no other has, but for those that come again."""
+        kind = Interruption.BASE_EXCEPTION if leaves else Interruption.EXCEPTION
+        pings = 0 if what == AGAIN else 1 + self.book.iteration
+        record = InterruptionRecord(self.placed.rank, kind, self.ticket.place, what, pings=pings)
+        if not leaves and self.world.scenario.max_repeats is not None:
+            self.repeats = self.book.row.count_with(record)
+        return record
 
     def _hook_time(self) -> Work:
         """How long a hook of the user takes: now and then much longer than on the other members."""
@@ -337,6 +347,7 @@ class Training(Process):
     def _next(self) -> Step:
         decision = yield from self._wait("next")
         self.book.apply(decision)
+        self.repeats, self.progressed = 0, False
         self.world.same_book(self)
         if not decision.abort:
             self.world.let_in(self)
@@ -391,6 +402,8 @@ class Training(Process):
         self.proposed = ctx.state.freeze()
 
     def _start(self) -> Step:
+        if (yield from self._pause(self.book.last.pause / 1e3)):
+            return Event.NO_START
         place = self.proposed
         self.started_in = self.book.iteration
         arrival = Arrival(
@@ -403,6 +416,16 @@ class Training(Process):
         self.book.started(place.rank, place.world_size)
         self.placed = place
         return Event.OK
+
+    def _pause(self, seconds: float) -> Generator[Any, Any, bool]:
+        """After the same error again and again. True: something else happened, and this iteration does not start."""
+        if not seconds:
+            return False
+        start, until = ("start", self.book.iteration), self.engine.now + seconds
+        self.engine.at(seconds, self.notify)
+        yield Until(lambda: start in self.found or ("lost", 0) in self.found or self.engine.now >= until)
+        self.world.paused(self, self.engine.now - until + seconds)
+        return self._knows("start") is not None
 
     def _initialize(self) -> Step:
         if self._takes("limit"):
@@ -424,7 +447,8 @@ class Training(Process):
 
     def _interrupt(self, what: str, abort: str = "") -> Step:
         """OK where everybody else has finished already, which a reserve may find as late as here."""
-        stands = yield from coordinator.interrupt(self.book.iteration, self._record(what), abort)
+        record = self._record(what, leaves=bool(abort or self.quitting))
+        stands = yield from coordinator.interrupt(self.book.iteration, record, abort)
         return Event.INTERRUPTED if stands else Event.OK
 
     def _run(self) -> Step:
@@ -448,7 +472,8 @@ class Training(Process):
             yield Work(math.inf)
         self.world.enter(self)
         self.inside = self.book.iteration
-        raises = self._takes("raise at entry")
+        again = self.world.comes_again(self)
+        raises = again or self._takes("raise at entry")
         interrupted = False
         if not raises:
             interrupted = yield from self._work()
@@ -459,7 +484,8 @@ class Training(Process):
         if leaves:
             self.quitting = "exit"
         if raises or leaves:
-            yield from coordinator.interrupt(self.book.iteration, self._record("raised"))
+            record = self._record(AGAIN if again else "raised", leaves)
+            yield from coordinator.interrupt(self.book.iteration, record)
         if leaves:
             return Event.QUIT
         return Event.INTERRUPTED if raises or interrupted else Event.OK
@@ -512,6 +538,8 @@ class Training(Process):
         yield Work(self.engine.rng.random() * 0.02)
         done()
         self.atomic = False
+        self.progressed = True
+        self.world.progressed(self)
         self.notify()
         return False
 
@@ -584,7 +612,8 @@ class Training(Process):
             return Event.QUIT if self.quitting else (yield from self._vote())
         if not self.quitting:
             book = self.book
-            yield from coordinator.end_round(book, coordinator.alive(book, by=self.name))
+            counts = (self.repeats, self.world.scenario.max_repeats, self.progressed)
+            yield from coordinator.end_round(book, coordinator.alive(book, self.name, *counts))
             return (yield from self._next())
         if self.started_in < self.book.iteration:
             kind = Kind.DISCARDED if self.quitting == "discarded" else Kind.LEFT
@@ -642,8 +671,10 @@ class Training(Process):
         self.world.keep(self.contacts)
         self.view, self.store, self.contacts = view, view.store, []
         self.entry = Entry.FOUND
+        row = Row(progressed=True) if self.progressed else self.book.row
         self._begin()
         self.book = self.founder_book()
+        self.book.row = row
         self.follower = self.spawn(self._follow())
         self.world.new_monitor(self)
 

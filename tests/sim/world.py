@@ -11,7 +11,7 @@ from inprocess.joiner import LAST_LOOK
 from inprocess.policy import SILENCE_SHARE
 from inprocess.protocol.arbitration import standbys
 from inprocess.protocol.book import Book
-from inprocess.protocol.messages import FIRST_JOINER, Ticket, Verdict, load_ticket
+from inprocess.protocol.messages import FIRST_JOINER, Decision, Ticket, Verdict, load_ticket
 from inprocess.protocol.phases import Phase
 from inprocess.protocol.rounds import seat
 from tests.sim.assignments import mate_of
@@ -26,6 +26,7 @@ from tests.sim.scenario import (
     LEAVES,
     RAISES,
     Act,
+    Again,
     Cut,
     Freeze,
     Kill,
@@ -87,6 +88,14 @@ class World:
         self.fired: list[object] = []
         #: when the last training process ended
         self._last_end = 0.0
+        #: members whose error came again, each time; the iterations in which one did
+        self._agains: list[int] = []
+        self._failed_again: set[tuple[int, int]] = set()
+        #: who committed, and in which iteration; how long each waited before a start
+        self._progressed: list[tuple[Training, tuple[int, int]]] = []
+        self.pauses: list[tuple[int, float]] = []
+        #: the job ended for the same error again and again
+        self.hopeless = False
         self._armed: set[Kill] = set()
         self._acts = [fault for fault in scenario.faults if isinstance(fault, Act)]
         #: (what, iteration) -> the value the first reader found
@@ -198,6 +207,44 @@ class World:
     def lost_touch(self, training: Training) -> None:
         """Its monitor may be found silent from now on."""
         self._unwatched.add(training.number)
+
+    # --- errors that come again ---------------------------------------------------------------------------------
+
+    def comes_again(self, training: Training) -> bool:
+        """Whether its function raises as before."""
+        iteration = training.view.offset + training.book.iteration
+        for fault in self.scenario.faults:
+            mine = isinstance(fault, Again) and fault.member == training.number
+            if mine and iteration >= fault.iteration and self._agains.count(training.number) < fault.times:
+                self._agains.append(training.number)
+                self.fired.append(Act(training.number, "raise at entry", iteration))
+                self._failed_again.add(training.moment)
+                self.engine.note(training.name, "raises as before")
+                return True
+        return False
+
+    def progressed(self, training: Training) -> None:
+        """It committed."""
+        self._progressed.append((training, training.moment))
+
+    def paused(self, training: Training, seconds: float) -> None:
+        """How long it waited before a start."""
+        self.pauses.append((training.number, seconds))
+
+    def _check_repeats(self, view: View, iteration: int, decision: Decision) -> None:
+        """No false alarm: an error counts more than once only where one came again, and none does where a member that
+        stays committed; the job ends for it after the tenth, and only where nobody who stays ever committed."""
+        moment = (view.number, iteration)
+        limit = self.scenario.max_repeats
+        if decision.repeats > 1 and moment not in self._failed_again:
+            raise Broken(f"{decision.repeats} errors in a row after iteration {iteration}, and none came again")
+        stayed = [when for who, when in self._progressed if who.alive and who.member not in decision.removed]
+        if decision.repeats and moment in stayed:
+            raise Broken(f"an error of iteration {iteration} counts, in which a member committed")
+        if decision.abort and decision.repeats:
+            self.hopeless = True
+            if limit is None or decision.repeats < limit or any(when <= moment for when in stayed):
+                raise Broken(f"the job ends after {decision.repeats} errors in a row in iteration {iteration}")
 
     # --- faults -----------------------------------------------------------------------------------------------
 
@@ -350,6 +397,8 @@ class World:
     def agree(self, view: View, what: str, iteration: int, value: Any) -> None:
         """I1: the same outcome and the same next roster for everybody."""
         what = view.label(what)
+        if isinstance(value, Decision) and (what, iteration) not in self._agreed:
+            self._check_repeats(view, iteration, value)
         first = self._agreed.setdefault((what, iteration), value)
         if first != value:
             raise Broken(f"I1: two values of {what}/{iteration}: {first} and {value}")
@@ -387,6 +436,8 @@ class World:
         book = training.book
         numbering = (book.roster, book.world_size, book.terminated, book.fresh)
         self.agree(training.view, "roster", book.iteration, numbering)
+        if book.was_founder and not training.view.number:  # who joins learns of a row with the next error of it
+            self.agree(training.view, "errors in a row", book.iteration, book.row)
 
     def declared(self, by: Monitor, member: int) -> None:
         """``by`` found ``member`` silent. Only a member that was cut off, or has lost its monitor, may be."""
@@ -538,6 +589,8 @@ class World:
         if training.result == "a founder is missing":  # killed before anybody could see it
             cut = self.scenario.standbys and any(isinstance(fault, Cut | Split) for fault in self.fired)
             return cut or any(isinstance(fault, Kill) for fault in self.fired)
+        if training.result == "aborted" and self.hopeless:
+            return True
         if training.result == "aborted":
             return training.proposed.active_world_size == 0
         if training.result == "nobody left":  # or of a larger job, before the smaller one had begun

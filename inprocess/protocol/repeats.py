@@ -1,0 +1,107 @@
+"""The same error again and again: how many times in a row, how long the restart waits for that, and when it ends.
+
+A repeat is an exception with the type, the line and the number of pings of the one before, in an iteration in which no
+rank made progress. Each member counts by itself, on its book; what it finds travels with its entry in the end round,
+and the verdict of that round makes it the same for all. Pure.
+
+An iteration with progress sets the count back. One that ended for any other reason than exceptions (a death, a hang, a
+process that joins) leaves it as it is, and so does the loss of the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from inprocess.attribution import Interruption, InterruptionRecord, is_echo, summary
+from inprocess.protocol.messages import LONGEST_PAUSE, Arrival, Decision
+
+__all__ = ["Finding", "Row", "find", "pause"]
+
+#: from which repeat on the restart waits, and how long at first; doubled with each more (ms)
+PATIENCE, FIRST_PAUSE = 3, 50
+
+
+class Error(NamedTuple):
+    """What makes two exceptions the same."""
+
+    kind: str
+    where: str
+    pings: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a member knows of the errors of this call. Changed only by decisions."""
+
+    #: iterations in a row that ended with the same error; 0: the last one that counts made progress, or none does yet
+    count: int = 0
+    #: the exceptions of the last of them
+    errors: frozenset[Error] = frozenset()
+    #: some iteration of this call has made progress
+    progressed: bool = False
+
+    def count_with(self, record: InterruptionRecord) -> int:
+        """How many times in a row it would be with this one."""
+        return self.count + 1 if _identity(record) in self.errors else 1
+
+    def after(self, decision: Decision) -> Row:
+        """What is known with the verdict on an iteration."""
+        progressed = self.progressed or decision.ran or decision.progressed
+        if decision.progressed:
+            return Row(progressed=progressed)
+        if not decision.repeats:
+            return Row(self.count, self.errors, progressed)
+        return Row(decision.repeats, frozenset(map(_identity, _causes(decision.records))), progressed)
+
+
+class Finding(NamedTuple):
+    """What an end round finds out; see the fields of `Decision`."""
+
+    repeats: int
+    pause: int
+    progressed: bool
+    ran: bool
+    abort: str
+
+
+def find(alive: Iterable[Arrival], records: Sequence[InterruptionRecord]) -> Finding:
+    """From what the members say that stay, and why the iteration ended."""
+    said = list(alive)
+    progressed = any(arrival.progressed for arrival in said)
+    ran = any(arrival.ran for arrival in said)
+    others = any(record.interruption is not Interruption.EXCEPTION for record in records)
+    if progressed or others or not records:
+        return Finding(0, 0, progressed, ran, "")
+    repeats = max((arrival.repeats for arrival in said), default=0)
+    # of those whose patience is at an end, the least patient one
+    limit = min((arrival.limit for arrival in said if arrival.limit), default=0)
+    if not limit:
+        return Finding(repeats, pause(repeats), False, ran, "")
+    return Finding(repeats, LONGEST_PAUSE, False, ran, "" if ran else _hopeless(repeats, limit, records))
+
+
+def pause(count: int) -> int:
+    """How long the restart waits after so many in a row (ms)."""
+    if count < PATIENCE:
+        return 0
+    return min(LONGEST_PAUSE, FIRST_PAUSE << min(count - PATIENCE, 16))
+
+
+def _hopeless(count: int, limit: int, records: Sequence[InterruptionRecord]) -> str:
+    times = "once" if count == 1 else f"{count} times in a row"
+    return (
+        f"the same error {times}, and no iteration of this call ever made progress (max_repeats={limit}): "
+        f"{summary(_causes(records))}. Fix the error, or raise max_repeats; max_repeats=None restarts for ever. "
+        "Progress is a commit of a LiveState, an atomic() that was left, or 60 s inside the function"
+    )
+
+
+def _identity(record: InterruptionRecord) -> Error:
+    return Error(record.message.partition(":")[0], record.where, record.pings)
+
+
+def _causes(records: Sequence[InterruptionRecord]) -> Sequence[InterruptionRecord]:
+    """Without what ranks see of another one's failure."""
+    return [record for record in records if not is_echo(record)] or records
