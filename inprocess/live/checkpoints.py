@@ -1,8 +1,11 @@
 """Checkpoints on disk, for when no process has the state any more: torch.distributed.checkpoint, beside the training.
 
-One folder each, ``step_00000500``. Its tensors are named like the parts, ``model.0.weight``, so torch's own tools read
-it; all else is in one more tensor of bytes. What was written is read again and its checksums are kept, before torch
-writes ``.metadata``: a folder without that is unfinished, one that differs from its checksums is damaged.
+One folder each, ``step_00000500``; their names and order are ``shelf``'s. Its tensors are named like the parts,
+``model.0.weight``, so torch's own tools read it; all else is in one more tensor of bytes. What was written is read
+again and its checksums are kept, before torch writes ``.metadata``: a folder without that is unfinished, one that
+differs from its checksums is damaged.
+
+The disk may be slow, or not answer at all. So nothing in here that touches it runs in the main thread, but `load`.
 """
 
 from __future__ import annotations
@@ -12,8 +15,6 @@ import io
 import json
 import logging
 import os
-import re
-import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,9 +27,11 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from inprocess.exception import LiveStateError, OptionError
+from inprocess.exception import LiveStateError
+from inprocess.live.beside import Beside
 from inprocess.live.copies import there
 from inprocess.live.plan import NOTHING
+from inprocess.live.shelf import Name, Shelf
 from inprocess.live.transfer import PIECE, checksum
 from inprocess.live.tree import Record, dotted, leaves, read, replaced, take
 from inprocess.store import first_line
@@ -41,35 +44,17 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoints", "Name"]
 
 log = logging.getLogger("inprocess.live")
-#: what torch writes last
-METADATA = ".metadata"
 #: the tensor with all that is none
 REST = "inprocess"
 #: how many are tried, should the newest ones be damaged
 TRIED = 8
 
 
-@dataclass(frozen=True, order=True)
-class Name:
-    """Of a checkpoint's folder. A step that is saved again after a restart gets another one: the first may be whole."""
-
-    step: int
-    iteration: int = 0
-
-    def __str__(self) -> str:
-        return f"step_{self.step:08d}" + (f"_i{self.iteration}" if self.iteration else "")
-
-    @classmethod
-    def of(cls, text: str) -> Name | None:
-        found = re.fullmatch(r"step_(\d+)(?:_i(\d+))?", text)
-        return cls(int(found[1]), int(found[2] or 0)) if found else None
-
-
 @dataclass
 class Staged:
     """A copy of a state that is to be written."""
 
-    name: Name
+    step: int
     writer: Any
     state: dict[str, Any]
 
@@ -84,11 +69,14 @@ class Checkpoints:
 
     def __init__(self, folder: str, keep: int) -> None:
         self.folder = folder if "://" in folder else os.path.abspath(os.path.expanduser(folder))
-        self._keep = keep
-        self._files, self._root = _open(self.folder)
-        self._thread: threading.Thread | None = None
+        self.keep = keep
+        self._shelf = Shelf(self.folder)
+        #: threads that write, and that look at what is there
+        self.writer, self.reader = Beside("inprocess-checkpoint"), Beside("inprocess-reader")
         #: the newest step that this rank has seen saved
         self.newest = NOTHING
+        #: found damaged in this process
+        self._damaged: set[Name] = set()
 
     def __str__(self) -> str:
         return self.folder
@@ -100,104 +88,119 @@ class Checkpoints:
 
     def finished(self, after: int) -> list[int]:
         """The finished ones that are newer, as numbers: always the same many, the newest first."""
-        names = sorted((name for name, finished in self._all() if finished and name.step > after), reverse=True)
-        found = [number for name in names[:TRIED] for number in (name.step, name.iteration)]
-        return found + [NOTHING] * (2 * TRIED - len(found))
+        found = [number for name in self._shelf.finished(after)[:TRIED] for number in (name.branch, name.step)]
+        return found + self.nothing()[len(found) :]
+
+    @staticmethod
+    def nothing() -> list[int]:
+        """As `finished`, where there is none."""
+        return [NOTHING] * (2 * TRIED)
 
     @staticmethod
     def names(numbers: Sequence[int]) -> list[Name]:
         return [Name(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True) if pair[0] != NOTHING]
 
-    def _all(self) -> Iterator[tuple[Name, bool]]:
-        """Each with whether it is finished."""
-        self._files.invalidate_cache()
-        if self._files.isdir(self._root):
-            for entry in self._files.ls(self._root, detail=False):
-                name = Name.of(entry.rstrip("/").rpartition("/")[2])
-                if name is not None:
-                    yield name, self._files.exists(f"{entry}/{METADATA}")
+    def found_damaged(self, names: Sequence[Name], moves: bool) -> None:
+        """They do not count any more.
 
-    def _remove(self, name: Name) -> None:
-        path = f"{self._root}/{name}"
-        if self._files.exists(f"{path}/{METADATA}"):  # first: what is left, should this fail, counts as unfinished
-            self._files.rm_file(f"{path}/{METADATA}")
-        if self._files.isdir(path):
-            self._files.rm(path, recursive=True)
+        Args:
+            moves: this is the rank that moves them aside. Where it does not come to that, it does with the next save.
+        """
+        self._damaged.update(names)
+        if moves and names and self.writer.ended(0):
+            self.writer.begin(max(names).step, self._move_aside)
+
+    def _move_aside(self) -> None:
+        self.writer.is_on_disk = self.writer.is_done = True
+        try:
+            self._shelf.set_aside(self._damaged)
+        except Exception as error:
+            log.warning("damaged checkpoints in %s cannot be moved aside: %s", self, _why(error))
 
     # --- saving -----------------------------------------------------------------------------------------------------
 
-    def stage(self, step: int, iteration: int, present: Present, family: str, leads: bool) -> Staged:
+    def stage(self, step: int, present: Present, family: str, leads: bool) -> Staged:
         """Copy the state to host memory.
 
         Args:
             family: put before each name; ranks with another one have other tensors of the same names.
             leads: this rank is the one of its family that writes what is no tensor.
         """
-        name = Name(step, iteration)
-        writer = _writer(self.path(name))
-        return Staged(name, writer, writer.stage(_tensors(present, family, leads)))
+        writer = _writer(self.folder)  # it hears of its own folder later
+        writer.beside = self.writer
+        return Staged(step, writer, writer.stage(_tensors(present, family, leads)))
 
     def begin(self, staged: Staged, group: weakref.ref[ProcessGroup] | None) -> None:
-        """Write it, in a thread. All ranks do that for the same steps, each after `wait`.
+        """Write it, in a thread. All ranks do that for the same steps, where no other one is being written.
 
         Args:
             group: of its own, on the host; None where there is one process.
         """
-        self._thread = threading.Thread(
-            target=self._save, args=(staged, group), name="inprocess-checkpoint", daemon=True
-        )
-        self._thread.start()
+        self.writer.begin(staged.step, self._save, staged, group)
 
     def _save(self, staged: Staged, ref: weakref.ref[ProcessGroup] | None) -> None:
-        name = staged.name
+        step = staged.step
         try:
             group = there(ref) if ref is not None else None
-            first = group is None or dist.get_rank(group) == 0
-            if first:
-                self._remove(name)  # of an earlier job, unfinished or damaged
-            save(staged.state, storage_writer=staged.writer, process_group=group, no_dist=group is None)
+            name = self._name(step, group)
+            save(
+                staged.state,
+                checkpoint_id=self.path(name),
+                storage_writer=staged.writer,
+                process_group=group,
+                no_dist=group is None,
+            )
         except (Exception, CheckpointException) as error:  # the disk is full, or the iteration is over
-            log.error("the checkpoint of step %d is not finished: %s", name.step, _why(error))
+            log.error("the checkpoint of step %d is not finished: %s", step, _why(error))
             return
-        self.newest = max(self.newest, name.step)
-        if first:
-            log.info("step %d is saved: %s", name.step, self.path(name))
+        self.newest = max(self.newest, step)
+        self.writer.is_done = True
+        if group is None or dist.get_rank(group) == 0:
+            log.info("step %d is saved: %s", step, self.path(name))
             self._tidy(name)
 
+    def _name(self, step: int, group: ProcessGroup | None) -> Name:
+        """The first rank looks at what is there; it tells the others, also where it cannot."""
+        name, fault = Name(NOTHING, step), "rank 0 cannot look into it"
+        if group is None or dist.get_rank(group) == 0:
+            try:
+                with on_disk(self.writer):
+                    self._shelf.set_aside(self._damaged)
+                    name = Name.after((name for name, _ in self._shelf.all()), step)
+            except Exception as error:
+                fault = _why(error)
+        if group is not None:
+            told = torch.tensor([name.branch])
+            dist.broadcast(told, group=group, group_src=0)
+            name = Name(int(told), step)
+        if name.branch == NOTHING:
+            raise LiveStateError(f"{self}: {fault}")
+        return name
+
     def _tidy(self, saved: Name) -> None:
-        """Those before are removed but for the newest ones. What is later is of a future that did not come to be, and
-        stays until this one gets there."""
+        """Those before are removed but for the last ones."""
         try:
-            before = [(name, finished) for name, finished in self._all() if name <= saved]
-            kept = sorted((name for name, finished in before if finished), reverse=True)[: self._keep]
-            for name, _ in before:
-                if name not in kept:
-                    self._remove(name)
+            with on_disk(self.writer):
+                self._shelf.tidy(saved, self.keep)
         except Exception as error:
             log.warning("old checkpoints in %s cannot be removed: %s", self, _why(error))
-
-    def wait(self) -> None:
-        """Until what was begun has ended, well or not."""
-        if self._thread is not None and self._thread.ident is not None:
-            self._thread.join()
-        self._thread = None
 
     # --- loading ----------------------------------------------------------------------------------------------------
 
     def fault(self, name: Name, rank: int, size: int) -> str:
         """What is wrong with this rank's share of the files; empty: nothing."""
-        path = f"{self._root}/{name}"
+        files, path = self._shelf.files, f"{self._shelf.root}/{name}"
         try:
             metadata = _reader(self.path(name)).read_metadata()
-            files = sorted({info.relative_path for info in metadata.storage_data.values()})
+            written = sorted({info.relative_path for info in metadata.storage_data.values()})
             kept: dict[str, Any] = {}
-            for entry in self._files.ls(path, detail=False):
+            for entry in files.ls(path, detail=False):
                 if entry.endswith(SUMS):
-                    kept |= json.loads(self._files.cat_file(entry))
-            for file in files[rank::size]:
+                    kept |= json.loads(files.cat_file(entry))
+            for file in written[rank::size]:
                 if file not in kept:
                     return f"{file} has no checksums"
-                with self._files.open(f"{path}/{file}", "rb") as stream:
+                with files.open(f"{path}/{file}", "rb") as stream:
                     if _sums(stream) != kept[file]:
                         return f"{file} is not what was written"
         except Exception as error:  # whatever pickle, JSON and the file system meet
@@ -287,9 +290,19 @@ class _Summed:
 
     fs: Any
     path: Any
+    beside: Beside
 
     def write_data(self, plan: Any, planner: Any) -> Any:
-        done = super().write_data(plan, planner)  # type: ignore[misc]
+        with on_disk(self.beside):
+            done = super().write_data(plan, planner)  # type: ignore[misc]
+            self._write_sums(plan, done)
+        return done
+
+    def finish(self, metadata: Any, results: Any) -> None:
+        with on_disk(self.beside):
+            super().finish(metadata, results)  # type: ignore[misc]
+
+    def _write_sums(self, plan: Any, done: Any) -> None:
         sums = {}
         for file in sorted({result.storage_data.relative_path for result in done.wait()}):
             with self.fs.create_stream(self.fs.concat_path(self.path, file), "rb") as stream:
@@ -300,7 +313,16 @@ class _Summed:
             with contextlib.suppress(AttributeError, io.UnsupportedOperation):  # it is no file of this host
                 stream.flush()
                 os.fsync(stream.fileno())
-        return done
+
+
+@contextlib.contextmanager
+def on_disk(beside: Beside) -> Iterator[None]:
+    """It is the disk that this one is at."""
+    beside.is_on_disk = True
+    try:
+        yield
+    finally:
+        beside.is_on_disk = False
 
 
 class _Writer(_Summed, FileSystemWriter):
@@ -331,17 +353,6 @@ def _reader(path: str) -> Any:
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader  # noqa: PLC0415
 
     return FsspecReader(path)
-
-
-def _open(folder: str) -> tuple[Any, str]:
-    """The file system, and the path there. Raises OptionError where there is none."""
-    from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # noqa: PLC0415
-
-    try:
-        files, path = url_to_fs(folder)
-    except (ImportError, ValueError) as error:
-        raise OptionError(f"folder={folder!r} cannot be opened: {error}") from error
-    return files, path
 
 
 def _why(error: BaseException) -> str:

@@ -6,7 +6,6 @@ Of each there are two: while one is overwritten the other one is whole. A copy c
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from inprocess.exception import LiveStateError
+from inprocess.live.beside import Beside
 from inprocess.live.plan import NOTHING, Copy, Shard
 from inprocess.live.transfer import Wire
 from inprocess.live.tree import Record, leaves, read
@@ -156,23 +156,16 @@ class Replicator:
         self._kept, self._group = kept, weakref.ref(group)
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         self._to, self._from = (rank + distance) % size, (rank - distance) % size
-        self._thread: threading.Thread | None = None
+        self.sender = Beside("inprocess-replicas")
 
     def begin(self, buffer: Buffer) -> None:
-        """Send this one. It must not change before `wait` returns."""
-        self._thread = threading.Thread(target=self._exchange, args=(buffer,), name="inprocess-replicas", daemon=True)
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Until what was begun has ended, well or not."""
-        if self._thread is not None and self._thread.ident is not None:  # it was interrupted before it began, perhaps
-            self._thread.join()
-        self._thread = None
+        """Send this one. It must not change before the sender has ended."""
+        self.sender.begin(buffer.step, self._exchange, buffer)
 
     def _exchange(self, buffer: Buffer) -> None:
-        numbers = [buffer.shard.index, buffer.shard.count, buffer.step]
         try:
-            buffer.settle()
+            buffer.settle()  # only then it is known which one it is
+            numbers = [buffer.shard.index, buffer.shard.count, buffer.step]
             wire = Wire(there(self._group))
             sent = wire.post_numbers(numbers, self._to)
             sent += wire.post(buffer.record, buffer.header, self._to)

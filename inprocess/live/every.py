@@ -32,6 +32,10 @@ class Every:
     def __bool__(self) -> bool:
         return bool(self._steps or self._seconds)
 
+    def __str__(self) -> str:
+        """As in "about every 30 s"."""
+        return f"about every {self._seconds:g} s" if self._seconds else f"every {self._steps} steps"
+
     def begin(self, step: int) -> None:
         """All ranks are at this step."""
         self._begin, self._next = (step, clock.monotonic()), step + FIRST

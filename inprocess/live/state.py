@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import logging
 import os
 import weakref
@@ -13,12 +14,15 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from inprocess.call_wrapper import CallWrapper
+from inprocess.call_wrapper import CallWrapper, current_call
 from inprocess.exception import InternalError, LiveStateError, OptionError, StateLost
+from inprocess.interpreter import SLICE
 from inprocess.leftovers import keepers
 from inprocess.live import randoms
+from inprocess.live.beside import Beside
 from inprocess.live.copies import Buffer, Copies, Replicator
 from inprocess.live.every import Every
+from inprocess.live.patience import FREE, ON_DISK, TIDY, all_do, all_ready, await_end
 from inprocess.live.plan import NOTHING, Have, Plan, Shard, Source, Where, newest, plan
 from inprocess.live.present import Present
 from inprocess.live.transfer import Wire
@@ -33,6 +37,8 @@ __all__ = ["LiveState"]
 
 log = logging.getLogger("inprocess.live")
 TRANSPORTS = ("group", "http")
+#: of the group for checkpoints: one that times out is of no use any more, and a disk may come back later than that
+NEVER = datetime.timedelta(days=30)
 
 
 class LiveState:
@@ -111,6 +117,7 @@ class LiveState:
         self._replicator: Replicator | None = None
         self._source = ""
         self._disk = _checkpoints(folder, keep)
+        self._is_introduced = False
         #: of the ranks, weakly; None: all
         self._group: weakref.ref[ProcessGroup] | None = None
         #: of its own for checkpoints, on the host; weakly: who has destroyed it has no threads of it left
@@ -168,8 +175,6 @@ class LiveState:
             LiveStateError: something arrived damaged, or does not fit the parts.
         """
         self._call = weakref.ref(call) if call is not None else None
-        if self._replicator is not None:
-            self._replicator.wait()
         before = self._present
         if before.is_changed():
             log.error("parameters were written to after commit(%d): call recover() before what does that", before.step)
@@ -180,9 +185,11 @@ class LiveState:
         step = before.step if had == present.shard or not present.shares(before) else NOTHING
         mine = before.record() if step != NOTHING else None
         wire = self._wire(call, group) if dist.is_initialized() else None
+        self._end_sending(wire)
         self._rank = dist.get_rank(group) if wire is not None else 0
         have = Have(present.shard, step, (*self._copies.held(), *self._kept.held()), present.began, had)
         haves, found, is_newer_there = self._agree(wire, have, call.iteration if call is not None else 0)
+        self._introduce()
         self._begin_groups(group)
         self._begin_saving(haves, shard)
         loaded = self._load(found, wire, present, before) if is_newer_there else None
@@ -196,12 +203,31 @@ class LiveState:
             self._begin(haves)
         for copies in (self._copies, self._kept):
             copies.drop_after(now)
+        if self._disk is not None:
+            self._disk.newest = min(self._disk.newest, now)  # what is newer is of such a future, too
         self._now_at(now, present)
         self._group = weakref.ref(group) if group is not None else None
         for every in (self._copy_every, self._save_every):
             every.begin(now)
         self._say(newest(haves))
         return present.step
+
+    def _introduce(self) -> None:
+        """Say once, on one rank, what is done that nobody may expect."""
+        if self._is_introduced or self._rank:
+            return
+        self._is_introduced = True
+        if self._seed is not None:
+            log.info(
+                "LiveState(seed=%d) seeds the global random generators of Python, NumPy and torch, now and at each "
+                "commit, from the step and the rank; seed=None leaves them alone",
+                self._seed,
+            )
+        if self._disk is not None and self._save_every:
+            said = "checkpoints are written into %s, %s; the last %d stay"
+            log.info(said, self._disk, self._save_every, self._disk.keep)
+        elif self._disk is not None:
+            log.info("checkpoints are read from %s, and none are written: save_every is not given", self._disk)
 
     def _wire(self, call: CallWrapper | None, group: ProcessGroup | None) -> Wire:
         if self._transport == "group":
@@ -306,32 +332,23 @@ class LiveState:
 
     def _load(self, found: Plan | None, wire: Wire | None, present: Present, before: Present) -> int | None:
         """From the newest checkpoint that is whole, where it is newer than what is in memory; its step."""
-        if self._disk is None:
+        disk = self._disk
+        if disk is None:
             return None
-        self._disk.wait()  # it may be removing some
-        newer = self._disk.finished(NOTHING if found is None else found.step)
-        per_rank = _gather(wire, newer)
-        names = self._disk.names(per_rank[0])  # others may not see all of them yet
-        group = self._savers() if self._savers is not None else None
-        for name in names:
-            path, fault = self._disk.path(name), self._disk.fault(name, self._rank, len(per_rank))
-            ills = [ill for (ill,) in _gather(wire, [bool(fault)])]
-            if fault:
-                log.error("rank %d: the checkpoint %s is damaged: %s", self._rank, path, fault)
-            if any(ills):
-                bad = ", ".join(str(number) for number, ill in enumerate(ills) if ill)
-                log.warning("the checkpoint %s is passed over: ranks %s cannot read all of it", path, bad)
-                continue
+        gather = functools.partial(_gather, wire)
+        all_ready(lambda: disk.writer.ended(SLICE), gather, self._shown, TIDY)  # it may be removing some
+        from inprocess.live.search import Search  # noqa: PLC0415  (it imports what writes checkpoints)
+
+        search = Search(disk, self._rank, gather, self._shown, self._atomic)
+        name, damaged = search.newest(found.step if found is not None else None)
+        if name is not None:
             before.tear()
-            self._disk.load(name, present, self._family, group)
-            self._source = f"the checkpoint {path}"
-            return name.step
-        if names and found is None:
-            raise StateLost(
-                f"none of the {len(names)} checkpoints in {self._disk} can be read by all ranks. The folder must be "
-                "the same on all hosts; remove the checkpoints to begin at step 0"
-            )
-        return None
+            disk.load(name, present, self._family, self._savers() if self._savers is not None else None)
+            self._source = f"the checkpoint {disk.path(name)}"
+        if damaged:
+            with self._atomic():
+                disk.found_damaged(damaged, moves=self._rank == 0)
+        return name.step if name is not None else None
 
     def _begin_groups(self, group: ProcessGroup | None) -> None:
         self._replicator = self._savers = None
@@ -344,7 +361,7 @@ class LiveState:
             else:
                 log.warning("replica_distance=%d is no distance among %d ranks: no copy is sent", self._distance, size)
         if self._disk is not None:
-            self._savers = weakref.ref(_on_host(group))
+            self._savers = weakref.ref(_on_host(group, NEVER))
 
     def _begin_saving(self, haves: Sequence[Have], shard: tuple[int, int] | None) -> None:
         self._family = "" if shard is None else f"shard {shard[0]} of {shard[1]}/"
@@ -380,27 +397,69 @@ class LiveState:
         group = self._group() if self._group is not None else None
         return _gather(Wire(group) if dist.is_initialized() else None, numbers)
 
-    def wait(self) -> None:
+    def wait(self, timeout: float = 600.0) -> None:
         """Until the last copy is sent, and the last checkpoint written. Before the process group is destroyed, where
-        ``replica_distance`` or ``save_every`` is set."""
-        if self._replicator is not None:
-            self._replicator.wait()
-        if self._disk is not None:
-            self._disk.wait()
+        ``replica_distance`` or ``save_every`` is set.
+
+        Args:
+            timeout: seconds, for each of the two. What has not ended by then is left to itself, with a warning.
+        """
+        if self._replicator is not None and not await_end(self._replicator.sender, timeout, self._shown):
+            log.warning("rank %d: the last copy has not been sent within %g s; it is given up", self._rank, timeout)
+        if self._disk is not None and not await_end(self._disk.writer, timeout, self._shown):
+            writer = self._disk.writer
+            what = "old checkpoints are being removed" if writer.is_done else f"step {writer.step} is being written"
+            log.warning(
+                "rank %d does not wait for the disk any longer: %s in %s, for %.0f s now. Its thread %s is left to "
+                "itself; look whether the file system answers on all hosts",
+                *(self._rank, what, self._disk, writer.seconds, writer.name),
+            )
+
+    def _end_sending(self, wire: Wire | None) -> None:
+        """Of the iteration before: its group is cut off, so it ends at once, as a rule."""
+        if not self._distance:
+            return
+        sender = self._replicator.sender if self._replicator is not None else Beside("none")
+        all_ready(lambda: sender.ended(SLICE), functools.partial(_gather, wire), self._shown, TIDY)
+        if not sender.ended(0):
+            log.warning("a copy for another rank is still being received, from an earlier iteration; it is dropped")
+            self._kept = Copies()
 
     def _copy(self) -> None:
-        if self._replicator is not None:
-            self._replicator.wait()
+        if self._replicator is not None and not self._is_free(self._replicator.sender, "copy", "to be sent"):
+            return
         buffer = self._copies.take(self._present.record(), self._present.shard, self.step)
         if self._replicator is not None:
             with self._atomic():
                 self._replicator.begin(buffer)
 
     def _save(self, disk: Checkpoints) -> None:
-        disk.wait()
-        staged = disk.stage(self.step, self._iteration, self._present, self._family, self._leads)
+        if not self._is_free(disk.writer, "checkpoint", f"to be written into {disk}"):
+            return
+        staged = disk.stage(self.step, self._present, self._family, self._leads)
         with self._atomic():
             disk.begin(staged, self._savers)
+
+    def _is_free(self, work: Beside, what: str, where: str) -> bool:
+        """Whether the one before has ended, on all ranks. All come to the same answer."""
+        all_ranks = all_do(work, self._tell, self._shown)
+        busy = {rank: doing for rank, doing in enumerate(all_ranks) if doing.state != FREE}
+        if self._rank == 0 and busy and work.skipped & (work.skipped - 1) == 0:  # 1, 2, 4, 8...
+            slow = {rank: doing for rank, doing in busy.items() if doing.state == ON_DISK} or busy
+            first = min(slow.values(), key=lambda doing: doing.step)
+            log.warning(
+                "the %s of step %d is skipped, the %d. in a row: that of step %d takes %d s yet %s, on ranks %s. The "
+                "training goes on. Where this stays so, look at what it waits for there, or have %s_every be longer",
+                *(what, self.step, work.skipped, first.step, first.seconds, where),
+                *(", ".join(map(str, slow)), "save" if what == "checkpoint" else "copy"),
+            )
+        return not busy
+
+    def _shown(self) -> contextlib.AbstractContextManager[object]:
+        """Around a wait that ends by itself: it is no hang, also where the program uses ``ping()``."""
+        call = self._call() if self._call is not None else None
+        runs = call is not None and call is current_call()
+        return call.disable_hang_protection() if call is not None and runs else contextlib.nullcontext()
 
     def _atomic(self) -> contextlib.AbstractContextManager[object]:
         """No restart begins inside."""
@@ -421,10 +480,12 @@ def _gather(wire: Wire | None, numbers: Sequence[int]) -> list[list[int]]:
     return wire.gather(numbers) if wire is not None else [list(numbers)]
 
 
-def _on_host(group: ProcessGroup | None) -> ProcessGroup:
+def _on_host(group: ProcessGroup | None, timeout: datetime.timedelta | None = None) -> ProcessGroup:
     """Another group of these ranks, for threads beside the training."""
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    made: ProcessGroup = dist.new_group(ranks, backend="gloo", use_local_synchronization=group is not None)
+    made: ProcessGroup = dist.new_group(
+        ranks, timeout=timeout, backend="gloo", use_local_synchronization=group is not None
+    )
     return made
 
 
