@@ -25,6 +25,7 @@ import torch.distributed as dist
 from inprocess import clock, groups, nccl
 from inprocess.gloo import shutdown_gloo_connections
 from inprocess.held import held
+from inprocess.logs import get_logger
 from inprocess.state import FrozenState
 
 __all__ = [
@@ -36,7 +37,7 @@ __all__ = [
     "shutdown_gloo_connections",
 ]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 #: seconds that a ladder may take in all
 DEADLINE = 10.0

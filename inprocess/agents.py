@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import logging
 import os
 import socket
 import sys
@@ -19,12 +18,13 @@ from typing import Any, TypeVar
 from inprocess import clock, coordinator, nccl, strict_json
 from inprocess.arbiter import Contact, Contacts
 from inprocess.board import LEASE, Board
-from inprocess.environment import Borrowed, Launch
+from inprocess.environment import Borrowed, Launch, StandardStreams
 from inprocess.exception import OptionError, RestartError, StoreLost, TimeoutError
 from inprocess.failures import Failures
 from inprocess.interpreter import SLICE, pass_time
 from inprocess.interrupt import Interrupter
 from inprocess.job import Job
+from inprocess.logs import get_logger
 from inprocess.monitor_process import MonitorConfig, MonitorProcess
 from inprocess.monitor_thread import Mailbox, MonitorThread, WayIn
 from inprocess.options import Options
@@ -37,7 +37,7 @@ from inprocess.protocol.ops import Verb
 from inprocess.store import Seat, StoreSpec, TCPStore, connect, connect_to, drive, numeric_address, shut_connections
 from inprocess.watch import announce_wrapped
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 T = TypeVar("T")
 #: how long the monitor is listened to before the board is looked at again (seconds); what it says wakes at once
 LOOK = 0.05
@@ -100,7 +100,8 @@ class Agents:
             options.monitor_thread_interval,
             options.barrier_timeout,
         )
-        self.board = Board.create()  # from here on there is something to close
+        self._streams = StandardStreams()  # from here on there is something to close
+        self.board = Board.create()
         before = lost.contact if lost is not None else None
         self.contacts = Contacts(job.prefix, job.host, self._find_standby, before)
         self._monitor = MonitorProcess(config, self.board)
@@ -261,6 +262,7 @@ class Agents:
         store). ``cut``: the MonitorThread waits for something that may never come.
         """
         with contextlib.ExitStack() as stack:  # runs from the last to the first, each even where another raised
+            stack.callback(self._streams.close)
             stack.callback(self.board.close)
             stack.callback(self.environment.restore)
             stack.callback(self._interrupter.restore)

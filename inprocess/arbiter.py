@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import errno
 import json
-import logging
 import math
 import os
 import select
@@ -24,13 +23,14 @@ from typing import Any
 from inprocess import clock
 from inprocess.exception import BadMessage, RestartError
 from inprocess.interpreter import SLICE, await_end
+from inprocess.logs import get_logger
 from inprocess.monitor_config import Lines
 from inprocess.protocol.arbitration import Arbiter
 from inprocess.protocol.messages import Fate, Verdict, Vote, dump, load_verdict, load_vote
 
 __all__ = ["Contact", "Contacts", "Desk"]
 
-log = logging.getLogger("inprocess.arbiter")
+log = get_logger("inprocess.arbiter")
 #: how long making a contact may take, how long an arbiter may take to answer before the next one is asked, how long to
 #: take in that the job is completed, before a rank waits much longer, and how long to read an answer (seconds)
 CONNECT, ANSWER, KNOW, TAKE = 5.0, 2.0, 10.0, 1.0

@@ -1,7 +1,9 @@
-"""The environment variables that tell a process its rank: read, changed for an iteration, put back in the end."""
+"""What a process gets from its launcher: the environment variables that tell its rank, read, changed for an iteration,
+put back in the end; and its standard streams."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -119,3 +121,27 @@ class Borrowed:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+class StandardStreams:
+    """Standard input, output and error lead nowhere, instead of being closed, until `close`.
+
+    What this library and torch open would otherwise get the numbers 0, 1 and 2: what a program prints would go to a
+    store, and a process that is started, such as the monitor, puts streams of its own in their place.
+    """
+
+    def __init__(self) -> None:
+        self._opened: list[int] = []
+        while (fd := os.open(os.devnull, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)) <= 2:
+            os.set_inheritable(fd, True)
+            self._opened.append(fd)
+        os.close(fd)
+
+    def close(self) -> None:
+        """Close those that are still ours; more than once is fine."""
+        null = os.stat(os.devnull)
+        for fd in self._opened:
+            with contextlib.suppress(OSError):  # closed by the program
+                if os.path.samestat(os.fstat(fd), null):
+                    os.close(fd)
+        self._opened.clear()

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import os
 from collections.abc import Callable
 from typing import Any
@@ -27,12 +26,13 @@ from typing import Any
 from inprocess import clock
 from inprocess.etcd_cluster import Cluster, Expired, is_value, put, range_of
 from inprocess.exception import OptionError, TimeoutError
+from inprocess.logs import get_logger
 from inprocess.protocol.messages import Entry
 from inprocess.store import Seat
 
 __all__ = ["Entrance", "Generations", "leave_at_exit"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: how often a process that waits for the others looks whether the generation still stands (seconds)
 LOOK = 1.0
 #: generation -> when its lease is to be kept alive again (monotonic seconds); once for all connections of a process

@@ -5,17 +5,17 @@ One object per call, used by the main thread alone. Whether an error is a repeat
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 
 from inprocess.attribution import Interruption, InterruptionRecord, is_echo
 from inprocess.errors import Portrait
+from inprocess.logs import get_logger
 from inprocess.protocol.book import Book
 from inprocess.protocol.messages import Decision
 
 __all__ = ["Failures"]
 
-log = logging.getLogger("inprocess")
+log = get_logger("inprocess")
 
 #: how many different errors are remembered as told
 TOLD = 64

@@ -25,7 +25,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import logging
 import os
 import re
 import socket
@@ -39,8 +38,9 @@ import torch
 
 from inprocess.groups import is_making, world
 from inprocess.held import held
+from inprocess.logs import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 #: name of Gloo's event threads
 GLOO_THREAD = "gloo_tcp_loop"

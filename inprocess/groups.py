@@ -7,15 +7,15 @@ every group, and when one that hung comes back later, they would clear away the 
 from __future__ import annotations
 
 import functools
-import logging
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from inprocess.interpreter import running_frames
+from inprocess.logs import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 #: functions of torch that make groups
 _MAKERS = frozenset({"_new_process_group_helper", "init_process_group", "new_group"})

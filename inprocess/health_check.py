@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import abc
 import datetime
-import logging
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
+
+from inprocess.logs import get_logger
 
 from . import gpu, nic
 from .exception import HealthCheckError, TimeoutError
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 _NVML_TIMEOUT = 60.0  # seconds for all questions of one check; a driver that is being asked loads a GPU in a few
 
 

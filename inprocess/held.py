@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 import socket
 import sys
@@ -10,7 +9,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-log = logging.getLogger(__name__)
+from inprocess.logs import get_logger
+
+log = get_logger(__name__)
 
 #: seconds that the end of a call waits for the destructors of process groups
 LET_GO = 1.0

@@ -28,11 +28,12 @@ main thread is in the library's or the caller's code: the handler does nothing, 
 few milliseconds later. There is nothing to open or to close, hence nothing to be late for, and it costs nothing
 while nothing happens.
 
-What is not interrupted inside the window: this file's own lines, those of ``atomic`` and of the handler at work on an
-earlier signal, where a raise could leave a lock held, and whatever runs on top of them (a destructor, another handler);
-for the first tenth of a second, the logging module and the two lines with which `threading` takes and gives back the
-lock of a condition, an event, a queue or a thread that starts, for the same reason: that thread would never come up;
-and for ten seconds, an import: a module left half imported stays broken in every later iteration.
+What is not interrupted inside the window: this file's own lines, those of ``atomic``, those that hand over one of this
+library's log lines, and those of the handler at work on an earlier signal, where a raise could leave a lock held, and
+whatever runs on top of them (a destructor, another handler); for the first tenth of a second, the logging module and
+the two lines with which `threading` takes and gives back the lock of a condition, an event, a queue or a thread that
+starts, for the same reason: that thread would never come up; and for ten seconds, an import: a module left half
+imported stays broken in every later iteration.
 
 Losing the signal
 ~~~~~~~~~~~~~~~~~
@@ -92,13 +93,14 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from inprocess import clock
+from inprocess import clock, logs
 from inprocess.errors import in_words
 from inprocess.exception import InternalError, OptionError, RankShouldRestart, RestartAbort, RestartError
+from inprocess.logs import get_logger
 
 __all__ = ["Atomic", "Gate", "Interrupted", "Interrupter", "Outcome", "Raised", "Returned", "let_go"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 #: seconds between two signals while none has been answered: the first, doubled up to the longest
 FIRST_PAUSE = 0.002
@@ -588,7 +590,7 @@ _WHOLE = frozenset(
         Interrupter._reinstall,
         _run_pending,
     )
-)
+) | frozenset(map(id, logs.whole()))
 
 
 # --- judging ------------------------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,10 +28,11 @@ from typing import Any
 
 import torch
 
+from inprocess.logs import get_logger
 from inprocess.referrers import Known, Way, a, holders
 from inprocess.state import FrozenState
 
-log = logging.getLogger("inprocess")
+log = get_logger("inprocess")
 
 MIB = 1 << 20
 #: bytes above the last level that are worth the time of a collection

@@ -41,6 +41,7 @@ from inprocess.interpreter import interpreter, pass_time
 from inprocess.interrupt import Interrupted, Raised, Returned, let_go
 from inprocess.job import Job
 from inprocess.leftovers import leftovers
+from inprocess.logs import get_logger
 from inprocess.monitor_thread import LetIn
 from inprocess.options import Options
 from inprocess.protocol.book import Book
@@ -53,7 +54,7 @@ from inprocess.state import FrozenState, Mode, State
 from inprocess.store import PrefixStore, shut_connections
 from inprocess.watch import announce_nobody_left
 
-log = logging.getLogger("inprocess")
+log = get_logger("inprocess")
 
 T = TypeVar("T")
 #: what torch's stores raise

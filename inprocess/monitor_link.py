@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import logging
 import resource
 import select
 import socket
@@ -22,6 +21,7 @@ from inprocess import clock, coordinator, guardian, joiner, light_torch, policy
 from inprocess.attribution import InterruptionRecord
 from inprocess.board import LEASE, Board
 from inprocess.exception import BadMessage, OptionError, RestartAbort, StoreLost, TimeoutError
+from inprocess.logs import get_logger
 from inprocess.monitor_config import MonitorConfig
 from inprocess.protocol import arbitration
 from inprocess.protocol.book import Book
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-log = logging.getLogger("inprocess.monitor")
+log = get_logger("inprocess.monitor")
 #: how long a finished host waits for the others before it tells its training process not to wait for it (seconds)
 SHORTLY = 0.05
 #: pause before a lost connection is made again, while joining (seconds)

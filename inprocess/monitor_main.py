@@ -11,13 +11,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import logging
 import os
 import queue
 import select
 import signal
 import socket
-import stat
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -25,12 +23,14 @@ from typing import Any, NoReturn
 from inprocess import clock, coordinator, monitor_link, pidfile, policy
 from inprocess.attribution import Interruption, InterruptionRecord, one_line
 from inprocess.board import WATCHED, Board
+from inprocess.logs import get_logger
 from inprocess.monitor_config import Lines, MonitorConfig
+from inprocess.monitor_files import Files
 from inprocess.policy import Snapshot
 
 __all__ = ["Monitor", "main"]
 
-log = logging.getLogger("inprocess.monitor")
+log = get_logger("inprocess.monitor")
 #: sent to whole process groups by people and schedulers; the training process decides what they mean, its monitor stays
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 #: how long a call that has ended waits for a store that was never reached (seconds)
@@ -54,7 +54,7 @@ class Monitor:
         for fd in (training, control.fileno(), self._wake):
             self._poll.register(fd, select.POLLIN)
         self._link = monitor_link.Link(config, board, self.post, predecessor)
-        self._started = start_time(config.training_pid)
+        self._started = pidfile.start_time(config.training_pid)
         self._view = policy.View(config.rank, self._link.limits, config.iteration)
         self._looked = clock.monotonic_ns()
         self._unheard = policy.Unheard(config.heartbeat_timeout)
@@ -132,9 +132,9 @@ class Monitor:
         self._view = self._current_view(now, seen)
         for action in policy.decide(now, seen, self._view):
             if isinstance(action, policy.Report):
-                log.warning("iteration %d: %s", action.iteration, action.record)
                 self._view = dataclasses.replace(self._view, reported=action.iteration)
                 self._link.report(action.iteration, action.record)
+                log.warning("iteration %d: %s", action.iteration, action.record)
             else:
                 self._kill(action)
 
@@ -164,15 +164,16 @@ class Monitor:
         )
 
     def _kill(self, kill: policy.Kill) -> None:
-        log.error("killing the training process %d: %s", self._config.training_pid, kill.record)
         self._view = dataclasses.replace(self._view, killed=True)
         self._killed = kill.record
         if not kill.at_once:
             self._signal(signal.SIGTERM)  # before SIGCONT: a stopped process takes it first thing when it wakes
             self._signal(signal.SIGCONT)
+            log.error("ending the training process %d: %s", self._pid, kill.record)
             if self._dies_within(self._config.termination_grace_time):
                 return
         self._signal(signal.SIGKILL)
+        log.error("killed the training process %d: %s", self._pid, kill.record)
         if not self._dies_within(self._config.termination_grace_time):
             log.error("the kernel does not let go of process %d (a device driver?); it will never run again", self._pid)
             self._on_death()
@@ -326,24 +327,9 @@ class Monitor:
 # --- how a process died ------------------------------------------------------------------------------------------
 
 
-def _stat_fields(pid: int) -> list[str]:
-    """The fields of /proc/<pid>/stat from the third on; empty where there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-
-
-def start_time(pid: int) -> str:
-    """Tells this process from a later one with the same id."""
-    fields = _stat_fields(pid)
-    return fields[19] if fields else ""
-
-
 def how_died(pid: int, started: str) -> str:
     """In words, as far as it can be known: the exit status is there only until the parent has asked for it."""
-    fields = _stat_fields(pid)
+    fields = pidfile.stat_fields(pid)
     if len(fields) < 50 or fields[0] not in "ZX" or fields[19] != started:
         return "the training process ended"
     status = int(fields[49])
@@ -355,60 +341,6 @@ def how_died(pid: int, started: str) -> str:
     return f"killed by signal {signum}"
 
 
-# --- log and pid file: private, and never through a link that somebody else has put there ------------------------
-
-
-def open_log(path: str | None, rank: int) -> None:
-    """Log to this file and let C++ code write to it too; without one, errors go to the inherited stderr."""
-    if path is not None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(path, flags, 0o600)
-        try:
-            # a pipe or a socket that somebody else has put there would block, or tell him
-            if not stat.S_ISREG(mode := os.fstat(fd).st_mode) and not stat.S_ISCHR(mode):
-                raise OSError(f"{path} is not a regular file")
-            os.dup2(fd, 2)
-        finally:
-            os.close(fd)
-    text = f"%(asctime)s.%(msecs)03d monitor of initial rank {rank} [%(process)d] %(levelname)s: %(message)s"
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(text, "%Y-%m-%d %H:%M:%S"))
-    logging.getLogger().addHandler(handler)
-    # without a file only what the training process cannot say itself
-    log.setLevel(logging.ERROR if path is None else logging.INFO)
-
-
-def write_pidfile(path: str, training_pid: int) -> None:
-    """Write this process's id. A file that a dead monitor, or one of the same training process, left is replaced.
-
-    Raises:
-        OSError: it cannot be written, names a live process of another job, or holds something else than a process id.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        other = pidfile.read(path)
-        if other is not None and _is_foreign(other, training_pid):
-            raise FileExistsError(f"{path} names process {other}, which is alive and of another job")
-        os.unlink(path)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w") as file:
-        file.write(f"{os.getpid()}\n")
-
-
-def remove_pidfile(path: str) -> None:
-    """Remove the file unless it is another process's by now."""
-    with contextlib.suppress(OSError):
-        if pidfile.read(path) == os.getpid():
-            os.unlink(path)
-
-
-def _is_foreign(pid: int, training_pid: int) -> bool:
-    """Whether a pid file's process is a live monitor, and not of this training process."""
-    fields = _stat_fields(pid)
-    if not fields or fields[0] in "ZX" or pid == os.getpid() or int(fields[1]) == training_pid:
-        return False
-    return pidfile.is_monitor(pid)
-
-
 # --- the program -------------------------------------------------------------------------------------------------
 
 
@@ -417,21 +349,25 @@ def main(config_fd: int, control: int, board: int, training: int, predecessor: i
     for signum in IGNORED:
         signal.signal(signum, signal.SIG_IGN)
     config = read_config(config_fd)
+    files = Files(config)
     monitor = Monitor(config, Board.attach(board), socket.socket(fileno=control), training, predecessor)
     code = FAILED
     try:
-        if _prepare(config, monitor):
+        if problem := files.open():
+            monitor.tell(failed=problem, option=True)
+        else:
+            log.info("monitor of process %d, iteration %d", config.training_pid, config.iteration)
             code = monitor.run()
         if code == AGAIN:
-            start_again(config_fd, config)
+            start_again(config_fd, config, files)
     except BaseException as error:
-        log.exception("the monitor failed")
         monitor.tell(failed=f"{type(error).__name__}: {error}", option=False)
+        log.exception("the monitor failed")
     finally:
-        if config.pidfile is not None:
-            remove_pidfile(config.pidfile)
-        logging.shutdown()
-        os._exit(code)  # threads that wait inside torch cannot be joined
+        try:
+            files.close()
+        finally:
+            os._exit(code)  # threads that wait inside torch, or for a disk, cannot be joined
 
 
 def read_config(fd: int) -> MonitorConfig:
@@ -440,26 +376,11 @@ def read_config(fd: int) -> MonitorConfig:
         return MonitorConfig.from_json(file.read())
 
 
-def _prepare(config: MonitorConfig, monitor: Monitor) -> bool:
-    name, value = "monitor_process_logfile", config.logfile
-    try:
-        open_log(config.logfile, config.rank)
-        name, value = "monitor_process_pidfile", config.pidfile
-        if config.pidfile is not None:
-            write_pidfile(config.pidfile, config.training_pid)
-    except OSError as error:
-        text = f"{name}={value!r} cannot be written: {error}. Choose a path in a directory that exists and is yours."
-        monitor.tell(failed=text, option=True)
-        return False
-    log.info("monitor of process %d, iteration %d", config.training_pid, config.iteration)
-    return True
-
-
-def start_again(config_fd: int, config: MonitorConfig) -> NoReturn:
+def start_again(config_fd: int, config: MonitorConfig, files: Files) -> NoReturn:
     """Become a fresh program with the same descriptors that imports all of torch."""
     os.ftruncate(config_fd, 0)
     with open(config_fd, "w", closefd=False) as file:
         file.seek(0)
         file.write(dataclasses.replace(config, full_torch=True).to_json())
-    logging.shutdown()
+    files.leave_to_another()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

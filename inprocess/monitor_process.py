@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -47,8 +48,44 @@ _ENVIRONMENT = {"TORCH_CPP_LOG_LEVEL": "FATAL", "OMP_NUM_THREADS": "1", "RES_OPT
 #: a monitor that dies this often within so many seconds will not live
 REPLACEMENTS, PER_SECONDS = 5, 60.0
 
+#: how long one that was killed may take to end (seconds); after that, later calls reap it
+UNKILLABLE = 5.0
+
 #: monitors that stay after the call because others need them: pid -> the port they serve; reaped by later calls
 _lingering: dict[int, int | None] = {}
+
+
+class _Ends:
+    """The descriptors of one monitor: closed once it has been dropped and nobody looks at them any more.
+
+    Otherwise somebody would wait for, or read from, what has got the same number since.
+    """
+
+    def __init__(self, pidfd: int, control: socket.socket) -> None:
+        self.pidfd, self.control = pidfd, control
+        self._lock = threading.Lock()
+        # under the lock: the monitor's own, and one for each thread inside `in_use`
+        self._users = 1
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[bool]:
+        """They stay open meanwhile; False: they are closed already."""
+        with self._lock:
+            is_open = self._users > 0
+            self._users += is_open
+        try:
+            yield is_open
+        finally:
+            if is_open:
+                self.let_go()
+
+    def let_go(self) -> None:
+        """One user less."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                os.close(self.pidfd)
+                self.control.close()
 
 
 class MonitorProcess:
@@ -63,8 +100,8 @@ class MonitorProcess:
         self.config = config
         self._board = board
         self._process: subprocess.Popen[bytes] | None = None
-        self._pidfd = -1
-        self._control: socket.socket | None = None
+        # replaced, never changed: may be read without the lock
+        self._ends: _Ends | None = None
         self._lines = Lines()
         # protects the fields below and reading from the socket
         self._lock = threading.RLock()
@@ -80,10 +117,14 @@ class MonitorProcess:
         """Process id; None where none was started, or it has been reaped."""
         return None if self._process is None else self._process.pid
 
-    @property
-    def pidfd(self) -> int:
-        """Becomes readable when the monitor has died; -1 where there is none. It changes with `replace`."""
-        return self._pidfd
+    @contextlib.contextmanager
+    def pidfd(self) -> Iterator[int]:
+        """Becomes readable when the monitor has died; -1 where there is none. Stays open meanwhile."""
+        if (ends := self._ends) is None:
+            yield -1
+            return
+        with ends.in_use() as is_open:
+            yield ends.pidfd if is_open else -1
 
     @property
     def silence(self) -> float:
@@ -133,7 +174,7 @@ class MonitorProcess:
                 mine.append(os.pidfd_open(os.getpid()))
                 mine += self._predecessor()
                 self._process = _spawn([mine[1], *inherited, *mine[2:]])
-                self._pidfd = os.pidfd_open(self._process.pid)
+                self._ends = _Ends(os.pidfd_open(self._process.pid), ours)
             except (OSError, AttributeError) as error:
                 ours.close()
                 raise RestartError(
@@ -143,7 +184,6 @@ class MonitorProcess:
             finally:
                 for fd in mine:
                     os.close(fd)
-            self._control = ours
             self._started += 1
             self._another.notify_all()
 
@@ -200,16 +240,18 @@ class MonitorProcess:
         """Tell it, and those that may replace it, the id on the ticket of this process."""
         with self._lock:
             self.config = dataclasses.replace(self.config, member=member, roster=(), identified=True)
-            if self._control is not None:
-                with contextlib.suppress(OSError):  # it is dead; the next one reads it from its configuration
-                    self._control.send(json.dumps({"member": member}).encode() + b"\n", socket.MSG_NOSIGNAL)
+            self._tell({"member": member})  # one that is dead: the next one reads it from its configuration
 
     def moves(self) -> None:
         """This process asks an arbiter where the job goes on; no heartbeats any more."""
         with self._lock:
-            if self._control is not None:
-                with contextlib.suppress(OSError):  # it is dead
-                    self._control.send(b'{"moves": true}\n', socket.MSG_NOSIGNAL)
+            self._tell({"moves": True})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        """Under the lock. One that does not read, or is dead, is not waited for."""
+        if self._ends is not None:
+            with contextlib.suppress(OSError):
+                self._ends.control.send(json.dumps(message).encode() + b"\n", socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
     def serves(self, port: int) -> None:
         """It serves the store from now on, on this port: who takes it over one day waits for its end."""
@@ -227,17 +269,20 @@ class MonitorProcess:
 
     def _hear(self, timeout: float = 0.0) -> bool:
         """Take in what it says, waiting up to ``timeout`` seconds for something; False where it is dead."""
-        control, pidfd = self._control, self._pidfd
-        if control is None:
+        if (ends := self._ends) is None:
             return False
+        with ends.in_use() as is_open:
+            return is_open and self._hear_from(ends, timeout)
+
+    def _hear_from(self, ends: _Ends, timeout: float) -> bool:
         poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        poll.register(control, select.POLLIN)
+        poll.register(ends.pidfd, select.POLLIN)
+        poll.register(ends.control, select.POLLIN)
         ready = dict(poll.poll(timeout * 1e3))
         with self._lock:
-            while self._control is control and self._receive(control):
+            while self._ends is ends and self._receive(ends.control):
                 pass
-        return pidfd not in ready
+        return ends.pidfd not in ready
 
     def _receive(self, control: socket.socket) -> bool:
         try:
@@ -261,11 +306,9 @@ class MonitorProcess:
             why: for "failed": the reason, for the others' reports.
         """
         with self._lock:
-            if self._control is None or self._closed:
+            if self._ends is None or self._closed:
                 return
-            message = json.dumps({"bye": how, "why": why[:400]}).encode() + b"\n"
-            with contextlib.suppress(OSError):  # it is dead; seen below
-                self._control.send(message, socket.MSG_NOSIGNAL)
+            self._tell({"bye": how, "why": why[:400]})  # one that is dead is seen below
         deadline = clock.monotonic() + self.config.termination_grace_time
         while self._hear(max(0.0, deadline - clock.monotonic())):
             if linger_ok and "lingering" in self._said:
@@ -292,14 +335,14 @@ class MonitorProcess:
     def _drop(self) -> None:
         if self._process is not None:
             self._process.kill()  # by Popen, which knows whether it has been reaped
-            self._process.wait()
-            self._process = None
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
-        if self._control is not None:
-            self._control.close()
-            self._control = None
+            try:
+                self._process.wait(UNKILLABLE)
+                self._process = None
+            except subprocess.TimeoutExpired:  # the kernel keeps it, for a disk that does not answer
+                self._let_linger()
+        if self._ends is not None:
+            self._ends.let_go()
+            self._ends = None
 
     # --- replacing it ----------------------------------------------------------------------------------------------
 
@@ -362,13 +405,15 @@ def reap_lingering() -> None:
 
 
 def _spawn(descriptors: list[int]) -> subprocess.Popen[bytes]:
-    """``descriptors``: config, control, board, this process, and perhaps a predecessor."""
+    """``descriptors``: config, control, board, this process, and perhaps a predecessor; none of them 0, 1 or 2."""
     numbers = [*descriptors, -1][:5]
     return subprocess.Popen(
         # no site module: it would run the user's start-up files
         [sys.executable, "-S", "-W", "ignore", "-c", _PROGRAM, *map(str, numbers)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
+        # where it was closed when this program began, its number may be that of any file by now
+        stderr=subprocess.DEVNULL if sys.__stderr__ is None else None,
         cwd="/",
         env={**os.environ, **_ENVIRONMENT},
         pass_fds=descriptors,

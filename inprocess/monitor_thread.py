@@ -7,7 +7,6 @@ main thread waits locally, so that the main thread stays interruptible. It never
 from __future__ import annotations
 
 import copy
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,13 +18,14 @@ from inprocess.coordinator import JOINING
 from inprocess.exception import BadMessage, InternalError, RankShouldRestart, RestartAbort, RestartError, StoreLost
 from inprocess.interpreter import SLICE, interpreter
 from inprocess.interrupt import Gate
+from inprocess.logs import get_logger
 from inprocess.protocol.book import Book
 from inprocess.protocol.messages import Decision, Entry, Outcome, Start, Ticket
 from inprocess.store import StoreSpec, connect, connections, cut, drive, shut
 
 __all__ = ["LetIn", "Mailbox", "MonitorThread", "RankShouldRestart", "WayIn"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 #: how long a thread that should end by itself is waited for before its connection is cut (seconds)
 PATIENCE = 2.0

@@ -32,8 +32,9 @@ import torch.distributed as dist
 
 from inprocess import clock
 from inprocess.interpreter import running_frames
+from inprocess.logs import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 RETHROW = "TORCH_NCCL_RETHROW_CUDA_ERRORS"

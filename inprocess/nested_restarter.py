@@ -14,7 +14,7 @@ NestedRestarterAborted            ``terminate``       aborted               this
 
 from __future__ import annotations
 
-import logging
+from inprocess.logs import get_logger
 
 from .abort import Abort
 from .completion import Completion
@@ -29,7 +29,7 @@ __all__ = [
     "NestedRestarterHandlingStarting",
 ]
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 def _tell(state: str) -> None:

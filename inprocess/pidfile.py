@@ -1,11 +1,12 @@
-"""The file that monitor_process_pidfile names: read with care, for another process may have put anything there."""
+"""The file that monitor_process_pidfile names, read with care, for another process may have put anything there; and
+what /proc says of the process that it names."""
 
 from __future__ import annotations
 
 import os
 import stat
 
-__all__ = ["is_monitor", "read"]
+__all__ = ["is_monitor", "read", "start_time", "stat_fields"]
 
 #: part of the command line of each monitor process
 _PROGRAM = b"inprocess.monitor_main"
@@ -40,3 +41,18 @@ def is_monitor(pid: int) -> bool:
             return _PROGRAM in file.read()
     except OSError:
         return False
+
+
+def stat_fields(pid: int) -> list[str]:
+    """The fields of /proc/<pid>/stat from the third on; empty where there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def start_time(pid: int) -> str:
+    """Tells this process from a later one with the same id."""
+    fields = stat_fields(pid)
+    return fields[19] if fields else ""

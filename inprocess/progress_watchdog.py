@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import os
 import select
 import signal
@@ -30,18 +29,18 @@ from typing import Protocol
 from inprocess import fence
 from inprocess.board import WATCHED, Board
 from inprocess.clock import monotonic
+from inprocess.logs import get_logger
 from inprocess.policy import Unheard
 
 __all__ = ["ProgressWatchdog", "Silence"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: after scheduling, how long to stay awake for the answer of a main thread that runs (seconds)
 SOON = 0.02
 
 
 class _Monitor(Protocol):
-    @property
-    def pidfd(self) -> int: ...
+    def pidfd(self) -> contextlib.AbstractContextManager[int]: ...
 
     @property
     def silence(self) -> float: ...
@@ -176,24 +175,28 @@ class ProgressWatchdog(threading.Thread):
         """Sleep; True when it is time to stop."""
         poll = select.poll()
         poll.register(self._stop_fd, select.POLLIN)
-        pidfd = -1 if self._monitor is None else self._monitor.pidfd
-        if pidfd >= 0:
-            poll.register(pidfd, select.POLLIN)
-        # rounded up: poll would otherwise come back a moment too early, and once more
-        ready = {fd for fd, _ in poll.poll(int(seconds * 1e3) + 1)}
+        with self._pidfd() as pidfd:
+            if pidfd >= 0:
+                poll.register(pidfd, select.POLLIN)
+            # rounded up: poll would otherwise come back a moment too early, and once more
+            ready = {fd for fd, _ in poll.poll(int(seconds * 1e3) + 1)}
         if self._stop_fd in ready:
             return True
         if pidfd in ready:
             self._tell_monitor_death()
         return False
 
+    def _pidfd(self) -> contextlib.AbstractContextManager[int]:
+        """Of the monitor, -1 where there is none; it stays open meanwhile."""
+        return contextlib.nullcontext(-1) if self._monitor is None else self._monitor.pidfd()
+
     def _look_at_monitor(self) -> None:
         monitor = self._monitor
         if monitor is None or not self._silence.lasts(self._board.slots[WATCHED], monitor.silence / self._interval):
             return
         log.warning("the monitor process has shown no life for %g s and is killed", monitor.silence)
-        with contextlib.suppress(OSError):  # it has just died; seen by its pidfd
-            signal.pidfd_send_signal(monitor.pidfd, signal.SIGKILL)
+        with contextlib.suppress(OSError), monitor.pidfd() as pidfd:  # it has just died; seen by its pidfd
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
     def _tell_monitor_death(self) -> None:
         self._board.slots[WATCHED] = 0  # a new one has shown nothing yet
@@ -205,8 +208,9 @@ class ProgressWatchdog(threading.Thread):
             self._monitor = None
             return
         # a new pidfd may have the old one's number, so ask the kernel whether somebody replaced it
-        if self._monitor is not None and _has_ended(self._monitor.pidfd):
-            self._monitor = None  # a dead one would wake this thread for ever
+        with self._pidfd() as pidfd:
+            if _has_ended(pidfd):
+                self._monitor = None  # a dead one would wake this thread for ever
 
 
 def _has_ended(pidfd: int) -> bool:

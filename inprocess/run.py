@@ -33,6 +33,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
+from inprocess.environment import StandardStreams
 from inprocess.exception import OptionError
 from inprocess.launcher import arguments, ft_config, limits
 from inprocess.launcher.agent import GROW_VARIABLE, RESTART_VARIABLE, Agent, JobOver, NodeExcluded, Setup
@@ -40,13 +41,14 @@ from inprocess.launcher.control import ControlServer
 from inprocess.launcher.decisions import MIN_HEALTHY
 from inprocess.launcher.meeting import Meeting
 from inprocess.launcher.signals import Signals
+from inprocess.logs import get_logger
 
 __all__ = ["main"]
 
 #: where torch has no option for them
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
-log = logging.getLogger("inprocess.run")  # also as __main__
+log = get_logger("inprocess.run")  # also as __main__
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -56,7 +58,7 @@ def main(given: Sequence[str] | None = None) -> None:
     SystemExit with a message for a wrong option, and where a worker or another node ended the job.
     """
     parsed = arguments.parse(given)
-    with _logging(), _log_directory(parsed):
+    with contextlib.closing(StandardStreams()), _logging(), _log_directory(parsed):
         record(_run)(parsed)
 
 

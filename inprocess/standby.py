@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from inprocess import clock, coordinator, guardian, store
 from inprocess.arbiter import Desk
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.exception import OptionError, StoreLost, TimeoutError
+from inprocess.logs import get_logger
 from inprocess.monitor_config import MonitorConfig
 from inprocess.policy import SILENCE_SHARE
 from inprocess.protocol import arbitration
@@ -24,7 +24,7 @@ from inprocess.protocol.messages import Verdict
 
 __all__ = ["Standby", "keep"]
 
-log = logging.getLogger("inprocess.monitor")
+log = get_logger("inprocess.monitor")
 #: so often within heartbeat_timeout whoever serves a store looks whom it hears
 LOOKS = 10
 

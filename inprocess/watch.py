@@ -12,7 +12,6 @@ import contextlib
 import difflib
 import functools
 import json
-import logging
 import os
 import socket
 import threading
@@ -25,13 +24,14 @@ from inprocess import clock, environment, strict_json
 from inprocess.attribution import one_line
 from inprocess.exception import OptionError, RestartError, TimeoutError
 from inprocess.learned import LearnedTimeouts
+from inprocess.logs import get_logger
 from inprocess.options import seconds
 from inprocess.timeouts import Limit, Limits, Seen
 from inprocess.watch_board import PING, WatchBoard
 
 __all__ = ["ACTIONS", "Action", "Watch", "announce_nobody_left", "announce_wrapped", "ask_launcher", "monitored"]
 
-log = logging.getLogger("inprocess")
+log = get_logger("inprocess")
 
 #: what a launcher can be asked for
 Action = Literal["continue", "exclude_this_node", "shutdown_workload"]

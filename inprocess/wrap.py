@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
+from inprocess import logs
 from inprocess.abort import AbortTorchDistributed
 from inprocess.call_wrapper import CallWrapper
 from inprocess.exception import OptionError
@@ -158,10 +159,13 @@ class Wrapper:
         @functools.wraps(fn)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             job, lost = Job.enter(), None
-            while True:
-                loop = Loop(self._options, self._hooks, injector, fn, args, kwargs, job, lost)
-                value = loop.run()
-                if (lost := loop.lost) is None:
-                    return value
+            try:
+                while True:
+                    loop = Loop(self._options, self._hooks, injector, fn, args, kwargs, job, lost)
+                    value = loop.run()
+                    if (lost := loop.lost) is None:
+                        return value
+            finally:
+                logs.leave()
 
         return wrapped  # type: ignore[return-value]

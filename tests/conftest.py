@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import logging
 import multiprocessing
 import os
 import signal
@@ -13,6 +14,7 @@ from functools import partial
 
 import pytest
 
+from inprocess import logs
 from tests.harness import Run, leaks
 from tests.harness import launch as launching
 
@@ -47,6 +49,7 @@ def nothing_left() -> Iterator[None]:
     take = partial(leaks.Snapshot.take, launching.servers(), launching.server_descriptors())
     before = take()
     yield
+    logs.end(5)
     late = launching.reap(before.children, time.monotonic() + 5)
     take = partial(leaks.Snapshot.take, launching.servers(), launching.server_descriptors())
     left = leaks.settled(before, take, 0.2)
@@ -55,6 +58,22 @@ def nothing_left() -> Iterator[None]:
         left = leaks.settled(before, take, 2.0)
     left += [f"still running: {line}" for line in late]
     assert not left, "left behind by this test:\n" + "\n".join(left)
+
+
+class _Caplog(pytest.LogCaptureFixture):
+    """Lines of the library are written by a thread of their own: waits for it before anything is looked at."""
+
+    @property
+    def handler(self) -> logging.Handler:  # type: ignore[override]
+        logs.end(5)
+        return super().handler
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """pytest's, with all that has been logged."""
+    caplog.__class__ = _Caplog
+    return caplog
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ the workers themselves want. Everything else is torch's: options, rendezvous, lo
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 from dataclasses import dataclass
@@ -29,10 +28,11 @@ from inprocess.launcher.limits import Limits
 from inprocess.launcher.meeting import Meeting, Met
 from inprocess.launcher.processes import Crew, Logs, Process, Recipe, Start, StreamFilters
 from inprocess.launcher.signals import Signals
+from inprocess.logs import get_logger
 
 __all__ = ["Agent", "JobOver", "NodeExcluded", "Setup"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: in the environment of a worker that joins others who run; how often it was started again alone, and at least 1
 RESTART_VARIABLE = "INPROCESS_RESTART"
 #: and in that of one whose rank nobody had before: it makes the job larger

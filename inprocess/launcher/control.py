@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import logging
 import os
 import secrets
 import selectors
@@ -36,13 +35,14 @@ from typing import Any
 from inprocess import clock, environment, strict_json
 from inprocess.attribution import one_line
 from inprocess.launcher.ft_config import Settings
+from inprocess.logs import get_logger
 from inprocess.timeouts import Overdue, decide
 from inprocess.watch import ACTIONS, LONGEST_LINE, LONGEST_REASON
 from inprocess.watch_board import WatchBoard
 
 __all__ = ["ControlServer", "Overdue", "Request"]
 
-log = logging.getLogger("inprocess.launcher")
+log = get_logger("inprocess.launcher")
 
 #: connections that are kept at a time; further ones are closed at once
 MOST_CONNECTIONS = 1024

@@ -20,7 +20,6 @@ they know into the one that a new launcher serves at the same endpoint. Keys, al
 from __future__ import annotations
 
 import json
-import logging
 import os
 import secrets
 import socket
@@ -36,11 +35,12 @@ from inprocess import store as stores
 from inprocess.exception import StoreLost
 from inprocess.launcher.decisions import keep_ranks
 from inprocess.launcher.nodes import DONE, LEFT, LOST, RUNNING, Block, Table
+from inprocess.logs import get_logger
 from inprocess.store import PrefixStore
 
 __all__ = ["Meeting", "Met", "News", "wanted_rank"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: torch's own variable
 NOT_SHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 #: between two signs of life (seconds)

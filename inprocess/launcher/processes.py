@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import logging
 import os
 import select
 import signal
@@ -32,10 +31,11 @@ from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from inprocess import clock
 from inprocess.launcher import limits
 from inprocess.launcher.signals import Signals
+from inprocess.logs import get_logger
 
 __all__ = ["Crew", "Ended", "Process", "Recipe", "StreamFilters"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: how long a process that was killed may take to go (seconds); one that waits for hardware may never
 KILLED = 30.0
 

@@ -9,7 +9,6 @@ runs in a thread (`interruptible`).
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import select
 import signal
@@ -19,9 +18,11 @@ from typing import Any, TypeVar
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from inprocess.logs import get_logger
+
 __all__ = ["Signals"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 T = TypeVar("T")
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import logging
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from inprocess.live.plan import NOTHING
 from inprocess.live.shelf import Name, Shelf
 from inprocess.live.transfer import PIECE, checksum
 from inprocess.live.tree import Record, dotted, leaves, read, replaced, take
+from inprocess.logs import get_logger
 from inprocess.store import first_line
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoints", "Name"]
 
-log = logging.getLogger("inprocess.live")
+log = get_logger("inprocess.live")
 #: the tensor with all that is none
 REST = "inprocess"
 #: how many are tried, should the newest ones be damaged

@@ -5,7 +5,6 @@ Of each there are two: while one is overwritten the other one is whole. A copy c
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,11 +17,12 @@ from inprocess.live.beside import Beside
 from inprocess.live.plan import NOTHING, Copy, Shard
 from inprocess.live.transfer import Wire
 from inprocess.live.tree import Record, leaves, read
+from inprocess.logs import get_logger
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-log = logging.getLogger("inprocess.live")
+log = get_logger("inprocess.live")
 #: each tensor begins at a multiple of this (bytes), so that any type can be read there
 ALIGNED = 64
 

@@ -7,7 +7,6 @@ must not decide alone that it has waited enough: where others take part, all cou
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,10 +15,11 @@ from typing import Any, TypeAlias
 from inprocess import clock
 from inprocess.interpreter import SLICE
 from inprocess.live.beside import Beside
+from inprocess.logs import get_logger
 
 __all__ = ["Doing", "Gather", "Look", "Shown", "all_do", "all_ready", "await_end"]
 
-log = logging.getLogger("inprocess.live")
+log = get_logger("inprocess.live")
 #: what every rank says, by rank
 Gather: TypeAlias = Callable[[Sequence[int]], list[list[int]]]
 #: around a wait: it is no hang

@@ -6,7 +6,6 @@ one, that is given up after a while; where it is not, there is nothing else to d
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +14,12 @@ from inprocess.live.checkpoints import Checkpoints
 from inprocess.live.patience import PATIENCE, Gather, Look, Shown, all_ready
 from inprocess.live.plan import NOTHING
 from inprocess.live.shelf import Name
+from inprocess.logs import get_logger
 from inprocess.store import first_line
 
 __all__ = ["Search"]
 
-log = logging.getLogger("inprocess.live")
+log = get_logger("inprocess.live")
 
 
 class Search:

@@ -27,6 +27,7 @@ from inprocess.live.plan import NOTHING, Have, Plan, Shard, Source, Where, newes
 from inprocess.live.present import Present
 from inprocess.live.transfer import Wire
 from inprocess.live.tree import Record, Stateful, read
+from inprocess.logs import get_logger
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LiveState"]
 
-log = logging.getLogger("inprocess.live")
+log = get_logger("inprocess.live")
 TRANSPORTS = ("group", "http")
 #: of the group for checkpoints: one that times out is of no use any more, and a disk may come back later than that
 NEVER = datetime.timedelta(days=30)

@@ -6,7 +6,6 @@ that fails in the middle interrupts the iteration like any other fault; whoever 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,11 +16,12 @@ import torch.distributed as dist
 from inprocess import clock
 from inprocess.exception import LiveStateError
 from inprocess.live.tree import Record
+from inprocess.logs import get_logger
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-log = logging.getLogger("inprocess.live")
+log = get_logger("inprocess.live")
 #: bytes that are sent at once: so many are under way while the ones before are checked
 PIECE = 1 << 26
 #: seconds between two lines about a long transfer

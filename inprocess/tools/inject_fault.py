@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import enum
 import importlib
-import logging
 import os
 import random
 import signal
@@ -20,11 +19,12 @@ from types import FrameType
 from typing import Any
 
 from inprocess.exception import OptionError
+from inprocess.logs import get_logger
 from inprocess.options import seconds
 
 __all__ = ["Fault", "InjectedException", "inject_fault"]
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 #: longer than any training runs (seconds)
 FOREVER = 1 << 30

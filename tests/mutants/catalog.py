@@ -1081,6 +1081,7 @@ FOLLOWER = (
 )
 
 monitor = _in("monitor_main.py", "tests/threads/test_monitor_process.py")
+files = _in("monitor_files.py", "tests/threads/test_monitor_process.py")
 link = _in("monitor_link.py", "tests/threads/test_monitor_process.py")
 waiting = _in("interpreter.py", "tests/threads/test_watchdog.py")
 starting = _in("monitor_process.py", "tests/threads/test_watchdog.py")
@@ -1126,13 +1127,13 @@ MONITOR = (
         "a rank is not told that the store is gone",
         "            self.tell(store_lost=text)\n",
     ),
-    monitor(
+    files(
         "log_follows_a_link",
         "the log is written through a link that somebody else made",
         "os.O_APPEND | os.O_NOFOLLOW",
         "os.O_APPEND",
     ),
-    monitor(
+    files(
         "pidfile_of_another",
         "another job's pid file is replaced",
         "if other is not None and _is_foreign(other, training_pid):",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import os
@@ -20,7 +21,7 @@ from inprocess.arbiter import Contacts
 from inprocess.board import LEASE, PROGRESS, WATCHED, Board
 from inprocess.finalize import ThreadedFinalize
 from inprocess.monitor_config import MonitorConfig
-from inprocess.monitor_process import MonitorProcess
+from inprocess.monitor_process import MonitorProcess, _Ends
 from inprocess.progress_watchdog import ProgressWatchdog, Silence
 from inprocess.protocol.phases import Phase
 from inprocess.state import FrozenState
@@ -97,8 +98,8 @@ def for_contacts(board: Board) -> bool:
 
 def for_a_monitor(board: Board) -> bool:
     monitor = MonitorProcess(MonitorConfig(member=0, roster=(0,), store="{}"), board)
-    monitor._control, theirs = socket.socketpair()
-    monitor._pidfd = os.pidfd_open(os.getpid())
+    ours, theirs = socket.socketpair()
+    monitor._ends = _Ends(os.pidfd_open(os.getpid()), ours)
     says = threading.Thread(target=lambda: theirs.send(b'{"serving": %d}\n' % is_stamped(board, 3, SOON / 2)))
     says.start()
     with theirs:
@@ -204,10 +205,14 @@ class Monitor:
 
     def start(self) -> None:
         self.process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
-        self.pidfd = os.pidfd_open(self.process.pid)
+        self.fd = os.pidfd_open(self.process.pid)
+
+    @contextlib.contextmanager
+    def pidfd(self) -> Iterator[int]:
+        yield self.fd
 
     def end(self) -> None:
-        os.close(self.pidfd)
+        os.close(self.fd)
         self.process.kill()
         self.process.communicate()
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inprocess import environment, monitor_main, pidfile, strict_json
+from inprocess import environment, monitor_files, pidfile, strict_json
 from inprocess.attribution import Interruption, InterruptionRecord, summary
 from inprocess.board import Board
 from inprocess.exception import InternalError, OptionError
@@ -205,7 +205,7 @@ def test_pid_file(raw: bytes, tmp_path_factory: Any) -> None:
         with contextlib.suppress(OSError):
             assert "has ended already" in wait_daemon(path)
         with contextlib.suppress(OSError):
-            monitor_main.write_pidfile(path, os.getpid())
+            monitor_files.write_pidfile(path, os.getpid())
             assert pidfile.read(path) == os.getpid()
     finally:
         os.unlink(path)
