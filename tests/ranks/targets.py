@@ -5,26 +5,31 @@ A target gets the harness's Context; a body is what is wrapped and gets (context
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import functools
 import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
 
+from inprocess import logs, monitor_process
 from inprocess.tools.inject_fault import Fault, inject_fault
 from tests.harness import faults, leaks
 from tests.harness.child import Context
 from tests.harness.faults import When
 from tests.harness.launch import BEATING, HASTY, KILLING, PATIENT
+from tests.harness.streams import full as full_stream
 
 #: far longer than a test's deadline: whoever waits for this timeout has failed
 LONG = datetime.timedelta(seconds=60)
@@ -216,6 +221,75 @@ def run_blocked(context: Context) -> Any:
 def run_after_point(context: Context) -> Any:
     context.point("before")
     return context.wrap(train)()
+
+
+# --- logs and standard streams
+
+
+class Unread(logging.Handler):
+    """Blocks until the call is over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.over.wait()
+
+
+@contextlib.contextmanager
+def unread(stream: int, handler: logging.Handler) -> Iterator[None]:
+    """Monitors have this standard error, and the log has this handler.
+
+    The standard error of the rank itself stays: torch's C++ code writes to it whenever it connects.
+    """
+    popen = subprocess.Popen
+    monitor_process.subprocess.Popen = lambda *args, **more: popen(*args, **{**more, "stderr": stream})  # type: ignore
+    logging.root.addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.root.removeHandler(handler)
+        subprocess.Popen = popen  # type: ignore[misc]
+
+
+def run_unread(context: Context) -> Any:
+    """With a log that blocks, from before the call until it has ended."""
+    with full_stream() as stream:
+        blocks = Unread()
+        handler = (
+            blocks
+            if context.args.get("blocked") == "handler"
+            else logging.StreamHandler(open(stream, "w", closefd=False))
+        )
+        with unread(stream, handler):
+            logging.getLogger("inprocess").warning("never read")
+            value = context.wrap(train)()
+        writer = logs._queue.writer()
+        assert writer is not None and writer.is_alive(), "the log did not block"
+        blocks.over.set()
+        logs._divert(stream, writer)  # nothing else ends a write into a pipe that its own process holds
+        assert logs.end(20)
+    return value
+
+
+def run_closed(context: Context) -> Any:
+    """Without some of the standard streams, as where the program was started without them."""
+    kept = {number: fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 10) for number in context.args["closed"]}
+    streams = sys.__stdin__, sys.__stdout__, sys.__stderr__
+    for number in kept:
+        os.close(number)
+        setattr(sys, ("__stdin__", "__stdout__", "__stderr__")[number], None)
+    before = sorted(os.listdir("/proc/self/fd"))
+    try:
+        return context.wrap(train)()
+    finally:
+        left = sorted(os.listdir("/proc/self/fd"))
+        sys.__stdin__, sys.__stdout__, sys.__stderr__ = streams
+        for number, copy in kept.items():
+            os.dup2(copy, number)
+            os.close(copy)
+        assert left == before
 
 
 # --- progress and monitors

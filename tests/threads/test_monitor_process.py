@@ -29,6 +29,7 @@ from inprocess.monitor_config import MonitorConfig
 from inprocess.protocol.book import Book
 from inprocess.protocol.messages import Arrival, Kind, Outcome
 from inprocess.protocol.ops import Verb
+from tests.harness.streams import full
 
 #: a ceiling, not a duration (seconds)
 SOON = 30.0
@@ -57,13 +58,14 @@ for line in sys.stdin:
 class Rank:
     """A training process of a test; ``config`` as for MonitorConfig."""
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, stderr: int | None = None, **config: Any) -> None:
         settings = {"monitor_process_interval": 0.05, "heartbeat_interval": 0.05, "rendezvous": "never"}
         self.config = MonitorConfig(**{**settings, **config})
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, self.config.to_json()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *filter(None, sys.path)])},
         )
@@ -670,6 +672,64 @@ def test_log_and_pid_file_are_private_and_the_pid_file_is_removed(base: Base, ra
     kept.do("monitor.bye('completed')")
     assert not pidfile.exists()
     assert "torch imported (light)" in log.read_text()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+def test_a_standard_error_that_nobody_reads_does_not_keep_it_from_killing(base: Base, rank: Make, kind: str) -> None:
+    with full(kind) as stderr:
+        stuck = rank(stderr=stderr, soft_timeout=0.2, hard_timeout=0.6)
+        monitor = stuck.start()
+        base.begin(0, 1)
+        stuck.enter()
+        stuck.tell(HANGS["is stopped"])
+        assert stuck.ended() == -signal.SIGTERM
+        base.end(1, (0, 1))
+        assert base.do(coordinator.await_next(0)).removed == (0,)
+        base.do(coordinator.finish(1, 1, (1,)))
+        stuck.monitor_ended(monitor)
+
+
+#: what the disk does not answer, in the program of the monitor
+DISKS = {
+    "opening the log": "os.open = lambda path, *rest: hang() if path == {log!r} else opened(path, *rest)",
+    "opening the pid file": "os.open = lambda path, *rest: hang() if path == {pid!r} else opened(path, *rest)",
+    "writing": "os.write = lambda fd, data: hang() if b'monitor of' in data else written(fd, data)",
+    "removing the pid file": "os.unlink = lambda path: hang() if path == {pid!r} else unlinked(path)",
+}
+
+
+@pytest.mark.parametrize("disk", DISKS)
+def test_a_disk_that_does_not_answer_does_not_keep_it_from_killing(
+    base: Base, rank: Make, tmp_path: Path, disk: str
+) -> None:
+    log, pid = str(tmp_path / "log"), str(tmp_path / "pid")
+    stuck = rank(logfile=log, pidfile=pid, soft_timeout=0.2, hard_timeout=0.6)
+    lines = [
+        "import os, threading",
+        "hang = lambda: threading.Event().wait()",
+        "opened, written, unlinked = os.open, os.write, os.unlink",
+        DISKS[disk].format(log=log, pid=pid),
+        "from inprocess.monitor_main",
+    ]
+    change = f"('from inprocess.monitor_main', {chr(10).join(lines)!r})"
+    stuck.do(f"monitor_process._PROGRAM = monitor_process._PROGRAM.replace{change}")
+    monitor = stuck.start()
+    base.begin(0, 1)
+    stuck.enter()
+    stuck.tell(HANGS["sleeps"])
+    assert stuck.ended() == -signal.SIGTERM
+    base.end(1, (0, 1))
+    base.do(coordinator.finish(1, 1, (1,)))
+    stuck.monitor_ended(monitor)
+
+
+def test_a_full_disk_does_not_keep_it_from_killing(base: Base, rank: Make) -> None:
+    stuck = rank(logfile="/dev/full", soft_timeout=0.2, hard_timeout=0.6)
+    stuck.start()
+    base.begin(0, 1)
+    stuck.enter()
+    stuck.tell(HANGS["sleeps"])
+    assert stuck.ended() == -signal.SIGTERM
 
 
 OPTIONS = {"logfile": "monitor_process_logfile", "pidfile": "monitor_process_pidfile"}
