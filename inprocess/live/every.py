@@ -33,8 +33,9 @@ class Every:
         return bool(self._steps or self._seconds)
 
     def __str__(self) -> str:
-        """As in "about every 30 s"."""
-        return f"about every {self._seconds:g} s" if self._seconds else f"every {self._steps} steps"
+        if self._seconds:
+            return f"about every {self._seconds:g} s"
+        return "at each step" if self._steps == 1 else f"every {self._steps} steps"
 
     def begin(self, step: int) -> None:
         """All ranks are at this step."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from inprocess.exception import LiveStateError
+from inprocess.interpreter import SLICE
 from inprocess.live.transfer import Shown, Wire, checksum, compare, pieces
 from inprocess.live.tree import Record
 from inprocess.store import address_towards
@@ -52,7 +53,8 @@ class HttpWire(Wire):
         with _Served(record, header, address_towards(self._store)) as served:
             where = json.dumps({"host": served.host, "port": served.port, "token": served.token})
             self._store.set(_key(self.rank, to), where)
-            served.fetched.wait()
+            while not served.fetched.wait(SLICE):  # in slices: it is no hang. A receiver that fails interrupts it
+                pass
             self._store.delete_key(_key(self.rank, to))  # should there be another recover()
 
     def receive_header(self, source: int) -> bytes:
@@ -140,10 +142,11 @@ class _Served:
 
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
-        if not self.fetched.is_set():  # whoever is in the middle of it gets no more
-            for connection in self._connections:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+        # who is in the middle of it gets no more; and nobody's request is waited for, a stranger may never send one
+        how = socket.SHUT_RD if self.fetched.is_set() else socket.SHUT_RDWR
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(how)
         self._server.server_close()
         self._thread.join()
 

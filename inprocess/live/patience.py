@@ -17,7 +17,7 @@ from inprocess.interpreter import SLICE
 from inprocess.live.beside import Beside
 from inprocess.logs import get_logger
 
-__all__ = ["Doing", "Gather", "Look", "Shown", "all_do", "all_ready", "await_end"]
+__all__ = ["Doing", "Gather", "Look", "Shown", "all_do", "all_ready", "await_end", "in_words"]
 
 log = get_logger("inprocess.live")
 #: what every rank says, by rank
@@ -55,17 +55,26 @@ class Doing:
     seconds: int
 
 
-def all_do(work: Beside, gather: Gather, shown: Shown) -> list[Doing]:
-    """By rank. Where all are `FREE` the next one can begin.
+def all_do(work: Beside, gather: Gather, shown: Shown) -> dict[int, Doing]:
+    """What threads have not ended, by rank. Where all have, the next one can begin.
 
-    One that has not ended is waited for, but not at each step again.
+    One that has not is waited for, but not at each step again.
     """
     with shown():
         ended = work.ended(0 if work.skipped else GRACE)
     state = FREE if ended else ON_DISK if work.is_on_disk else BUSY
     found = [Doing(*row) for row in gather([state, work.step, int(work.seconds)])]
-    work.skipped = work.skipped + 1 if any(doing.state for doing in found) else 0
-    return found
+    busy = {rank: doing for rank, doing in enumerate(found) if doing.state != FREE}
+    work.skipped = work.skipped + 1 if busy else 0
+    return busy
+
+
+def in_words(busy: dict[int, Doing], where: str) -> str:
+    """Of ranks that wait for others, and others that wait for the disk, only the latter matter."""
+    slow = {rank: doing for rank, doing in busy.items() if doing.state == ON_DISK} or busy
+    first = min(slow.values(), key=lambda doing: doing.step)
+    ranks = ", ".join(map(str, slow))
+    return f"after {first.seconds} s that of step {first.step} is still being {where}, by ranks {ranks}"
 
 
 def all_ready(

@@ -57,7 +57,7 @@ class Search:
             fault = self._look(lambda name=name: self._disk.fault(name, self._rank, self._size), memory)  # type: ignore[misc]
             if fault is None:
                 return None, damaged
-            bad = [str(rank) for rank, (ill,) in enumerate(self._gather([bool(fault)])) if ill]
+            bad = [str(rank) for rank, (is_bad,) in enumerate(self._gather([bool(fault)])) if is_bad]
             if fault:
                 log.error("rank %d: the checkpoint %s is damaged: %s", self._rank, path, fault)
             if not bad:
@@ -84,7 +84,7 @@ class Search:
         question = Look(self._disk.reader, work, self._atomic)
         limit = None if memory is None else PATIENCE
         if not all_ready(question.ready, self._gather, self._shown, limit, str(self._disk)):
-            said = "%s has not answered for %.0f s: the training goes on at step %s, which is in memory"
+            said = "%s has not answered for %.0f s: the training continues at step %s, which is in memory"
             log.warning(said, self._disk, PATIENCE, memory)
             return None
         try:

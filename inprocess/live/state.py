@@ -22,7 +22,7 @@ from inprocess.live import randoms
 from inprocess.live.beside import Beside
 from inprocess.live.copies import Buffer, Copies, Replicator
 from inprocess.live.every import Every
-from inprocess.live.patience import FREE, ON_DISK, TIDY, all_do, all_ready, await_end
+from inprocess.live.patience import TIDY, all_do, all_ready, await_end, in_words
 from inprocess.live.plan import NOTHING, Have, Plan, Shard, Source, Where, newest, plan
 from inprocess.live.present import Present
 from inprocess.live.transfer import Wire
@@ -427,7 +427,7 @@ class LiveState:
             self._kept = Copies()
 
     def _copy(self) -> None:
-        if self._replicator is not None and not self._is_free(self._replicator.sender, "copy", "to be sent"):
+        if self._replicator is not None and not self._is_free(self._replicator.sender, "copy", "sent"):
             return
         buffer = self._copies.take(self._present.record(), self._present.shard, self.step)
         if self._replicator is not None:
@@ -435,7 +435,7 @@ class LiveState:
                 self._replicator.begin(buffer)
 
     def _save(self, disk: Checkpoints) -> None:
-        if not self._is_free(disk.writer, "checkpoint", f"to be written into {disk}"):
+        if not self._is_free(disk.writer, "checkpoint", f"written into {disk}"):
             return
         staged = disk.stage(self.step, self._present, self._family, self._leads)
         with self._atomic():
@@ -443,16 +443,11 @@ class LiveState:
 
     def _is_free(self, work: Beside, what: str, where: str) -> bool:
         """Whether the one before has ended, on all ranks. All come to the same answer."""
-        all_ranks = all_do(work, self._tell, self._shown)
-        busy = {rank: doing for rank, doing in enumerate(all_ranks) if doing.state != FREE}
-        if self._rank == 0 and busy and work.skipped & (work.skipped - 1) == 0:  # 1, 2, 4, 8...
-            slow = {rank: doing for rank, doing in busy.items() if doing.state == ON_DISK} or busy
-            first = min(slow.values(), key=lambda doing: doing.step)
+        busy = all_do(work, self._tell, self._shown)
+        if busy and self._rank == 0 and work.skipped & (work.skipped - 1) == 0:  # 1, 2, 4, 8...
             log.warning(
-                "the %s of step %d is skipped, the %d. in a row: that of step %d takes %d s yet %s, on ranks %s. The "
-                "training goes on. Where this stays so, look at what it waits for there, or have %s_every be longer",
-                *(what, self.step, work.skipped, first.step, first.seconds, where),
-                *(", ".join(map(str, slow)), "save" if what == "checkpoint" else "copy"),
+                "the %s of step %d is skipped (%d in a row), the training continues: %s. Does it answer there?",
+                *(what, self.step, work.skipped, in_words(busy, where)),
             )
         return not busy
 

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from inprocess import LiveState
 from inprocess.exception import LiveStateError, OptionError, StateLost
-from inprocess.live import checkpoints
+from inprocess.live import checkpoints, shelf
 from inprocess.live.checkpoints import Checkpoints, Name
 
 from .test_live_state import Part, parts, same, setup_module, train, values  # noqa: F401  (setup_module runs here too)
@@ -28,8 +28,10 @@ def begin(folder: Any, to: int = 0, **options: Any) -> tuple[LiveState, torch.nn
     model, optim = parts()
     live = LiveState(model=model, optim=optim, extra=Part([1, "a"]), folder=folder, **options)
     live.recover()
-    train(live, model, optim, to)
     live.wait()
+    for step in range(live.step + 1, to + 1):
+        train(live, model, optim, step)
+        live.wait()  # else one that is due may be left out
     return live, model, optim
 
 
@@ -160,6 +162,63 @@ def test_a_damaged_one_is_written_again(tmp_path: Path) -> None:
     live, again, _ = begin(tmp_path)
     assert live.step == 6
     assert same(values(again), values(model))
+
+
+def usable(folder: Path) -> list[str]:
+    """Those that are whole, of all that count."""
+    disk = Checkpoints(str(folder), 3)
+    return [str(name) for name in disk.names(disk.finished(-1)) if not disk.fault(name, 0, 1)]
+
+
+def last(folder: Path) -> Path:
+    """The one that was written last."""
+    return max(folder.glob("step_*/.metadata"), key=lambda path: path.stat().st_mtime_ns).parent
+
+
+@pytest.mark.parametrize("keep", [2, 3])
+def test_damaged_ones_push_out_no_whole_one(tmp_path: Path, keep: int) -> None:
+    """A job restarts inside its processes, so its iterations count up; then its newest checkpoint is damaged, and all
+    workers are started anew, with iterations from 0. Each life begins in an older iteration than the one before."""
+    for iteration, end in ((2, 6), (1, 7), (0, 8)):
+        model, optim = parts()
+        live = LiveState(model=model, optim=optim, extra=Part(), folder=tmp_path, save_every=1, keep=keep)
+        live.recover(Call(iteration))
+        live.wait()
+        for step in range(live.step + 1, end + 1):
+            train(live, model, optim, step)
+            live.wait()
+        assert len(usable(tmp_path)) == keep
+        flip(last(tmp_path) / "__0_0.distcp", 100)
+    assert begin(tmp_path)[0].step == 7
+
+
+def test_the_order_is_that_of_writing(tmp_path: Path) -> None:
+    """Training went back behind checkpoints that are whole, and saved another one: that counts, not a later step."""
+    begin(tmp_path, 6, save_every=2)
+    _, model, _ = begin(tmp_path / "again", 3, save_every=3)
+    (tmp_path / "again/step_00000003").rename(tmp_path / "step_00000003_b1")
+    live, again, optim = begin(tmp_path, save_every=5)
+    assert live.source == f"the checkpoint {tmp_path}/step_00000003_b1"
+    assert same(values(again), values(model))
+    train(live, again, optim, 4)
+    assert live.recover(Call(5)) == 4  # nor does one that is newer than what is in memory, but of another branch
+    train(live, again, optim, 5)
+    live.wait()
+    assert names(tmp_path) == ["again", "step_00000003_b1", "step_00000005_b1", "step_00000006"]
+
+
+def test_what_is_moved_aside_is_bounded(tmp_path: Path) -> None:
+    """Also where one of the same name was moved aside before."""
+    begin(tmp_path, 3, save_every=1)
+    for step in (4, 4, 5, 6):
+        begin(tmp_path, step, save_every=1)
+        flip(tmp_path / f"step_{step:08d}/__0_0.distcp", 100)
+        begin(tmp_path)
+        assert f"damaged_step_{step:08d}" in names(tmp_path)
+        assert f"step_{step:08d}" not in names(tmp_path)
+    aside = [name for name in names(tmp_path) if name.startswith("damaged_")]
+    assert aside == ["damaged_step_00000005", "damaged_step_00000006"]
+    assert shelf.ASIDE == 2
 
 
 def test_where_all_are_damaged_nobody_begins_at_zero(tmp_path: Path) -> None:

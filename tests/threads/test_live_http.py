@@ -119,3 +119,16 @@ def test_damage_is_noticed(served: _Served, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(live_http, "_content", damaged)
     with pytest.raises(LiveStateError, match="1 of 2 pieces arrived damaged"):
         received(served, served.token)
+
+
+def test_a_stranger_that_says_nothing_holds_nobody() -> None:
+    """Its request is not waited for when the state has been fetched."""
+    record = tree.take(STATE)
+    served = _Served(record, record.header(), "127.0.0.1").__enter__()
+    with socket.create_connection((served.host, served.port)) as stranger:
+        received(served, served.token)
+        done = threading.Thread(target=served.__exit__, args=(None, None, None))
+        done.start()
+        done.join(live_http.SILENCE / 3)
+        assert not done.is_alive()
+        assert stranger.recv(1) == b""
