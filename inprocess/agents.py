@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from inprocess import clock, coordinator, nccl, strict_json
+from inprocess import clock, coordinator, descriptors, nccl, strict_json
 from inprocess.arbiter import Contact, Contacts
 from inprocess.board import LEASE, Board
 from inprocess.environment import Borrowed, Launch, StandardStreams
@@ -121,6 +121,7 @@ class Agents:
     def mailbox(self) -> Mailbox:
         return self.thread.mailbox
 
+    @descriptors.explained("the call of the wrapped function cannot begin")
     def open(self) -> None:
         """Start everything. Raises OptionError for a port that is taken, TimeoutError where nobody serves the store."""
         spec, launch = self._spec, self._job.launch

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from inprocess import clock, coordinator, guardian, joiner, light_torch, policy
+from inprocess import clock, coordinator, descriptors, guardian, joiner, light_torch, policy
 from inprocess.attribution import InterruptionRecord
 from inprocess.board import LEASE, Board
 from inprocess.exception import BadMessage, OptionError, RestartAbort, StoreLost, TimeoutError
@@ -275,8 +275,10 @@ class Link:
             log.warning("%s; starting again with all of torch", error)
             self._post(HalfLoaded())
         except Exception as error:
-            log.exception("thread %s failed", threading.current_thread().name)
-            self._post(Crashed(f"{type(error).__name__}: {error}"))
+            name = threading.current_thread().name
+            shortage = descriptors.shortage(error)
+            log.error("thread %s failed: %s", name, shortage or error, exc_info=not shortage)
+            self._post(Crashed(shortage or f"{type(error).__name__}: {error}"))
 
     def _join(self) -> None:
         # a user's own store class may need all of torch

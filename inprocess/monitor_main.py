@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from inprocess import clock, coordinator, monitor_link, pidfile, policy
+from inprocess import clock, coordinator, descriptors, monitor_link, pidfile, policy
 from inprocess.attribution import Interruption, InterruptionRecord, one_line
 from inprocess.board import WATCHED, Board
 from inprocess.logs import get_logger
@@ -361,8 +361,9 @@ def main(config_fd: int, control: int, board: int, training: int, predecessor: i
         if code == AGAIN:
             start_again(config_fd, config, files)
     except BaseException as error:
-        monitor.tell(failed=f"{type(error).__name__}: {error}", option=False)
-        log.exception("the monitor failed")
+        shortage = descriptors.shortage(error)
+        monitor.tell(failed=shortage or f"{type(error).__name__}: {error}", option=False)
+        log.error("the monitor failed: %s", shortage or error, exc_info=not shortage)
     finally:
         try:
             files.close()

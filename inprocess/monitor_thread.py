@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inprocess import clock, coordinator, joiner
+from inprocess import clock, coordinator, descriptors, joiner
 from inprocess.attribution import ranges
 from inprocess.coordinator import JOINING
 from inprocess.exception import BadMessage, InternalError, RankShouldRestart, RestartAbort, RestartError, StoreLost
@@ -192,8 +192,7 @@ class MonitorThread(threading.Thread):
         except (RestartError, RestartAbort) as error:
             self._fail(error)
         except Exception as error:
-            log.exception("the monitor thread failed")
-            self._fail(InternalError(f"the monitor thread failed: {error!r}"))
+            self._fail(_explained(error))
         finally:
             with self._lock:
                 self._store, self._sockets = None, []
@@ -315,6 +314,13 @@ class MonitorThread(threading.Thread):
         if not self._ending.is_set():
             self._get_out(self._own.iteration)
         self.mailbox.fail(error)
+
+
+def _explained(error: Exception) -> RestartError:
+    if shortage := descriptors.shortage(error):
+        return RestartError(f"the monitor thread failed: {shortage}")
+    log.exception("the monitor thread failed")
+    return InternalError(f"the monitor thread failed: {error!r}")
 
 
 def _report_waiting(book: Book) -> None:

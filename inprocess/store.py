@@ -29,8 +29,8 @@ from torch._C._distributed_c10d import FileStore as _FileStore
 from torch._C._distributed_c10d import PrefixStore as _PrefixStore
 from torch._C._distributed_c10d import TCPStore as _TCPStore
 
-from inprocess import clock, strict_json
-from inprocess.exception import OptionError, StoreLost, TimeoutError
+from inprocess import clock, descriptors, strict_json
+from inprocess.exception import OptionError, RestartError, StoreLost, TimeoutError
 from inprocess.names import ask_briefly
 from inprocess.protocol.messages import Entry
 from inprocess.protocol.ops import Add, Claim, Delete, Exist, Now, Op, Pause, Read, ReadAll, Set, Verb, Wait
@@ -65,9 +65,10 @@ T = TypeVar("T")
 LONGEST_WAIT = 20 * 24 * 3600.0
 #: pause between two attempts to reach a server that is not up yet (seconds): first, and at most
 RETRY = (0.005, 0.1)
-#: half of the first attempt to connect (seconds), which outlasts a name server that does not answer; each is twice
-#: as long as the one before
-ATTEMPT = 0.75
+#: the first attempt to connect (seconds), which outlasts a name server that does not answer, each is twice as long as
+#: the one before; and where a job begins, as the processes of its hosts all start then, and a server may answer late:
+#: torch prints a C++ stack for one that fails
+ATTEMPT, FIRST_ATTEMPT = 1.5, 5.0
 #: how often it is looked meanwhile whether the call has ended (seconds)
 LOOK = 0.25
 #: socket options that Python has no names for
@@ -221,7 +222,7 @@ def _connect_tcp(spec: StoreSpec, timeout: float, stopped: threading.Event) -> A
     deadline = clock.monotonic() + timeout
     while True:
         address = _await_server(spec, deadline, timeout, stopped)
-        base = connect_to(address, spec.port, timeout, stopped)
+        base = connect_to(address, spec.port, timeout, stopped, FIRST_ATTEMPT)
         if spec.silence:
             _limit_silence(address, spec.port, spec.silence)
         if not spec.stale_key or not _holds(base, spec.stale_key):
@@ -237,16 +238,18 @@ def _holds(store: Any, key: str) -> bool:
         return True
 
 
-def connect_to(address: str, port: int, timeout: float, stopped: threading.Event | None = None) -> Any:
+def connect_to(
+    address: str, port: int, timeout: float, stopped: threading.Event | None = None, attempt: float = ATTEMPT
+) -> Any:
     """A client of the TCPStore server at a numeric address (torch's own resolver takes 250 to 1,000 ms for some names).
 
-    Raises StoreLost where whoever listens there does not answer like a TCPStore (torch itself waits for ever then), and
-    where ``stopped`` was set meanwhile.
+    Raises StoreLost where nothing listens there, where what listens does not answer like a TCPStore (torch itself waits
+    for ever then), and where ``stopped`` was set meanwhile; RestartError where this process may open nothing more.
     """
     made: list[Any] = []
     deadline, stopped = clock.monotonic() + timeout, stopped or threading.Event()
     done, given_up = threading.Event(), threading.Event()
-    arguments = (made, done, given_up, address, port, timeout)
+    arguments = (made, done, given_up, address, port, timeout, attempt)
     threading.Thread(target=_construct, args=arguments, name="inprocess-connect", daemon=True).start()
     try:
         # a join that is interrupted takes the thread for one that has ended
@@ -263,6 +266,10 @@ def connect_to(address: str, port: int, timeout: float, stopped: threading.Event
         return made[0]
     if stopped.is_set():
         raise StoreLost(f"gave up connecting to the store at {address}:{port}: the call has ended")
+    if made and (shortage := descriptors.shortage(made[0])):
+        raise RestartError(f"cannot connect to the store at {address}:{port}: {shortage}")
+    if made and isinstance(made[0], StoreLost):
+        raise made[0]
     reason = first_line(made[0]) if made else f"no answer within {timeout:g} s"
     raise StoreLost(
         f"{address}:{port} accepts connections but does not answer like a TCPStore ({reason}). Another program may be "
@@ -271,15 +278,23 @@ def connect_to(address: str, port: int, timeout: float, stopped: threading.Event
 
 
 def _construct(
-    made: list[Any], done: threading.Event, given_up: threading.Event, address: str, port: int, timeout: float
+    made: list[Any],
+    done: threading.Event,
+    given_up: threading.Event,
+    address: str,
+    port: int,
+    timeout: float,
+    attempt: float,
 ) -> None:
     """In short attempts: torch tries again by itself and cannot be told that nobody waits any more."""
     ask_briefly()  # torch looks up the peer's name
-    deadline, patience = clock.monotonic() + max(timeout, 1.0), ATTEMPT
+    deadline, patience = clock.monotonic() + max(timeout, 1.0), attempt / 2
     while not made:
         begun = clock.monotonic()
         patience = min(2 * patience, max(1.0, deadline - begun))
         try:
+            _await_listener(address, port, deadline, given_up)
+            begun = clock.monotonic()
             store = TCPStore(address, port, timeout=timedelta(seconds=patience))
             store.set_timeout(timedelta(seconds=max(timeout, 1.0)))
             made.append(store)
@@ -289,6 +304,23 @@ def _construct(
             if given_up.is_set() or now >= deadline or now - begun < patience:
                 made.append(error)
     done.set()
+
+
+def _await_listener(address: str, port: int, deadline: float, given_up: threading.Event) -> None:
+    """Until something listens there: where nothing does, torch's client prints a C++ stack each time it tries."""
+    pause = RETRY[0]
+    where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
+    while not _listens(where[0], where[4], max(0.01, deadline - clock.monotonic())):
+        if given_up.wait(min(pause, max(0.0, deadline - clock.monotonic()))) or clock.monotonic() >= deadline:
+            raise StoreLost(f"nothing listens at {address}:{port}. {_LOST}")
+        pause = min(pause * 1.5, RETRY[1])
+
+
+def _listens(family: int, where: Any, seconds: float) -> bool:
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.settimeout(min(2.0, seconds))
+        # where nobody listens on a port that may be chosen automatically, a probe can meet itself
+        return probe.connect_ex(where) == 0 and probe.getsockname() != probe.getpeername()
 
 
 def _limit_silence(address: str, port: int, seconds: float) -> None:
@@ -365,13 +397,13 @@ def _await_server(spec: StoreSpec, deadline: float, timeout: float, stopped: thr
     host, port, pause, reason = spec.host, spec.port, RETRY[0], "the server of the call before is still there"
     while clock.monotonic() < deadline:
         try:
-            for family, kind, where in _lookup(host, port):
-                with socket.socket(family, kind) as probe:
-                    probe.settimeout(max(0.01, min(2.0, deadline - clock.monotonic())))
-                    if probe.connect_ex(where) == 0:
-                        return str(where[0])
+            for family, _, where in _lookup(host, port):
+                if _listens(family, where, max(0.01, deadline - clock.monotonic())):
+                    return str(where[0])
             reason = "nothing answers there"
         except OSError as error:  # a name that does not resolve yet (Kubernetes) as much as one that never will
+            if shortage := descriptors.shortage(error):
+                raise RestartError(f"cannot connect to the store at {host}:{port}: {shortage}") from None
             reason = str(error)
         if stopped.wait(min(pause, max(0.0, deadline - clock.monotonic()))):
             raise StoreLost(f"gave up connecting to the store at {host}:{port}: the call has ended")

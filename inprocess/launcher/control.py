@@ -32,7 +32,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from inprocess import clock, environment, strict_json
+from inprocess import clock, descriptors, environment, strict_json
 from inprocess.attribution import one_line
 from inprocess.launcher.ft_config import Settings
 from inprocess.logs import get_logger
@@ -289,7 +289,7 @@ class ControlServer:
             except BlockingIOError:
                 return
             except OSError as error:  # no descriptor is free; the others have to go on
-                log.warning("a worker cannot be heard: %s", error)
+                log.warning("a worker cannot be heard: %s", descriptors.shortage(error) or error)
                 threading.Event().wait(EXHAUSTED)
                 return
             connection = _Connection(accepted, _peer(accepted))

@@ -228,7 +228,7 @@ def test_beyond_patience_it_is_a_clear_error(start: Callable[..., EtcdCluster]) 
     drive(Set("a", "1"), connection)
     cluster.kill()
     begun = time.monotonic()
-    with pytest.raises(StoreLost, match=r"no endpoint of etcd answers \(http://127.*within 0.4 s \(patience\).*refused"):
+    with pytest.raises(StoreLost, match=r"no endpoint of etcd answers \(.*within 0.4 s \(patience\).*refused"):
         drive(Set("a", "2"), connection)
     assert time.monotonic() - begun >= 0.4
 

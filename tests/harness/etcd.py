@@ -77,7 +77,8 @@ class EtcdCluster:
                 door.listen(64)
                 selector.register(door, selectors.EVENT_READ)
             while times > 0:
-                assert (left := deadline - time.monotonic()) > 0, f"{times} connections have not come"
+                left = deadline - time.monotonic()
+                assert left > 0, f"{times} connections have not come"
                 for key, _ in selector.select(left):
                     key.fileobj.accept()[0].close()  # type: ignore[union-attr]
                     times -= 1

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import os
+import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +15,7 @@ import pytest
 
 from inprocess import arbiter
 from inprocess.arbiter import Contacts, Desk
+from inprocess.clock import monotonic
 from inprocess.exception import OptionError
 from inprocess.protocol.arbitration import Arbiter
 from inprocess.protocol.messages import Fate, Verdict, Vote
@@ -349,3 +353,70 @@ def test_the_end_of_a_call_does_not_wait_for_a_host_that_does_not_answer() -> No
         for filler in fillers:
             filler.close()
     assert not mine.some
+
+
+# --- no descriptor left -------------------------------------------------------------------------------------------
+
+
+class Exhausted:
+    """A listener whose accept() fails so often before it works."""
+
+    def __init__(self, listener: socket.socket, number: int, times: int) -> None:
+        self._listener, self._number, self.calls, self._times = listener, number, 0, times
+        self.fileno, self.getsockname, self.close = listener.fileno, listener.getsockname, listener.close
+
+    def accept(self) -> Any:
+        self.calls += 1
+        if self.calls <= self._times:
+            raise OSError(self._number, os.strerror(self._number))
+        return self._listener.accept()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
+def test_accept_is_tried_again_after_a_pause(standby, monkeypatch, caplog, number: int) -> None:
+    """Not at once: the connection stays in the queue. Its member comes in as soon as a descriptor is free."""
+    monkeypatch.setattr(arbiter, "EXHAUSTED", 0.05)
+    made = standby()
+    made.desk.close()
+    listener = Exhausted(socket.create_server(("127.0.0.1", 0)), number, times=3)
+    desk = Desk(listener, "call", 2, made.arbiter, lambda verdict: PORT, made.left.append, made.changed.set)
+    desk.start()
+    begun = monotonic()
+    with socket.create_connection(listener.getsockname(), SOON) as member:
+        member.sendall(b'{"hello": 1, "call": "call"}\n')
+        member.settimeout(SOON)
+        assert member.recv(100) == b'{"ok": true}\n'
+    took = monotonic() - begun
+    desk.close()
+    assert listener.calls == 4
+    assert took >= 3 * 0.05
+    (line,) = [record.getMessage() for record in caplog.records if "cannot reach this standby" in record.getMessage()]
+    assert os.strerror(number) in line or "RLIMIT_NOFILE" in line or "fs.file-max" in line
+
+
+def test_a_real_limit_of_descriptors(standby, monkeypatch, caplog) -> None:
+    """The limit is that of this process, so it is lowered below what is open for as long as the desk needs one more."""
+    monkeypatch.setattr(arbiter, "EXHAUSTED", 0.02)
+    told = threading.Event()
+    monkeypatch.setattr(arbiter.log, "error", functools.partial(_then, arbiter.log.error, told))
+    made = standby()
+    with socket.socket() as member:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = os.dup(member.fileno())  # the lowest free one
+        os.close(lowest)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+            member.connect(made.where)
+            member.sendall(b'{"hello": 1, "call": "call"}\n')
+            assert told.wait(SOON)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        member.settimeout(SOON)
+        assert member.recv(100) == b'{"ok": true}\n'
+    (line,) = [record.getMessage() for record in caplog.records if "cannot reach this standby" in record.getMessage()]
+    assert f"of {lowest} descriptors open (RLIMIT_NOFILE" in line and "ulimit -n" in line
+
+
+def _then(function: Callable[..., None], event: threading.Event, *args: Any) -> None:
+    function(*args)
+    event.set()

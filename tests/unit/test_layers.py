@@ -1,4 +1,5 @@
-"""The rules of docs/design/architecture.md that a reader of the source can check: layers, store keys, the clock."""
+"""The rules of docs/design/architecture.md that a reader of the source can check: layers, store keys, what each port is
+the only one to do."""
 
 from __future__ import annotations
 
@@ -16,6 +17,26 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 KEY = re.compile(
     r"^(\{\}|-?\d+)/(start|end|next|outcome|done|rendezvous|record|abort|wanted)|^(beat|gone)/|^gone#$|^over$|^roster$|^ticket"
 )
+
+
+#: what it does -> (how that looks in a call or an assignment, the files that may), as the architecture document says
+ONLY = {
+    "connect to a TCPStore": (r"TCPStore\(|super\(\)\.__init__, host, number", {"store.py"}),
+    "map memory": (r"mmap\.mmap\(", {"board.py", "watch_board.py"}),
+    "install a signal handler": (
+        r"signal\.signal\(",
+        {"interrupt.py", "monitor_main.py", "launcher/signals.py", "tools/inject_fault.py"},
+    ),
+    "change a variable": (
+        r"os\.environ\.(update|pop|setdefault|clear)\(|os\.environ\[[^]]+\] = |del os\.environ|putenv\(",
+        {"environment.py", "run.py", "launcher/meeting.py"},
+    ),
+}
+
+
+def within(path: Path) -> str:
+    """A file's path inside the package."""
+    return path.relative_to(PACKAGE).as_posix()
 
 
 def layers() -> dict[str, int]:
@@ -49,7 +70,7 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", FILES, ids=within)
 def test_imports_point_to_earlier_layers(path: Path) -> None:
     table = layers()
     assert module(path) in table, f"{path.name} has no layer in docs/design/architecture.md"
@@ -80,6 +101,28 @@ def test_only_the_clock_calls_time() -> None:
         names = {alias.name for node in ast.walk(parsed(path)) if isinstance(node, ast.Import) for alias in node.names}
         names |= {str(node.module) for node in ast.walk(parsed(path)) if isinstance(node, ast.ImportFrom)}
         assert "time" not in names or path.stem == "clock", f"{path.name} imports time; use inprocess.clock"
+
+
+@pytest.mark.parametrize("what", ONLY)
+def test_what_only_some_files_do(what: str) -> None:
+    pattern, files = ONLY[what]
+    code = {within(path): ast.unparse(_without_docstrings(parsed(path))) for path in FILES}
+    assert {file for file, text in code.items() if re.search(pattern, text)} == files
+
+
+def test_the_document_names_the_files_that_alone_do_something() -> None:
+    text = (ROOT / "docs/design/architecture.md").read_text()
+    (section,) = re.findall(r"^## What only some files do\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)
+    for what, (_, files) in ONLY.items():
+        (row,) = (line for line in section.splitlines() if line.startswith(f"| {what} "))
+        assert {f"{name}.py" for name in re.findall(r"`([\w/]+)`", row)} == files
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False):
+            node.body[0] = ast.Pass()
+    return tree
 
 
 def test_pure_files_import_no_port() -> None:

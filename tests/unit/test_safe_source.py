@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from .test_layers import FILES, PACKAGE, parsed
+from .test_layers import FILES, parsed, within
 
 #: modules whose data is code
 MODULES = {"pickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "copyreg", "yaml", "xmlrpc", "tempfile"}
@@ -22,22 +23,25 @@ CALLS = {
     **dict.fromkeys(("mktemp", "tempnam"), "gives a name that others can guess and take"),
     **dict.fromkeys(("umask", "chmod", "fchmod", "chown", "mkfifo", "mknod"), "changes who may read a file"),
 }
-#: (file, call): why it may stay
+#: (file, its path inside the package; call): why it may stay
 REASONS = {
     ("hooks.py", "eval"): "annotations of the user's own function, as Python itself evaluates them",
     ("store.py", "import_module"): "StoreSpec.factory: from the training process, never out of a store",
     ("__init__.py", "import_module"): "names from a table in the file",
     ("light_torch.py", "import_module"): "constant names",
-    ("inject_fault.py", "import_module"): "constant names",
+    ("tools/inject_fault.py", "import_module"): "constant names",
     ("etcd_cluster.py", "import_module"): "constant names",
-    ("tree.py", "torch.load"): "weights_only=True: torch's unpickler that makes tensors, numbers and containers alone",
+    (
+        "live/tree.py",
+        "torch.load",
+    ): "weights_only=True: torch's unpickler that makes tensors, numbers and containers",
     ("compose.py", "__reduce__"): "a user may pickle the hooks; the library does not",
 }
-#: (file, module): why it may be imported
+#: (file, its path inside the package; module): why it may be imported
 IMPORTS = {
-    ("control.py", "tempfile"): "mkdtemp: a folder of mode 0700 for a socket",
+    ("launcher/control.py", "tempfile"): "mkdtemp: a folder of mode 0700 for a socket",
     ("run.py", "tempfile"): "mkdtemp: a folder of mode 0700 for logs",
-    ("ft_config.py", "yaml"): "safe_load, of a file that the user names",
+    ("launcher/ft_config.py", "yaml"): "safe_load, of a file that the user names",
 }
 METHODS = {"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__"}
 
@@ -87,9 +91,9 @@ def _defined(function: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Ite
             yield f"{function.name}: os.open() follows a link, or waits for the other end of a pipe"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_data_is_executed_and_files_are_private(path: object) -> None:
-    assert list(problems(parsed(path), path.name)) == []  # type: ignore[attr-defined, arg-type]
+@pytest.mark.parametrize("path", FILES, ids=within)
+def test_no_data_is_executed_and_files_are_private(path: Path) -> None:
+    assert list(problems(parsed(path), within(path))) == []
 
 
 @pytest.mark.parametrize(
@@ -118,7 +122,18 @@ def test_each_rule_finds_what_it_is_for(source: str, says: str) -> None:
 
 
 def test_no_reason_without_a_case() -> None:
+    sources = {within(path): ast.unparse(parsed(path)) for path in FILES}
     for file, name in REASONS:
-        assert any(f"{name}(" in ast.unparse(parsed(path)) for path in FILES if path.name == file), (file, name)
+        assert f"{name}(" in sources[file], (file, name)
     for file, name in IMPORTS:
-        assert any(f"import {name}" in ast.unparse(parsed(path)) for path in FILES if path.name == file), (file, name)
+        assert f"import {name}" in sources[file], (file, name)
+
+
+def test_a_reason_is_for_one_file_alone() -> None:
+    """Not for others of the same name in other folders."""
+    for file, name in REASONS:
+        text = f"def {name}(self): pass" if name in METHODS else f"{name}(given)"
+        text = f"class A:\n    {text}" if name in METHODS else text
+        assert not list(problems(ast.parse(text), file))
+        assert list(problems(ast.parse(text), f"elsewhere/{file}")), file
+        assert list(problems(ast.parse(text), file.rpartition("/")[2])) or "/" not in file, file
