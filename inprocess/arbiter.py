@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from inprocess import clock
+from inprocess import clock, descriptors
 from inprocess.exception import BadMessage, RestartError
 from inprocess.interpreter import SLICE, await_end
 from inprocess.logs import get_logger
@@ -34,6 +34,9 @@ log = get_logger("inprocess.arbiter")
 #: how long making a contact may take, how long an arbiter may take to answer before the next one is asked, how long to
 #: take in that the job is completed, before a rank waits much longer, and how long to read an answer (seconds)
 CONNECT, ANSWER, KNOW, TAKE = 5.0, 2.0, 10.0, 1.0
+#: for how long nobody is accepted after descriptors ran out (seconds): a connection stays in the queue, and accept()
+#: would fail again at once
+EXHAUSTED = 0.5
 #: longest vote or verdict: the roster of a large job with many gaps (bytes)
 LONGEST = 1 << 22
 #: the other end's kernel says that nobody is there; an unreachable network, say, tells nothing
@@ -72,6 +75,9 @@ class Desk(threading.Thread):
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._guests: dict[int, _Guest] = {}
         self._lost = self._closed = self._refused = False
+        #: when the listener is looked at again; infinite while it is
+        self._open_at = math.inf
+        self._told = False
 
     @property
     def port(self) -> int:
@@ -121,9 +127,12 @@ class Desk(threading.Thread):
         poll.register(self._wake, select.POLLIN)
         poll.register(self._listener, select.POLLIN)
         while not self._closed:
-            wait = self._arbiter.wake_at() - clock.monotonic()
+            wait = min(self._arbiter.wake_at(), self._open_at) - clock.monotonic()
             for fd, _ in poll.poll(None if math.isinf(wait) else max(0.0, wait * 1e3)):
                 self._on_ready(fd, poll)
+            if clock.monotonic() >= self._open_at:
+                self._open_at = math.inf
+                poll.register(self._listener, select.POLLIN)
             if self._lost:
                 self._arbiter.lost(clock.monotonic())
             self._settle()
@@ -135,13 +144,27 @@ class Desk(threading.Thread):
         if fd == self._wake:
             os.eventfd_read(self._wake)
         elif fd == self._listener.fileno():
-            with contextlib.suppress(OSError):  # it has gone again, or there are too many
-                guest = _Guest(self._listener.accept()[0])
-                self._guests[guest.socket.fileno()] = guest
-                poll.register(guest.socket, select.POLLIN)
+            self._accept(poll)
         elif not self._hear(self._guests[fd]):
             poll.unregister(fd)
             self._drop(self._guests.pop(fd))
+
+    def _accept(self, poll: select.poll) -> None:
+        try:
+            guest = _Guest(self._listener.accept()[0])
+        except OSError as error:  # it has gone again, unless there are too many
+            if error.errno in descriptors.EXHAUSTED:
+                poll.unregister(self._listener)
+                self._open_at = clock.monotonic() + EXHAUSTED
+                self._tell(error)
+            return
+        self._guests[guest.socket.fileno()] = guest
+        poll.register(guest.socket, select.POLLIN)
+
+    def _tell(self, error: OSError) -> None:
+        if not self._told:
+            self._told = True
+            log.error("ranks cannot reach this standby: %s", descriptors.shortage(error) or error)
 
     def _hear(self, guest: _Guest) -> bool:
         """Take in what it says; False where it has ended, or is none of ours."""

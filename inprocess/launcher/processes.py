@@ -28,7 +28,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.multiprocessing.subprocess_handler import get_subprocess_handler
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
-from inprocess import clock
+from inprocess import clock, descriptors
 from inprocess.launcher import limits
 from inprocess.launcher.signals import Signals
 from inprocess.logs import get_logger
@@ -201,7 +201,7 @@ class Process(abc.ABC):
         self.send(signal.SIGKILL)
         deadline = clock.monotonic() + KILLED
         while self.poll() is None and clock.monotonic() < deadline:
-            select.select([self._descriptor] if self._descriptor else [], [], [], 0.05)
+            _await_readable(self._descriptor, 0.05)
         if self.poll() is None:
             log.error("pid %d does not go after SIGKILL: it waits for the kernel, perhaps for a device", self.pid)
         self._drop()
@@ -314,6 +314,14 @@ def _bound(numa: Any, local_rank: int, function: Callable[..., Any], *args: Any)
     return _maybe_wrap_with_numa_binding(function, gpu_index=local_rank, numa_options=numa)(*args)
 
 
+def _await_readable(descriptor: int | None, seconds: float) -> None:
+    """Until it is, or the time is over. Not with select(), which takes no descriptor from 1,024 on."""
+    poll = select.poll()
+    if descriptor is not None:
+        poll.register(descriptor, select.POLLIN)
+    poll.poll(seconds * 1e3)
+
+
 def _pidfd(pid: int) -> int | None:
     try:
         return os.pidfd_open(pid)
@@ -333,7 +341,8 @@ class Crew:
         if old := self._processes.get(local_rank):
             old.close()
         kind = _Program if isinstance(self._recipe.entrypoint, str) else _Function
-        process = kind(self._recipe, self._logs, local_rank, restart, start)
+        with descriptors.explained(f"the worker with local rank {local_rank} cannot be started"):
+            process = kind(self._recipe, self._logs, local_rank, restart, start)
         self._processes[local_rank] = process
         return process
 
