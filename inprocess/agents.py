@@ -68,6 +68,7 @@ class Lost:
 class Agents:
     """What one call of a wrapped function needs beside the main thread."""
 
+    @descriptors.explained("the call of the wrapped function cannot begin")
     def __init__(
         self,
         options: Options,

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from inprocess import clock
+from inprocess import clock, descriptors
 from inprocess.board import Board
 from inprocess.coordinator import JOINING
 from inprocess.exception import OptionError, RestartError, StoreLost, TimeoutError
@@ -177,10 +177,11 @@ class MonitorProcess:
                 self._ends = _Ends(os.pidfd_open(self._process.pid), ours)
             except (OSError, AttributeError) as error:
                 ours.close()
-                raise RestartError(
-                    f"cannot start the monitor process with {sys.executable!r}: {error}. It needs Linux 5.3 or later, "
-                    "a Python interpreter that can be executed, and one more process within the limits (ulimit -u)."
-                ) from error
+                reason = descriptors.shortage(error) or (
+                    f"{error}. It needs Linux 5.3 or later, a Python interpreter that can be executed, and one more "
+                    "process within the limits (ulimit -u)."
+                )
+                raise RestartError(f"cannot start the monitor process with {sys.executable!r}: {reason}") from error
             finally:
                 for fd in mine:
                     os.close(fd)

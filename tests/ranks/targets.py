@@ -11,6 +11,7 @@ import fcntl
 import functools
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -290,6 +291,47 @@ def run_closed(context: Context) -> Any:
             os.dup2(copy, number)
             os.close(copy)
         assert left == before
+
+
+# --- limits
+
+
+#: the soft limit of descriptors under which a rank runs out of them (it begins with some 20 to 40)
+FEW = 128
+
+
+def run_out_of_descriptors(context: Context) -> Any:
+    """The victim's function opens all that it may and raises (``left`` is None), or its call begins with that many."""
+    before, taken = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    victim, left = context.args["victim"], context.args["left"]
+
+    def body(context: Context, call: Any) -> list[int]:
+        if context.rank == victim and call.iteration == 0 and left is None:
+            taken.extend(_take_all())
+            raise ValueError("no descriptor is left")
+        return train(context, call)
+
+    try:
+        if context.rank == victim:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, before[1]))
+        if context.rank == victim and left is not None:
+            taken.extend(_take_all())
+            for descriptor in [taken.pop() for _ in range(left)]:
+                os.close(descriptor)
+        return context.wrap(body)()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for descriptor in taken:
+            os.close(descriptor)
+
+
+def _take_all() -> list[int]:
+    taken: list[int] = []
+    while True:
+        try:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            return taken
 
 
 # --- progress and monitors

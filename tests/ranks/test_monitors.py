@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.harness import At, HoldGIL, KillHost, KillMonitor, Raise, When
-from tests.harness.launch import ALONE, BEATING, KILLING
+from tests.harness.launch import ALONE, BEATING, KILLING, PATIENT
 
 from . import checks, targets
 
@@ -69,3 +69,17 @@ def test_the_store_hosts_end_between_two_iterations(launch):
     faults = {At(1, step=1): Raise(when=When("enter", 2)), At(0, 0, "finalize"): KillMonitor()}
     ranks = launch(targets.run_alone, 3, faults=faults, wrapper=ALONE, args={"steps": 10**9}).wait(25)
     checks.failed(ranks, {0: "StoreLost", 1: "StoreLost", 2: "StoreLost"})
+
+
+@pytest.mark.parametrize("left", [None, 0, 4])
+def test_a_rank_without_descriptors_says_so(launch, left):
+    """The limit and the remedy, whichever part of it needs the next one: its MonitorThread, its monitor, a connection.
+    The others go on where they had begun."""
+    args = {"victim": 1, "left": left}
+    wrapper = PATIENT if left is None else targets.IMPATIENT
+    ranks = launch(targets.run_out_of_descriptors, 2, wrapper=wrapper, args=args).wait()
+    assert ranks[1].exception == "RestartError", ranks[1].message
+    for word in (f"of {targets.FEW} descriptors open (RLIMIT_NOFILE", "ulimit -n"):
+        assert word in ranks[1].message, ranks[1].message
+    if left is None:
+        assert ranks[0].value[1:] == [0, 1]
