@@ -122,6 +122,7 @@ def _inprocess(rank: int, fn: Callable[[Call], Any], durations: Mapping[str, Any
         finalize=marks.hook("left"),
         initialize=marks.hook("initialize"),
         rank_assignment=marks.around("assign", order, "assigned"),
+        max_repeats=None,  # the same fault again and again is what is measured
         **durations,
     )(call)
 

@@ -65,6 +65,7 @@ class Rank:
             health_check=marks.around("check", self._check, "healthy"),
             rank_assignment=marks.around("assign", inprocess.rank_assignment.ShiftRanks(), "assigned"),
             initialize=marks.hook("initialize"),
+            max_repeats=None,  # the same fault again and again is what is measured
             **(self._timeouts.options() if self._case.waits else {}),
         )
 

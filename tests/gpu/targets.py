@@ -287,7 +287,7 @@ def check_equal(step: int, tensors: list[torch.Tensor]) -> None:
 
 
 def run_restarts(context: Context) -> Any:
-    return context.wrap(restarts)()
+    return context.wrap(restarts, max_repeats=None)()
 
 
 def restarts(context: Context, call: Any) -> list[int]:

@@ -1175,8 +1175,8 @@ LOOP = (
         "test_exceptions",
         "fault_is_kept_secret",
         "who raised does not tell the others",
-        "if self._interrupt(error, Interruption.EXCEPTION):",
-        "if error:",
+        "counts = self._interrupt(record)",
+        "counts = True",
     ),
     _loop(
         "test_exceptions",

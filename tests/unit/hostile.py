@@ -70,7 +70,11 @@ def arrivals(draw: Any) -> Arrival:
     size = draw(st.integers(1, messages.MAX_RANKS - 1))
     rank = draw(st.integers(0, size - 1))
     if kind is not Kind.RANK:
-        return Arrival(kind, rank, size, by=by, place=draw(st.none() | numbers), fresh=draw(st.booleans()))
+        place, repeats = draw(st.none() | numbers), draw(st.integers(0, 99))
+        flags = {name: draw(st.booleans()) for name in ("fresh", "progressed", "ran")}
+        return Arrival(
+            kind, rank, size, by=by, place=place, repeats=repeats, limit=draw(st.integers(0, repeats)), **flags
+        )
     active = draw(st.integers(1, size))
     return Arrival(kind, rank, size, active, draw(st.none() | st.integers(0, active - 1)), by)
 
@@ -92,7 +96,9 @@ def decisions(draw: Any) -> Decision:
     )
     joined = tuple(sorted({place: (member, place) for member, place in seats.items()}.values()))
     if reason or not joined:
-        return Decision(gone, draw(ascending), found, count, reason, fresh=draw(ascending))
+        flags = {name: draw(st.booleans()) for name in ("progressed", "ran")}
+        counts = {"repeats": draw(st.integers(0, 99)), "pause": draw(st.integers(0, messages.LONGEST_PAUSE))}
+        return Decision(gone, draw(ascending), found, count, reason, fresh=draw(ascending), **counts, **flags)
     fresh = tuple(sorted(place for _, place in joined))
     free = tuple(sorted(draw(st.sets(st.integers(0, 9), max_size=3)).difference(fresh)))
     return Decision(gone, free, found, count, "", joined, 10, fresh)
@@ -165,6 +171,7 @@ _FIELDS = (
     *("kind", "rank", "world_size", "active_world_size", "active_rank", "by", "go", "completed", "cause", "removed"),
     *("place", "fresh", "joined", "places", "members", "iteration", "closed"),
     *("terminated", "records", "record_count", "abort", "interruption", "initial_rank", "message", "where"),
+    *("pings", "repeats", "limit", "pause", "progressed", "ran"),
 )
 objects = st.dictionaries(st.sampled_from(_FIELDS), json_values, max_size=6)
 anything = (

@@ -8,7 +8,7 @@ import pytest
 
 from inprocess.attribution import Interruption, InterruptionRecord, summary
 
-FULL = InterruptionRecord(2, Interruption.EXCEPTION, 3, "ValueError: loss is nan", "train.py:41 in step")
+FULL = InterruptionRecord(2, Interruption.EXCEPTION, 3, "ValueError: loss is nan", "train.py:41 in step", 7)
 
 
 @pytest.mark.parametrize("record", [FULL, *(InterruptionRecord(0, kind) for kind in Interruption)])
@@ -54,6 +54,8 @@ def test_long_texts_are_cut() -> None:
         ({"interruption": ["exception"]}, "interruption"),
         ({"message": None}, "message"),
         ({"where": 3}, "where"),
+        ({"pings": -1}, "pings"),
+        ({"pings": True}, "pings"),
         ({"who": 3}, "who"),
         ({1: 3}, "1"),
     ],

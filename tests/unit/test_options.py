@@ -109,3 +109,14 @@ def test_enabled_is_a_flag() -> None:
     assert not Options.build(enabled=False).enabled
     with pytest.raises(OptionError, match="enabled=0"):
         Options.build(enabled=0)
+
+
+@pytest.mark.parametrize("value", [True, False, 0, -1, 2.0, "10", 1_000_001])
+def test_max_repeats_is_a_count_or_none(value: object) -> None:
+    with pytest.raises(OptionError, match=f"max_repeats={value!r} must be an integer from 1"):
+        Options.build(max_repeats=value)
+
+
+def test_max_repeats() -> None:
+    assert [Options.build(max_repeats=value).max_repeats for value in (None, 1, 3)] == [None, 1, 3]
+    assert Options.build().max_repeats == 10

@@ -1,0 +1,171 @@
+"""The rule of the same error again and again, as tables."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.coordinator import alive
+from inprocess.protocol.book import Book
+from inprocess.protocol.messages import LONGEST_PAUSE, Arrival, Decision, Kind
+from inprocess.protocol.repeats import Finding, Row, find, pause
+from inprocess.protocol.rounds import decide_end
+
+A = InterruptionRecord(0, Interruption.EXCEPTION, message="NameError: x", where="train.py:7 in train", pings=3)
+ECHO = InterruptionRecord(
+    1, Interruption.EXCEPTION, message="RuntimeError: Connection closed by peer", where="c10d.py:9 in all_reduce"
+)
+DEATH = InterruptionRecord(1, Interruption.TERMINATED, message="killed by SIGKILL")
+JOIN = InterruptionRecord(1, Interruption.JOINED)
+HANG = InterruptionRecord(1, Interruption.SOFT_TIMEOUT)
+LEFT = InterruptionRecord(1, Interruption.BASE_EXCEPTION, message="KeyboardInterrupt")
+
+
+def other(**fields: object) -> InterruptionRecord:
+    return dataclasses.replace(A, **fields)  # type: ignore[arg-type]
+
+
+def after(*decisions: Decision) -> Row:
+    row = Row()
+    for decision in decisions:
+        row = row.after(decision)
+    return row
+
+
+def said(repeats: int = 0, limit: int = 0, progressed: bool = False, ran: bool = False) -> Arrival:
+    return Arrival(Kind.ALIVE, 0, 2, repeats=repeats, limit=limit, progressed=progressed, ran=ran)
+
+
+@pytest.mark.parametrize(
+    ("record", "count"),
+    [
+        (A, 3),
+        (other(rank=5, initial_rank=6), 3),  # on any rank
+        (other(message="NameError: y"), 3),  # the words may hold a number or an address
+        (other(message="ValueError: x"), 1),
+        (other(message="NameErrors: x"), 1),
+        (other(where="train.py:8 in train"), 1),
+        (other(pings=4), 1),
+        (ECHO, 1),
+    ],
+    ids=["the same", "another rank", "other words", "type", "longer type", "line", "pings", "echo"],
+)
+def test_what_is_the_same_error(record: InterruptionRecord, count: int) -> None:
+    row = after(Decision(records=(ECHO, A), record_count=2, repeats=2))
+    assert row.count_with(record) == count
+
+
+def test_the_first_error_is_none_that_came_before() -> None:
+    assert Row().count_with(A) == 1
+
+
+def test_any_of_several_that_raised() -> None:
+    row = after(Decision(records=(A, other(where="b.py:1 in f")), record_count=2, repeats=4))
+    assert [row.count_with(A), row.count_with(other(where="b.py:1 in f"))] == [5, 5]
+
+
+def test_only_the_one_before_counts() -> None:
+    row = after(
+        Decision(records=(A,), record_count=1, repeats=4),
+        Decision(records=(other(pings=9),), record_count=1, repeats=1),
+    )
+    assert (row.count, row.count_with(A)) == (1, 1)
+
+
+def test_an_echo_counts_where_there_is_nothing_else() -> None:
+    """A network that fails at the same place again and again."""
+    assert after(Decision(records=(ECHO,), record_count=1, repeats=1)).count_with(ECHO) == 2
+
+
+@pytest.mark.parametrize(
+    ("decision", "count", "same", "progressed"),
+    [
+        (Decision(records=(DEATH,), record_count=1), 4, 5, False),
+        (Decision(records=(JOIN, A), record_count=2, joined=((1 << 20, 1),), places=2), 4, 5, False),
+        (Decision(records=(A,), record_count=1, progressed=True), 0, 1, True),
+        (Decision(records=(DEATH,), record_count=1, progressed=True), 0, 1, True),
+        (Decision(ran=True), 4, 5, True),
+        (Decision(records=(A,), record_count=1, repeats=5, ran=True), 5, 6, True),
+    ],
+    ids=["death", "join", "progress", "progress, then a death", "known from others", "again"],
+)
+def test_what_a_verdict_makes_of_a_row(decision: Decision, count: int, same: int, progressed: bool) -> None:
+    row = after(Decision(records=(A,), record_count=1, repeats=4), decision)
+    assert (row.count, row.count_with(A), row.progressed) == (count, same, progressed)
+
+
+def test_a_call_that_progressed_once_has_done_so_for_ever() -> None:
+    row = after(Decision(progressed=True), *[Decision(records=(A,), record_count=1, repeats=n) for n in (1, 2)])
+    assert row.progressed
+    assert row.count == 2
+
+
+@pytest.mark.parametrize(
+    ("entries", "records", "found"),
+    [
+        ([said(), said(2)], [A], (2, 0, False, False)),
+        ([said(3), said(1)], [A, ECHO], (3, 50, False, False)),
+        ([said(3, ran=True), said()], [A], (3, 50, False, True)),
+        ([said(3), said(progressed=True)], [A], (0, 0, True, False)),
+        ([said(9), said()], [A, DEATH], (0, 0, False, False)),
+        ([said(9), said()], [JOIN, A], (0, 0, False, False)),
+        ([said(9), said()], [HANG, A], (0, 0, False, False)),
+        ([said(9), said()], [LEFT, A], (0, 0, False, False)),
+        ([said(), said()], [], (0, 0, False, False)),
+        ([said(), said()], [A], (0, 0, False, False)),  # max_repeats=None
+        ([said(4, limit=3, ran=True)], [A], (4, LONGEST_PAUSE, False, True)),
+        ([], [], (0, 0, False, False)),
+    ],
+)
+def test_an_end_round(entries: list[Arrival], records: list[InterruptionRecord], found: tuple[object, ...]) -> None:
+    assert find(entries, records) == Finding(*found, "")  # type: ignore[arg-type]
+
+
+def test_the_end_of_a_call_that_never_progressed() -> None:
+    found = find([said(10, limit=10), said()], [A, ECHO])
+    assert (found.repeats, found.ran) == (10, False)
+    for part in (
+        "10 times in a row",
+        "max_repeats=10",
+        "rank 0",
+        "NameError: x",
+        "train.py:7",
+        "None",
+        "Fix the error",
+    ):
+        assert part in found.abort
+    assert "peer" not in found.abort
+
+
+def test_progress_of_another_rank_in_the_last_iteration_counts() -> None:
+    assert not find([said(10, limit=10), said(progressed=True)], [A]).abort
+    assert not find([said(10, limit=10), said(ran=True)], [A]).abort
+
+
+def test_nobody_joins_a_job_that_ends() -> None:
+    arrivals = {0: dataclasses.replace(said(10, limit=10), rank=0, world_size=1)}
+    assert decide_end(arrivals, [A], 1).abort
+
+
+@pytest.mark.parametrize(
+    ("count", "milliseconds"),
+    [(0, 0), (1, 0), (2, 0), (3, 50), (4, 100), (5, 200), (6, 400), (9, 3200), (10, 5000), (11, 5000), (9999, 5000)],
+)
+def test_pauses(count: int, milliseconds: int) -> None:
+    assert pause(count) == milliseconds
+
+
+@pytest.mark.parametrize(("repeats", "limit", "shown"), [(9, 10, 0), (10, 10, 10), (12, 10, 10), (99, None, 0)])
+def test_a_member_says_when_its_limit_is_reached(repeats: int, limit: int | None, shown: int) -> None:
+    entry = alive(Book.founder(0, range(2), 2), repeats=repeats, limit=limit)
+    assert (entry.repeats, entry.limit) == (repeats, shown)
+
+
+def test_a_member_says_that_an_iteration_before_progressed() -> None:
+    book = Book.founder(0, range(2), 2)
+    assert not alive(book).ran
+    book.apply(Decision(progressed=True))
+    assert alive(book).ran
+    assert not alive(book).progressed
