@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .compose import Compose
-from .exception import OptionError, RestartError
+from .exception import OptionError
 from .rank_assignment import RankAssignmentCtx, RankFilter, ShiftRanks, Tree
 from .rank_assignment.base import activate_all
 from .rank_filter import RankFilter as OlderRankFilter
@@ -67,7 +67,7 @@ def adapt_rank_assignment(fn: Callable[..., Any], rank_filter: Callable[..., Any
         OptionError: as for `adapt`, or when Tree is composed with something else.
 
     The adapted assignment raises TypeError when a part returns something of the wrong type, OptionError when the
-    numbers do not fit, RestartError when no rank is active, and whatever the parts raise (RankDiscarded among others).
+    numbers do not fit, and whatever the parts raise (RankDiscarded among others).
     """
     parts = fn.parts if isinstance(fn, Compose) else (fn,)
     filters = () if rank_filter is None else rank_filter.parts if isinstance(rank_filter, Compose) else (rank_filter,)
@@ -213,8 +213,6 @@ def _check_result(state: State) -> None:
             f"rank_assignment gave active_world_size={state.active_world_size} of world_size={state.world_size}: "
             "at most all ranks can be active"
         )
-    if state.active_world_size == 0:
-        raise RestartError(f"rank_assignment leaves none of {state.world_size} ranks active: the job cannot go on")
     active = state.active_rank
     fits = state.mode is not Mode.ACTIVE if active is None else 0 <= active < state.active_world_size
     if not fits or (active is not None and state.mode is not Mode.ACTIVE):

@@ -52,6 +52,7 @@ from inprocess.protocol.rounds import seat
 from inprocess.rank_assignment import RankAssignmentCtx
 from inprocess.state import FrozenState, Mode, State
 from inprocess.store import PrefixStore, shut_connections
+from inprocess.story import Story
 from inprocess.watch import announce_nobody_left
 
 log = get_logger("inprocess")
@@ -145,6 +146,8 @@ class Loop:
         self._has_returned = False
         self._interrupted_at = 0.0 if since is None else since.at
         self._size_before = 0 if since is None else since.active_world_size
+        #: restarts that are still to be logged; over another store iteration 0 is one
+        self._story = Story(0 if since is None else -1)
         #: the loss of the store
         self._loss: StoreLost | None = None
         #: the call goes on in another loop, over another store
@@ -267,6 +270,8 @@ class Loop:
             log.warning("%s: the job completed before there was a place for this process", _who(self._state))
             return Event.COMPLETED
         self._agents.connect(timeout)
+        if not entered.was_founder:
+            self._story.join(self._book.iteration + 1)
         self._next_iteration(let_in.decision)
         return Event.OK
 
@@ -275,7 +280,7 @@ class Loop:
         address = self._take("rendezvous", self._book.iteration, self._options.barrier_timeout, _no_rendezvous)
         if address == "-":
             self._agents.thread.assigned.set()
-            return Event.NO_START
+            return self._not_started()
         self._rendezvous = self._agents.numeric(address)
         if len(self._book.known) > 1:
             self._agents.await_lease(self._book.iteration, self._options.barrier_timeout)
@@ -298,7 +303,7 @@ class Loop:
         except (DIST_ERROR, StoreLost):
             # the iteration's store was shut down while the assignment talked over it?
             if (start := self._agents.mailbox.take("start", self._book.iteration, VERDICT)) and not start.go:
-                return Event.NO_START
+                return self._not_started()
             raise
         finally:
             self._agents.thread.assigned.set()
@@ -307,13 +312,13 @@ class Loop:
     def _start(self) -> Event:
         proposed = self._proposed
         if self._book.last.pause and self._paused(self._book.last.pause / 1e3):
-            return Event.NO_START
+            return self._not_started()
         self._arrived = True
         place = (proposed.rank, proposed.world_size, proposed.active_world_size, proposed.active_rank)
         self._do(coordinator.start_round(self._book, Arrival(Kind.RANK, *place)))
         start = self._take("start", self._book.iteration, self._options.barrier_timeout, self._name_missing("start"))
         if not start.go:
-            return Event.NO_START
+            return self._not_started()
         self._book.started(proposed.rank, proposed.world_size)
         self._state = self._placed = proposed
         self._agents.board.place(proposed.rank, self._is_reserve())
@@ -338,6 +343,10 @@ class Loop:
             self._interrupted_at += clock.monotonic() - begin
         return start is not None and not start.go
 
+    def _not_started(self) -> Event:
+        self._note_interruption()
+        return Event.NO_START
+
     def _enter_iteration(self) -> None:
         state = self._state
         self._call._begin(state)
@@ -348,7 +357,13 @@ class Loop:
         self._agents.environment.show(state.active_rank, state.active_world_size, *self._rendezvous)
 
     def _initialize(self) -> Event:
-        return self._in_window(self._initialize_with_enough)
+        event = self._in_window(self._initialize_with_enough)
+        if event is Event.OK and not self._placed.active_world_size:
+            raise RestartError(
+                f"rank_assignment leaves none of {self._placed.world_size} ranks active. "
+                "initialize=RetryController(wait_for_replacement=...) would wait for processes that join."
+            )
+        return event
 
     def _initialize_with_enough(self) -> None:
         try:
@@ -369,10 +384,11 @@ class Loop:
         free = ranges(
             set(range(max(self._job.world_size, *[place + 1 for place in book.taken]))).difference(book.taken)
         )
+        told = self._story.tell(self._job.before)
         log.log(
-            logging.WARNING if self._state.active_rank == 0 else logging.DEBUG,
-            "%s; %d ranks are too few: waiting %.0f s for processes that replace initial ranks %s",
-            summary(book.last.records, book.last.record_count),
+            self._level(),
+            "%s%d ranks are too few: waiting %.0f s for processes that replace initial ranks %s",
+            f"{told}; " if told else "",
             len(book.roster),
             patience,
             free,
@@ -390,9 +406,9 @@ class Loop:
     def _run(self) -> Event:
         interpreter.relax()
         self._failures.drop()
+        self._log_restart()
         if self._is_reserve():
             return self._await_outcome(None)
-        self._log_restart()
         leftovers.enter()
         set_current(self._call)
         begin = clock.monotonic()
@@ -498,6 +514,7 @@ class Loop:
         self._book.apply(decision)
         if not self._book.included:
             raise Fenced(f"{_who(self._state)} was declared dead by the others and must not run again")
+        self._story.note(self._book.iteration, self._why(decision))
         self._has_returned = False
         self._store = self._value = None
         self._call._count_anew()
@@ -677,19 +694,26 @@ class Loop:
             self._interrupted_at = clock.monotonic()
             self._size_before = self._state.active_world_size
 
+    def _level(self) -> int:
+        """What all ranks know is logged once, by the first rank."""
+        first = self._placed.active_rank == 0 or (self._placed.active_world_size == 0 and self._placed.rank == 0)
+        return logging.WARNING if first else logging.DEBUG
+
     def _log_restart(self) -> None:
-        """One line for every restart, on the first rank."""
-        if not self._interrupted_at:
+        """One line for every restart, on the first rank; that may be a process that has just joined."""
+        since, self._interrupted_at = self._interrupted_at, 0.0
+        if not (told := self._story.tell(self._job.before)):
             return
-        took, self._interrupted_at = clock.monotonic() - self._interrupted_at, 0.0
-        why = summary(self._book.last.records, self._book.last.record_count)
+        now, before = self._placed.active_world_size, self._size_before
+        size = f"{now} ranks go on{f', {before} before' if before else ''}"
+        size = f"{now} of {before} ranks go on" if now <= before else size
+        took = f" after {(clock.monotonic() - since) * 1e3:.0f} ms" if since else ""
+        log.log(self._level(), "%s; %s%s", told, size, took)
+
+    def _why(self, decision: Decision) -> str:
         if self._job.moved and self._book.iteration == 0:
-            why = "the host of the store was lost"
-        level = logging.WARNING if self._state.active_rank == 0 else logging.DEBUG
-        now, before = self._state.active_world_size, self._size_before
-        size = f"{now} of {before} ranks go on" if now <= before else f"{now} ranks go on, {before} before"
-        number = self._job.before + self._book.iteration
-        log.log(level, "restart %d: %s; %s after %.0f ms", number, why, size, took * 1e3)
+            return "the host of the store was lost"
+        return summary(decision.records, decision.record_count)
 
 
 def _nothing() -> None:

@@ -131,7 +131,7 @@ class Start:
     """The start round's verdict."""
 
     go: bool
-    #: number of ranks that call the function (0 where ``go`` is false)
+    #: number of ranks that call the function; 0 where ``go`` is false, or where all are reserves that wait
     active_world_size: int = 0
 
 
@@ -324,7 +324,7 @@ def _has_a_place(arrival: Arrival) -> bool:
 def load_start(raw: bytes | str, key: str) -> Start:
     data = _object(raw, key, Start)
     start = Start(_flag(data, "go", key), _number(data, "active_world_size", key) or 0)
-    if start.go is not (start.active_world_size > 0):
+    if start.active_world_size and not start.go:
         _refuse(key, "'go' and 'active_world_size' do not fit each other", raw)
     return start
 

@@ -17,7 +17,8 @@ MISSING = "a rank of this iteration died or left before the function started"
 def decide_start(arrivals: Mapping[int, Arrival]) -> tuple[Start, str, bool]:
     """The verdict of a start round: (start, reason, hopeless).
 
-    Go where the active ranks are exactly 0..n-1 and all members agree on n. Otherwise ``reason`` says what is
+    Go where the active ranks are exactly 0..n-1 and all members agree on n. n may be 0 where nobody is missing: then
+    all are reserves, which wait for processes that join or leave with an error. Otherwise ``reason`` says what is
     wrong; ``hopeless`` is true where nobody is missing, so the assignment itself is at fault and trying again would
     give the same.
     """
@@ -29,8 +30,9 @@ def decide_start(arrivals: Mapping[int, Arrival]) -> tuple[Start, str, bool]:
     ranks = sorted(arrival.active_rank for arrival in taken if arrival.active_rank is not None)
     places = [arrival.rank for arrival in taken]
     gone = any(arrival.kind in (Kind.DEAD, Kind.LEFT) for arrival in arrivals.values())
-    if len(sizes) == 1 and active and ranks == list(range(active)) and len(set(places)) == len(places):
-        return Start(True, active), "", False
+    enough = active is not None and (active > 0 or not gone)
+    if len(sizes) == 1 and enough and ranks == list(range(active or 0)) and len(set(places)) == len(places):
+        return Start(True, active or 0), "", False
     if gone:
         return Start(False), MISSING, False
     found = f"active ranks {ranks[:16]}, (world size, active world size) {sorted(map(str, sizes))[:4]}"

@@ -1168,7 +1168,7 @@ LOOP = (
         "test_spares",
         "reserves_run",
         "a reserve calls the function",
-        "        if self._is_reserve():\n            return self._await_outcome(None)\n        self._log_restart()",
+        "        self._log_restart()\n        if self._is_reserve():\n            return self._await_outcome(None)",
         "        self._log_restart()",
     ),
     _loop(

@@ -525,6 +525,13 @@ def two_active(context: Context) -> dict[str, Any]:
     return {**PATIENT, "rank_assignment": Compose(MaxActiveWorldSize(2), ShiftRanks())}
 
 
+def one_active(context: Context) -> dict[str, Any]:
+    from inprocess import Compose
+    from inprocess.rank_assignment import MaxActiveWorldSize, ShiftRanks
+
+    return {**PATIENT, "rank_assignment": Compose(MaxActiveWorldSize(1), ShiftRanks())}
+
+
 def two_active_hasty(context: Context) -> dict[str, Any]:
     return two_active(context) | HASTY
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import signal
 
 import pytest
 
+from inprocess import Compose
 from inprocess.initialize import RetryController
+from inprocess.rank_assignment import ActiveWorldSizeDivisibleBy, ShiftRanks
 from tests.harness import At, Exit, Kill, Raise, leaks
 from tests.harness.faults import Slow, When
 from tests.harness.launch import PATIENT
 
 from . import checks, targets
+
+RESTART = re.compile(r"restarts? (\d+)(?:-(\d+))?: (.*)")
 
 GROW = {"INPROCESS_GROW": "1", "INPROCESS_RESTART": "0"}
 LATER = PATIENT | {"join": "next_restart"}
@@ -151,3 +157,57 @@ def test_nobody_replaces_them(launch):
     assert "TooFewRanks" in {ranks[0].exception, ranks[2].exception} <= {"TooFewRanks", "RestartAbort"}
     for rank in (ranks[0], ranks[2]):
         assert "world_size=2 is less than min_world_size=3; nobody came within" in rank.message
+
+
+def restarts(ranks):
+    """What all processes together say of restarts, by number; each number is told once."""
+    told = {}
+    for rank in ranks:
+        for first, last, text in RESTART.findall(rank.log):
+            for number in range(int(first), int(last or first) + 1):
+                assert number not in told, f"restart {number} is told twice: {told[number]!r} and {text!r}"
+                told[number] = text
+    return told
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_each_restart_is_told_once(launch, victim):
+    """Also where the first rank is one that has just joined: it says what it knows."""
+    ranks = launch(targets.run_full, 3, faults={At(victim, step=1): Kill()}, respawn=1).wait()
+    told = restarts(ranks)
+    assert sorted(told) == list(range(1, ranks[2].value[0] + 1))
+    assert "process died" in told[1]
+    assert f"rank {victim} joins" in told[max(told)]
+    assert "3 ranks go on" in told[max(told)]
+
+
+def test_no_active_rank_is_left(launch):
+    """Four ranks are active in fours: three wait, though all of them are reserves now, and go on with a replacement."""
+    options = PATIENT | {"initialize": RetryController(wait_for_replacement=40)}
+    run = launch(targets.run_full, 4, faults={At(0, step=1): Kill()}, wrapper=functools.partial(in_fours, options))
+    run.wait_event("short")
+    run.start_another(0)
+    ranks = run.wait()
+    everybody_is_back(ranks, 4, without=[0])
+    assert [entry[0] for entry in ranks[1].entries()] == [0, 2]
+    told = restarts(ranks)
+    assert sorted(told) == [1, 2]
+    assert "process died" in told[1]
+    assert "3 ranks are too few: waiting 40 s for processes that replace initial ranks 0" in told[1]
+    assert "rank 0 joins" in told[2]
+
+
+@pytest.mark.parametrize("patience", [None, 0.0, 0.5])
+def test_no_active_rank_is_left_and_nobody_comes(launch, patience):
+    """A clear error, on all of them."""
+    hook = {} if patience is None else {"initialize": RetryController(wait_for_replacement=patience)}
+    options = functools.partial(in_fours, PATIENT | hook)
+    ranks = launch(targets.run_full, 4, faults={At(3, step=1): Kill()}, wrapper=options).wait()
+    said = "leaves none of 3 ranks active" if patience is None else "active_world_size=0 is less than"
+    for rank in ranks[:3]:
+        assert rank.exception in ("RestartError", "TooFewRanks", "RestartAbort")
+        assert said in rank.message
+
+
+def in_fours(options, context):
+    return {**options, "rank_assignment": Compose(ActiveWorldSizeDivisibleBy(4), ShiftRanks())}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 import pytest
@@ -71,3 +72,13 @@ def test_a_spare_waits_longer_than_the_soft_timeout(launch):
     ranks = launch(targets.run_train, 3, faults={At(1, step=1): Hang()}, wrapper=options).wait()
     assert ranks.values == [[1, 0, 2], [1, 1, 2], None]
     assert HASTY["soft_timeout"] < HASTY["hard_timeout"]
+
+
+def test_a_spare_that_becomes_the_first_rank_says_how_long_that_restart_took(launch):
+    """Not how long ago the first restart was that it saw as a spare."""
+    faults = {At(0, 0, step=1): Raise(), At(0, 1, step=1): Kill()}
+    ranks = launch(targets.run_train, 3, faults=faults, wrapper=targets.one_active).wait()
+    (took,) = re.findall(r"restart 2: .* after (\d+) ms", ranks[1].log)
+    (struck,) = (event["t"] for event in ranks[0].of("fault") if event["iteration"] == 1)
+    (entered,) = (event["t"] for event in ranks[1].of("enter") if event["iteration"] == 2)
+    assert int(took) <= (entered - struck) * 1e3 + 1

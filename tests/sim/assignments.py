@@ -56,6 +56,7 @@ ASSIGNMENTS: dict[str, Callable[[int], Any]] = {
     "at most 2": lambda member: Compose(MaxActiveWorldSize(2), ShiftRanks()),
     "at most 3": lambda member: Compose(FillGaps(), MaxActiveWorldSize(3)),
     "even": lambda member: Compose(ActiveWorldSizeDivisibleBy(2), ShiftRanks()),
+    "fours": lambda member: Compose(ActiveWorldSizeDivisibleBy(4), ShiftRanks()),
     "discard odd": lambda member: DiscardOdd(),
     "whole hosts": lambda member: Compose(ShiftRanks(), FilterCountGroupedByKey(_host(member), lambda n: n == 2)),
     "tree": lambda member: Tree([Layer(flag=_UP), Layer(max_ranks=1, key_or_fn=_host(member), flag=_UP)]),

@@ -13,6 +13,10 @@ HEARTBEAT, HEARTBEAT_TIMEOUT, SOFT_TIMEOUT, HARD_TIMEOUT = 1.0, 6.0, 4.0, 7.0
 BARRIER_TIMEOUT = 60.0
 
 
+#: assignments of random jobs; in fours, most of them would only wait
+CHOSEN = tuple(name for name in ASSIGNMENTS if name != "fours")
+
+
 @dataclass(frozen=True)
 class Kill:
     """Kill at a store operation, before it is sent or after it took effect, or at a time."""
@@ -142,6 +146,8 @@ class Scenario:
     max_repeats: int | None = 10
     #: how many monitors stand by for the loss of the store
     standbys: int = 0
+    #: how long ranks wait for replacements where no active rank is left (seconds); 0: not at all
+    patience: float = 0.0
     #: the function trains with a LiveState: "replicated" or "sharded"; "" it does not
     live: str = ""
 
@@ -168,7 +174,7 @@ def random_scenario(seed: int, members: int = 4, faults: int = 3) -> Scenario:
         seed,
         members,
         (*chosen, *spawns),
-        assignment=rng.choice(("shift", "shift", "at most 2", "at most 3", *ASSIGNMENTS)),
+        assignment=rng.choice(("shift", "shift", "at most 2", "at most 3", *CHOSEN)),
         shared_host=rng.random() < 0.3,
         delays=tuple(rng.random() * 10.0 for _ in range(members)) if rng.random() < 0.1 else (),
         longest=longest,
@@ -177,6 +183,7 @@ def random_scenario(seed: int, members: int = 4, faults: int = 3) -> Scenario:
         respawn=joins.choice((None, None, 0.0, 0.2, 3.0)),
         join=joins.choice(("now", "now", "next_restart")),
         standbys=standbys,
+        patience=random.Random(f"patience {seed}").choice((0.0, 0.0, 20.0)),
         live=random.Random(f"live {seed}").choice((*[""] * 6, "replicated", "sharded")),
     )
 

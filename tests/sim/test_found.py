@@ -111,3 +111,22 @@ def test_so_far_behind_that_the_verdicts_are_deleted(
     world = sim.run(Scenario(1, 4, (fault, *restarts), longest=0.02))
     assert late
     assert [training.result for training in world.training] == ["returned", result, "returned", "returned"]
+
+
+def test_no_active_rank_is_left_until_a_replacement_comes() -> None:
+    """Four ranks, active in fours: the three that are left wait, and all four go on."""
+    for seed in range(20):
+        scenario = Scenario(
+            seed, faults=(Kill(seed % 4, "training", time=0.3), Spawn(seed % 4, 5.0)), assignment="fours", patience=20.0
+        )
+        world = sim.run(scenario)
+        ended = [training.result for training in world.training if training.number != seed % 4]
+        assert ended == ["returned"] * 4
+
+
+def test_no_active_rank_is_left_and_nobody_comes() -> None:
+    """All leave with an error once the time is over, and not before."""
+    for seed in range(20):
+        world = sim.run(Scenario(seed, faults=(Kill(3, "training", time=0.3),), assignment="fours", patience=20.0))
+        assert {training.result for training in world.training[:3]} <= {"too few", "aborted"}
+        assert 20.0 < world.engine.now < 30.0

@@ -20,6 +20,7 @@ from inprocess.protocol.messages import Arrival, Entry, Fate, Kind, Ticket, Verd
 from inprocess.protocol.ops import Pause
 from inprocess.protocol.phases import Event, Phase, next_phase
 from inprocess.protocol.repeats import Row
+from inprocess.protocol.rounds import seat
 from inprocess.rank_assignment import RankAssignmentCtx
 from inprocess.state import FrozenState, State
 from tests.sim.assignments import ASSIGNMENTS, ShutDown, assign
@@ -60,6 +61,8 @@ class Training(Process):
         self._begin()
         live = world.scenario.live
         self.live = Live(self, world.live, live == "sharded") if live else None
+        #: since when no active rank is left
+        self.too_few_since: float | None = None
         #: it raises in the middle of a commit
         self.breaks = False
         #: since when it has a ticket, or has arrived as a founder
@@ -413,6 +416,7 @@ class Training(Process):
         start = yield from self._wait("start")
         if not start.go:
             return Event.NO_START
+        self.too_few_since = self.too_few_since if not place.active_world_size else None
         self.book.started(place.rank, place.world_size)
         self.placed = place
         return Event.OK
@@ -430,7 +434,27 @@ class Training(Process):
     def _initialize(self) -> Step:
         if self._takes("limit"):
             return (yield from self._interrupt("limit", abort="limit reached"))
+        if not self.placed.active_world_size:
+            return (yield from self._await_replacements())
         return (yield from self._hook("initialize raises", "initialize exits"))
+
+    def _await_replacements(self) -> Step:
+        """RetryController's: no active rank is left."""
+        if self.too_few_since is None:
+            self.too_few_since = self.engine.now
+        overdue = self.too_few_since + self.world.scenario.patience
+        if overdue > self.engine.now:
+            waiting = yield from coordinator.want(self.book.iteration, self.book.roster)
+            if seat(self.book.taken, waiting):
+                yield from coordinator.interrupt(self.book.iteration, self._record("it was waited for"))
+            self.engine.at(overdue - self.engine.now, self.notify)
+            over = {("outcome", self.book.iteration), ("lost", 0)}
+            yield Until(lambda: not over.isdisjoint(self.found) or self.engine.now >= overdue)
+        if self._knows("outcome"):
+            return Event.INTERRUPTED
+        self.quitting = "too few"
+        yield from coordinator.interrupt(self.book.iteration, self._record("too few"), "too few")
+        return Event.QUIT
 
     def _check(self) -> Step:
         return (yield from self._hook("", "check raises"))

@@ -591,7 +591,7 @@ class World:
             return cut or any(isinstance(fault, Kill) for fault in self.fired)
         if training.result == "aborted" and self.hopeless:
             return True
-        if training.result == "aborted":
+        if training.result in ("aborted", "too few"):
             return training.proposed.active_world_size == 0
         if training.result == "nobody left":  # or of a larger job, before the smaller one had begun
             nobody = not any(other.result == "returned" for other in self.training)

@@ -74,7 +74,6 @@ def test_small_on_the_wire() -> None:
             '{"cause":{"interruption":"exception","pings":99999999999999999999,"rank":0},"completed":false}',
             "pings",
         ),
-        (messages.load_start, '{"go":true}', "do not fit"),
         (messages.load_roster, '{"members":[[1,0]]}', "a range that is empty"),
         (messages.load_roster, '{"members":[[0,2],[2,3]]}', "ranges that overlap"),
         (messages.load_roster, '{"members":[[0,16777000]]}', "more than 1048576 members"),

@@ -37,6 +37,7 @@ def took(text: str, size: int | None = None, active: int | None = None) -> dict[
         ("0 1 x r", 2),
         ("0 1 d", 2),
         ("0 1 l d", 2),
+        ("r r r", 0),  # they wait for processes that join
     ],
 )
 def test_go(round_: str, active: int) -> None:
@@ -48,6 +49,12 @@ def test_go(round_: str, active: int) -> None:
 def test_a_rank_is_missing(round_: str) -> None:
     """No start; another try makes sense."""
     assert decide_start(took(round_, active=3)) == (Start(False), MISSING, False)
+
+
+@pytest.mark.parametrize("round_", ["r r x", "r l"])
+def test_no_active_rank_is_left_and_one_is_missing(round_: str) -> None:
+    """They do not begin to wait with a dead member on the roster: its place would not be free."""
+    assert decide_start(took(round_, active=0)) == (Start(False), MISSING, False)
 
 
 @pytest.mark.parametrize("round_", ["x x", "d d", "l x"])
@@ -64,12 +71,11 @@ def test_nobody_took_a_rank(round_: str) -> None:
         took("0 2", active=2),
         took("1 2"),
         took("0 1", active=3),
-        took("r r", active=0),
         {**took("0 1"), 1: Arrival(Kind.RANK, 1, 3, 3, 1)},
         {**took("0 1"), 1: Arrival(Kind.RANK, 1, 3, 2, 1)},
         {**took("0 1"), 1: Arrival(Kind.RANK, 0, 2, 2, 1)},
     ],
-    ids=["twice", "gap", "from one", "one short", "no active", "sizes differ", "world sizes differ", "places collide"],
+    ids=["twice", "gap", "from one", "one short", "sizes differ", "world sizes differ", "places collide"],
 )
 def test_hopeless_assignment(arrivals: dict[int, Arrival]) -> None:
     """Everybody is there and it does not fit: the same would come out again, so everybody leaves."""
