@@ -33,6 +33,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
+from inprocess import logs
 from inprocess.environment import StandardStreams
 from inprocess.exception import OptionError
 from inprocess.launcher import arguments, ft_config, limits
@@ -183,7 +184,13 @@ def _name(entrypoint: Callable[..., Any] | str, args: list[str]) -> str:
 
 @contextlib.contextmanager
 def _logging() -> Iterator[None]:
-    """What the launcher says goes to standard error, from INFO on (LOGLEVEL, as with torchrun)."""
+    """What the launcher says goes to standard error, from INFO on (LOGLEVEL, as with torchrun).
+
+    Where nobody reads that, neither the launcher nor the parts of torch that it is made of wait for it.
+    """
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            get_logger(name)
     logger = logging.getLogger("inprocess")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("[inprocess run %(asctime)s] %(message)s", "%H:%M:%S"))
@@ -193,6 +200,7 @@ def _logging() -> Iterator[None]:
     try:
         yield
     finally:
+        logs.leave()
         logger.removeHandler(handler)
         logger.setLevel(level)
 

@@ -16,13 +16,18 @@ def full(kind: str = "pipe") -> Iterator[int]:
     else:
         reading, writing = (each.detach() for each in socket.socketpair())
     os.set_blocking(writing, False)
-    for size in (1 << 16, 1):
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                os.write(writing, b"x" * size)
+    fill(writing)
     os.set_blocking(writing, True)
     try:
         yield writing
     finally:
         os.close(writing)
         os.close(reading)
+
+
+def fill(descriptor: int) -> None:
+    """Write to it, which does not block, until nothing more can be written."""
+    for size in (1 << 16, 1):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(descriptor, b"x" * size)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness import ReservedPort, start_server
+from tests.harness.streams import fill
 
 WORKER = str(Path(__file__).with_name("worker.py"))
 ROOT = Path(__file__).parents[2]
@@ -175,6 +176,16 @@ class Launcher:
         if code is None:
             raise Missing(f"the launcher still runs\n{self.err}")
         return code
+
+    @contextlib.contextmanager
+    def unread(self) -> Iterator[None]:
+        """Its standard error takes nothing more meanwhile."""
+        descriptor = os.open(os.path.join(self._folder, "err"), os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            fill(descriptor)
+            yield
+        finally:
+            os.close(descriptor)
 
     def left(self) -> list[str]:
         """Files in its temporary directory."""

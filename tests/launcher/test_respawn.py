@@ -121,3 +121,16 @@ def test_nothing_grows_with_restarts(run: Run, hub: Hub, tmp_path: Path) -> None
         worker.tell("exit 0")
     assert launcher.finish() == 0
     assert launcher.out.count("hello") == 8
+
+
+def test_workers_are_replaced_though_nobody_reads_the_launcher_s_standard_error(run: Run, hub: Hub) -> None:
+    launcher = run("--nproc-per-node", "2")
+    first = hub.group(2)
+    with launcher.unread():
+        first[1].tell("kill 9")
+        again = hub.next()
+        assert again.rank == 1
+    for worker in (first[0], again):
+        worker.tell("exit 0")
+    assert launcher.finish() == 0
+    assert "failed: signal SIGKILL; it is started again at once" in launcher.err

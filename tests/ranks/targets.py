@@ -261,7 +261,7 @@ def run_unread(context: Context) -> Any:
         handler = (
             blocks
             if context.args.get("blocked") == "handler"
-            else logging.StreamHandler(open(stream, "w", closefd=False))
+            else logging.StreamHandler(os.fdopen(stream, "w", closefd=False))
         )
         with unread(stream, handler):
             logging.getLogger("inprocess").warning("never read")
