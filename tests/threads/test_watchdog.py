@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import math
 import os
 import queue
+import select
 import signal
 import socket
 import subprocess
@@ -28,6 +30,7 @@ from inprocess.state import FrozenState
 
 #: a ceiling, not a duration (seconds)
 SOON = 20.0
+POLL = select.poll
 STATE = FrozenState(rank=0, world_size=1, initial_rank=0, initial_world_size=1)
 
 
@@ -280,3 +283,86 @@ def test_a_monitor_that_cannot_be_replaced_is_told_once(board: Board, caplog: py
     monitor.end()
     assert calls == [1]
     assert "no processes left" in caplog.text
+
+
+# --- descriptors while they are replaced ------------------------------------------------------------------------------
+
+
+class DroppedMeanwhile:
+    """A poll that begins too late: the monitor has been dropped, and somebody has opened files since."""
+
+    def __init__(self, drop: Callable[[], None], opened: list[int]) -> None:
+        self._drop, self._opened, self._poll = drop, opened, POLL()
+        self.register = self._poll.register
+
+    def poll(self, milliseconds: float) -> list[tuple[int, int]]:
+        self._drop()
+        # readable at once: they would be taken for a monitor that has died, or has something to say
+        self._opened += [os.eventfd(1) for _ in range(8)]
+        return self._poll.poll(milliseconds)
+
+
+@pytest.fixture
+def running(board: Board, monkeypatch: pytest.MonkeyPatch) -> Iterator[MonitorProcess]:
+    """A monitor whose program does nothing."""
+    program = [sys.executable, "-S", "-c", "input()"]
+    monkeypatch.setattr(
+        monitor_process, "_spawn", lambda _: subprocess.Popen(program, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    )
+    monitor = MonitorProcess(MonitorConfig(member=0, roster=(0,), store="{}"), board)
+    monitor.start()
+    process = monitor._process
+    assert process is not None and process.stdin is not None
+    yield monitor
+    monitor.close()
+    process.stdin.close()
+
+
+def end_quietly(monitor: MonitorProcess) -> None:
+    """Drop the descriptors, and leave the process: its end would be seen."""
+    process, monitor._process = monitor._process, None
+    monitor._drop()
+    monitor._process = process
+
+
+def test_a_thread_that_hears_a_monitor_never_polls_what_another_has_opened(
+    running: MonitorProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[int] = []
+    monkeypatch.setattr(select, "poll", functools.partial(DroppedMeanwhile, lambda: end_quietly(running), opened))
+    before = set(os.listdir("/proc/self/fd"))
+    assert running._hear(0.0), "another's descriptor was taken for that of a monitor that has died"
+    for fd in opened:
+        os.close(fd)
+    assert len(set(os.listdir("/proc/self/fd"))) == len(before) - 2, "both are closed after the last use"
+
+
+def test_the_watchdog_never_polls_what_another_has_opened(
+    board: Board, running: MonitorProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[int] = []
+    deaths: list[int] = []
+    watchdog = ProgressWatchdog(board, 10.0, running, lambda: deaths.append(1))
+    monkeypatch.setattr(select, "poll", functools.partial(DroppedMeanwhile, lambda: end_quietly(running), opened))
+    assert not watchdog._wait(0.0)
+    assert not deaths
+    monkeypatch.undo()
+    watchdog.stop()
+    for fd in opened:
+        os.close(fd)
+
+
+def test_a_monitor_that_the_kernel_does_not_let_go_of_is_not_waited_for(
+    running: MonitorProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = running._process
+    assert process is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(monitor_process, "UNKILLABLE", 0.01)
+        patched.setattr(process, "kill", lambda: None)  # as in a system call that nothing ends
+        running.close()
+    assert process.pid in monitor_process._lingering
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    monitor_process.reap_lingering()
+    assert process.pid not in monitor_process._lingering
