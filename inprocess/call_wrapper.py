@@ -155,7 +155,7 @@ class _Atomic:
         if 0 < slots[LEASE] <= monotonic_ns():
             fence.stop()
 
-    def __exit__(self, kind: object, *exc_info: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         gate, call = self._gates.pop(), self._call
         if kind is None:
             call._progressed = True
@@ -164,7 +164,7 @@ class _Atomic:
             current = call._gate
             # another thread may be in a section of the hook or function that came after
             call._slots[ATOMIC] = 0 if current is gate or current is None else int(current.atomic.depth > 0)
-        atomic.__exit__(kind, *exc_info)
+        atomic.__exit__()
 
 
 #: the CallWrapper of the running call; one per process, since a wrapped function runs in the main thread

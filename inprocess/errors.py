@@ -96,10 +96,12 @@ def _chain(error: BaseException) -> tuple[_One, ...]:
 
 
 def _lines(step: TracebackType | None) -> tuple[_Line, ...]:
-    found = []
+    """Without those through which this library called the function."""
+    found: list[_Line] = []
     while step is not None:
         code = step.tb_frame.f_code
-        found.append(_Line(code.co_filename, step.tb_lineno, code.co_name))
+        if found or not code.co_filename.startswith(PACKAGE) or step.tb_next is None:
+            found.append(_Line(code.co_filename, step.tb_lineno, code.co_name))
         step = step.tb_next
     return tuple(found)
 

@@ -59,6 +59,18 @@ def test_lines_of_this_package_are_no_place() -> None:
     assert where(raised(source, "/home/me/train.py")) == "/home/me/train.py:3 in fail"
 
 
+def test_a_traceback_begins_in_the_users_code() -> None:
+    """Behind the lines of this library that called it. One that never left them is shown."""
+    ours = str(Path(inprocess.__file__).parent / "interrupt.py")
+    source = "exec(compile('def inner():\\n    1 / 0\\n', '/home/me/train.py', 'exec'))\ndef fail():\n    inner()\n"
+    for code, file in ((source, "/home/me/train.py"), ("def fail():\n    1 / 0\n", ours)):
+        error = raised(code, ours)
+        assert error.__traceback__ is not None
+        text = Portrait(error.with_traceback(error.__traceback__.tb_next)).text()
+        places = [line for line in text.splitlines() if line.startswith("  File ")]
+        assert places == [f'  File "{file}", line 2, in {"inner" if file != ours else "fail"}']
+
+
 def fail(depth: int = 0) -> None:
     if depth:
         fail(depth - 1)
