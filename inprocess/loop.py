@@ -498,8 +498,8 @@ class Loop:
         if self._loss is not None:
             return Event.LOST
         self._value = None
-        leftovers.collect()
         counts = (self._failures.repeats, self._options.max_repeats, self._call._progressed)
+        leftovers.collect()
         self._do(coordinator.end_round(self._book, coordinator.alive(self._book, "", *counts)))
         following = self._book.iteration + 1
         self._next_iteration(self._take("next", following, self._options.barrier_timeout, self._name_missing("end")))
@@ -516,8 +516,8 @@ class Loop:
             raise Fenced(f"{_who(self._state)} was declared dead by the others and must not run again")
         self._story.note(self._book.iteration, self._why(decision))
         self._has_returned = False
-        self._store = self._value = None
         self._call._count_anew()
+        self._store = self._value = None
         held.begin()
         self._agents.board.begin(self._book.iteration)
 

@@ -25,6 +25,8 @@ rounds = _in("protocol/rounds.py", "tests/unit/test_rounds.py")
 book = _in("protocol/book.py", "tests/unit/test_book.py")
 book_seeds = _in("protocol/book.py", SIM, seeds=True)
 messages = _in("protocol/messages.py", "tests/unit/test_messages.py")
+repeats = _in("protocol/repeats.py", "tests/unit/test_repeats.py")
+repeats_seeds = _in("protocol/repeats.py", SIM, seeds=True)
 phases = _in("protocol/phases.py", "tests/unit/test_phases.py")
 PROTOCOL = (
     # rounds: from a complete round to its verdict
@@ -57,6 +59,43 @@ PROTOCOL = (
     ),
     rounds("frames_may_differ", "members go on with different frames", "if len(sizes) > 1:", "if len(sizes) > 2:"),
     rounds("records_without_end", "a decision carries all records", "tuple(records[:MAX_RECORDS])", "tuple(records)"),
+    # repeats: the same error again and again
+    repeats_seeds(
+        "progress_does_not_help",
+        "an error counts in an iteration in which a member committed",
+        "if progressed or others or not records:",
+        "if others or not records:",
+    ),
+    repeats(
+        "deaths_count",
+        "an iteration that ended with a death counts as well",
+        "if progressed or others or not records:",
+        "if progressed or not records:",
+    ),
+    repeats_seeds(
+        "pings_do_not_count",
+        "an error at another step is taken for the same",
+        "record.where, record.pings)",
+        "record.where, 0)",
+    ),
+    repeats(
+        "storage_outage_ends_a_job",
+        "a job that once made progress ends for the same error",
+        '"" if ran else _hopeless(repeats, limit, records)',
+        "_hopeless(repeats, limit, records)",
+    ),
+    repeats(
+        "echoes_are_errors",
+        "what a rank sees of another one's failure is taken for an error that comes again",
+        "[record for record in records if not is_echo(record)] or records",
+        "records",
+    ),
+    repeats(
+        "a_death_ends_a_row",
+        "a death between two errors sets the count back",
+        "if not decision.repeats:\n            return Row(self.count, self.errors, progressed)",
+        "if not decision.repeats:\n            return Row(progressed=progressed)",
+    ),
     # book: what one member knows
     book(
         "nobody_is_removed",
@@ -1182,7 +1221,23 @@ LOOP = (
         "test_exceptions",
         "traceback_is_kept",
         "an exception keeps tensors alive over restarts",
-        "            let_go(error, sys.exc_info()[1])\n",
+        "                let_go(error, sys.exc_info()[1])\n",
+        "                pass\n",
+    ),
+    _loop(
+        "test_repeats",
+        "error_is_kept",
+        "the last error is kept while the function runs",
+        'or the call is over."""\n        self.error = None',
+        'or the call is over."""',
+        file="failures.py",
+    ),
+    _loop(
+        "test_repeats",
+        "pause_is_deaf",
+        "a pause ends for no event",
+        'start = self._agents.mailbox.take("start", self._book.iteration, seconds)',
+        "start = pass_time(seconds)",
     ),
     _loop(
         "test_usage",
@@ -1208,7 +1263,7 @@ LOOP = (
         "test_leaving",
         "leave_without_interruption",
         "who leaves does not interrupt the others",
-        "            self._interrupt(error, Interruption.BASE_EXCEPTION, abort)\n",
+        "            self._interrupt(record, abort)\n",
         "            pass\n",
     ),
     _loop(
