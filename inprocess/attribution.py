@@ -7,7 +7,7 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["Interruption", "InterruptionRecord", "is_echo", "one_line", "ranges", "summary"]
+__all__ = ["Interruption", "InterruptionRecord", "is_echo", "one_line", "ranges", "standstill", "summary"]
 
 MESSAGE_LIMIT = 500  # characters; a record must stay small: every rank reads all of them
 WHERE_LIMIT = 200
@@ -158,6 +158,42 @@ def _silence(records: Sequence[InterruptionRecord]) -> str:
     return f"{one_line(first.message)}; first noticed on {_ranks(sorted(records, key=lambda record: record.rank))}"
 
 
+#: the message of a rank that waited, where all did
+WAITED = "waited"
+
+
+def standstill(
+    records: Sequence[InterruptionRecord], stuck: Sequence[InterruptionRecord], count: int, waiting: int
+) -> str:
+    """One line for people: nobody made progress, and where those were that did not wait for others.
+
+    Args:
+        records: those that are known; the first is a soft timeout.
+        stuck: the ranks that did not wait, each with its place, which is empty where it could not say. Where all
+            waited, all of them, with the message `WAITED`.
+        count: how many of them there were in all.
+        waiting: how many ranks waited.
+    """
+    gone = {record.initial_rank: _WORDS[record.interruption] for record in records if record.interruption in _GONE}
+    groups: dict[str, list[InterruptionRecord]] = {}
+    for record in stuck:
+        ended = f" ({gone[record.initial_rank]})" if record.initial_rank in gone else ""
+        groups.setdefault(f"{_short(record)}{ended}", []).append(record)
+    parts = [_whereabouts(group, place) for place, group in groups.items()]
+    parts += [f"{count - len(stuck)} more"] if count > len(stuck) else []
+    if stuck and stuck[0].message == WAITED:
+        return f"{one_line(records[0].message)}; all {count} ranks waited for others: {', '.join(parts)}"
+    others = f"; {waiting} waited for others" if waiting else ""
+    return f"{one_line(records[0].message)}; {', '.join(parts)}{others}"
+
+
+def _whereabouts(group: Sequence[InterruptionRecord], place: str) -> str:
+    one = len(group) == 1
+    if group[0].where:
+        return f"{_ranks(group)} {'was' if one else 'were'} at {place}"
+    return f"{_ranks(group)} could not say where {'it was' if one else 'they were'}{place}"
+
+
 def is_echo(record: InterruptionRecord) -> bool:
     """Whether it tells only what a rank saw of another one's failure."""
     return any(echo in record.message.lower() for echo in _ECHOES)
@@ -177,8 +213,12 @@ def _deed(record: InterruptionRecord) -> str:
 
 
 def _place(record: InterruptionRecord) -> str:
-    where = one_line(record.where)
-    return f" [{where.rpartition('/')[2]}]" if where else ""
+    return f" [{_short(record)}]" if record.where else ""
+
+
+def _short(record: InterruptionRecord) -> str:
+    """Its place without the file's folder."""
+    return one_line(record.where).rpartition("/")[2]
 
 
 _FIELDS = dataclasses.fields(InterruptionRecord)

@@ -23,7 +23,6 @@ Keys, below the prefix of the call; ``i`` is the iteration, -1 is the join::
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,6 +40,7 @@ from inprocess.protocol.messages import (
     Kind,
     Outcome,
     Roster,
+    Spot,
     Start,
     Ticket,
     dump,
@@ -308,14 +308,35 @@ def end_round(book: Book, arrival: Arrival) -> Verb[None]:
     _refuse_fenced((yield from _arrive(book.iteration, "end", book.member, arrival, book.roster)), book.place)
 
 
-def alive(book: Book, by: str = "", repeats: int = 0, limit: int | None = None, progressed: bool = False) -> Arrival:
+def alive(
+    book: Book,
+    by: str = "",
+    *,
+    repeats: int = 0,
+    limit: int | None = None,
+    progressed: bool = False,
+    spot: Spot | None = None,
+) -> Arrival:
     """The entry of a member that continues.
 
-    ``repeats``: its error is the same for so many times in a row; ``limit``: its ``max_repeats``.
+    ``repeats``: its error is the same for so many times in a row; ``limit``: its ``max_repeats``; ``spot``: where its
+    main thread was, after a soft timeout.
     """
-    arrival = Arrival(Kind.ALIVE, book.rank, book.world_size, by=by, place=book.place, fresh=book.rank in book.fresh)
-    reached = limit if limit is not None and repeats >= limit else 0
-    return dataclasses.replace(arrival, repeats=repeats, limit=reached, progressed=progressed, ran=book.row.progressed)
+    spot = spot or Spot()
+    return Arrival(
+        Kind.ALIVE,
+        book.rank,
+        book.world_size,
+        by=by,
+        place=book.place,
+        fresh=book.rank in book.fresh,
+        repeats=repeats,
+        limit=limit if limit is not None and repeats >= limit else 0,
+        progressed=progressed,
+        ran=book.row.progressed,
+        where=spot.where,
+        waits=spot.waits,
+    )
 
 
 def _refuse_fenced(found: Arrival, place: int) -> None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from inprocess import clock, coordinator, fence
 from inprocess.agents import Agents, Lost
-from inprocess.attribution import Interruption, InterruptionRecord, ranges, summary
+from inprocess.attribution import Interruption, InterruptionRecord, ranges, standstill, summary
 from inprocess.call_wrapper import CallWrapper, set_current
 from inprocess.coordinator import JOINING
 from inprocess.errors import in_words, where
@@ -498,9 +498,15 @@ class Loop:
         if self._loss is not None:
             return Event.LOST
         self._value = None
-        counts = (self._failures.repeats, self._options.max_repeats, self._call._progressed)
         leftovers.collect()
-        self._do(coordinator.end_round(self._book, coordinator.alive(self._book, "", *counts)))
+        arrival = coordinator.alive(
+            self._book,
+            repeats=self._failures.repeats,
+            limit=self._options.max_repeats,
+            progressed=self._call._progressed,
+            spot=self._agents.thread.spot(self._book.iteration),
+        )
+        self._do(coordinator.end_round(self._book, arrival))
         following = self._book.iteration + 1
         self._next_iteration(self._take("next", following, self._options.barrier_timeout, self._name_missing("end")))
         return Event.OK
@@ -713,6 +719,8 @@ class Loop:
     def _why(self, decision: Decision) -> str:
         if self._job.moved and self._book.iteration == 0:
             return "the host of the store was lost"
+        if decision.stuck:
+            return standstill(decision.records, decision.stuck, decision.stuck_count, decision.waiting)
         return summary(decision.records, decision.record_count)
 
 

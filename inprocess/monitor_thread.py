@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inprocess import clock, coordinator, descriptors, joiner
-from inprocess.attribution import ranges
+from inprocess import clock, coordinator, descriptors, joiner, whereabouts
+from inprocess.attribution import Interruption, ranges
 from inprocess.coordinator import JOINING
 from inprocess.exception import BadMessage, InternalError, RankShouldRestart, RestartAbort, RestartError, StoreLost
 from inprocess.interpreter import SLICE, interpreter
 from inprocess.interrupt import Gate
 from inprocess.logs import get_logger
 from inprocess.protocol.book import Book
-from inprocess.protocol.messages import Decision, Entry, Outcome, Start, Ticket
+from inprocess.protocol.messages import Decision, Entry, Outcome, Spot, Start, Ticket
 from inprocess.store import StoreSpec, connect, connections, cut, drive, shut
 
 __all__ = ["LetIn", "Mailbox", "MonitorThread", "RankShouldRestart", "WayIn"]
@@ -140,6 +140,8 @@ class MonitorThread(threading.Thread):
         self._ending = threading.Event()
         #: it knows where the arbiters are
         self._has_met = False
+        #: the iteration that ended with a soft timeout, and where the main thread was then
+        self._spot: tuple[int, Spot | None] = (JOINING, None)
         #: set by the main thread when it has its ranks, or has given up on them
         self.assigned = threading.Event()
 
@@ -152,6 +154,10 @@ class MonitorThread(threading.Thread):
                 return None
             self._gate = self._new_gate()
             return self._gate
+
+    def spot(self, iteration: int) -> Spot | None:
+        """Where the main thread was when it was known that this iteration ends with a soft timeout."""
+        return self._spot[1] if self._spot[0] == iteration else None
 
     def leave_after_outcome(self) -> None:
         """The rank leaves the job: do not follow it into another iteration."""
@@ -277,6 +283,8 @@ class MonitorThread(threading.Thread):
         outcome: Outcome = drive(coordinator.await_outcome(iteration), store)
         if not outcome.completed:
             interpreter.hurry()
+        if outcome.cause is not None and outcome.cause.interruption is Interruption.SOFT_TIMEOUT:
+            self._spot = iteration, whereabouts.look()  # before anything wakes the main thread
         self.mailbox.put("outcome", iteration, outcome)
         if outcome.completed:
             return False

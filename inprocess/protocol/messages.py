@@ -16,12 +16,13 @@ from itertools import pairwise
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from inprocess import strict_json
-from inprocess.attribution import InterruptionRecord, one_line, within
+from inprocess.attribution import WHERE_LIMIT, InterruptionRecord, one_line, within
 from inprocess.exception import BadMessage
 
 __all__ = [
     "MAX_RANKS",
     "MAX_RECORDS",
+    "MAX_STUCK",
     "Arrival",
     "BadMessage",
     "Decision",
@@ -30,6 +31,7 @@ __all__ = [
     "Kind",
     "Outcome",
     "Roster",
+    "Spot",
     "Start",
     "Ticket",
     "Verdict",
@@ -53,6 +55,8 @@ E = TypeVar("E", bound=enum.Enum)
 #: a decision names at most this many interruption records; the rest are counted
 MAX_RECORDS = 32
 MAX_RANKS = 1 << 24
+#: a decision names at most this many members that did not wait
+MAX_STUCK = 8
 #: members from here on joined a running job; below it are founders, whose ids are ranks
 FIRST_JOINER = 1 << 20
 
@@ -121,9 +125,21 @@ class Arrival:
     #: end round: it made progress in this iteration; some iteration of this call did before
     progressed: bool = False
     ran: bool = False
+    #: end round, after a soft timeout: where its main thread was when it learned of that, and whether it waited there
+    where: str = ""
+    waits: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by", one_line(self.by, BY_LIMIT))
+        object.__setattr__(self, "where", one_line(self.where, WHERE_LIMIT))
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where a member's main thread is, such as ``train.py:41 in step``, and whether it waits for others there."""
+
+    where: str = ""
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,6 +190,12 @@ class Decision:
     #: some member made progress in this iteration; some member knows that one before did
     progressed: bool = False
     ran: bool = False
+    #: after a soft timeout: who did not wait for others, the first MAX_STUCK, each with its place in the code; empty
+    #: there: it could not say
+    stuck: tuple[InterruptionRecord, ...] = ()
+    #: number of those, also beyond the cap, and of members that waited
+    stuck_count: int = 0
+    waiting: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "abort", one_line(self.abort, REASON_LIMIT))
@@ -303,11 +325,15 @@ def load_arrival(raw: bytes | str, key: str) -> Arrival:
         limit=_number(data, "limit", key) or 0,
         progressed=_flag(data, "progressed", key, default=False),
         ran=_flag(data, "ran", key, default=False),
+        where=_text(data, "where", key),
+        waits=_flag(data, "waits", key, default=False),
     )
     if not _has_a_place(arrival):
         _refuse(key, "ranks and sizes do not fit each other", raw)
     if arrival.limit > arrival.repeats:
         _refuse(key, "'repeats' and 'limit' do not fit each other", raw)
+    if kind is not Kind.ALIVE and (arrival.where or arrival.waits):
+        _refuse(key, f"'where' and 'waits' do not fit the kind {kind.value!r}", raw)
     return arrival
 
 
@@ -358,14 +384,26 @@ def load_decision(raw: bytes | str, key: str) -> Decision:
         pause=_number(data, "pause", key) or 0,
         progressed=_flag(data, "progressed", key, default=False),
         ran=_flag(data, "ran", key, default=False),
+        stuck=_stuck(data, key),
+        stuck_count=_number(data, "stuck_count", key) or 0,
+        waiting=_number(data, "waiting", key) or 0,
     )
     if decision.pause > LONGEST_PAUSE:
         _refuse(key, f"field 'pause' is longer than {LONGEST_PAUSE} ms", decision.pause)
+    if decision.stuck_count < len(decision.stuck):
+        _refuse(key, "'stuck_count' is less than the number of 'stuck'", decision.stuck_count)
     if decision.record_count < len(decision.records):
         _refuse(key, "'record_count' is less than the number of 'records'", decision.record_count)
     if not _fits(decision):
         _refuse(key, "'joined', 'places', 'terminated' and 'fresh' do not fit each other", raw)
     return decision
+
+
+def _stuck(data: Mapping[str, Any], key: str) -> tuple[InterruptionRecord, ...]:
+    stuck = data.get("stuck", [])
+    if not isinstance(stuck, list) or len(stuck) > MAX_STUCK:
+        _refuse(key, f"field 'stuck' is not a list of at most {MAX_STUCK} records", stuck)
+    return tuple(_record(item, key) for item in stuck)
 
 
 def _fits(decision: Decision) -> bool:

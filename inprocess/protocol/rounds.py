@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
 
-from inprocess.attribution import InterruptionRecord
+from inprocess.attribution import WAITED, Interruption, InterruptionRecord
 from inprocess.protocol import repeats
-from inprocess.protocol.messages import FIRST_JOINER, MAX_RECORDS, Arrival, Decision, Kind, Start, Ticket
+from inprocess.protocol.messages import FIRST_JOINER, MAX_RECORDS, MAX_STUCK, Arrival, Decision, Kind, Start, Ticket
 
 NO_TICKETS: Mapping[int, Ticket] = MappingProxyType({})
 #: what a start round can say besides go: the iteration is interrupted because a rank is missing
@@ -68,6 +68,7 @@ def decide_end(
         ranks: Mapping[int, int | None] = places
     else:
         ranks = {member: arrival.rank for member, arrival in alive.items()}
+    stuck = _stuck(arrivals, records)
     return Decision(
         removed,
         records=tuple(records[:MAX_RECORDS]),
@@ -81,7 +82,43 @@ def decide_end(
         pause=found.pause,
         progressed=found.progressed,
         ran=found.ran,
+        stuck=tuple(stuck[:MAX_STUCK]),
+        stuck_count=len(stuck),
+        waiting=sum(arrival.waits for arrival in arrivals.values()),
     )
+
+
+def _stuck(arrivals: Mapping[int, Arrival], records: Sequence[InterruptionRecord]) -> list[InterruptionRecord]:
+    """After a soft timeout: who did not wait for others, with its place in the code; where all waited, everybody.
+
+    Who died could not say where it was; it may be the one that the others waited for, so it comes first.
+    """
+    if not records or records[0].interruption is not Interruption.SOFT_TIMEOUT:
+        return []
+    silent = [_spot(member, arrival, records) for member, arrival in arrivals.items() if _is_silent(arrival)]
+    said = {member: arrival for member, arrival in arrivals.items() if arrival.where}
+    named = [_spot(member, arrival, records) for member, arrival in said.items() if not arrival.waits]
+    if not silent and not named:
+        named = [_spot(member, arrival, records, WAITED) for member, arrival in said.items()]
+    return [*_by_rank(silent), *_by_rank(named)]
+
+
+def _is_silent(arrival: Arrival) -> bool:
+    return arrival.kind is Kind.DEAD or (arrival.kind is Kind.ALIVE and not arrival.where and not arrival.waits)
+
+
+def _spot(
+    member: int, arrival: Arrival, records: Sequence[InterruptionRecord], message: str = ""
+) -> InterruptionRecord:
+    place = place_of(member, arrival)
+    mine = (record for record in records if record.initial_rank == place)
+    rank = next((record.rank for record in mine), place) if arrival.rank is None else arrival.rank
+    kind = Interruption.TERMINATED if arrival.kind is Kind.DEAD else Interruption.SOFT_TIMEOUT
+    return InterruptionRecord(rank, kind, initial_rank=place, message=message, where=arrival.where)
+
+
+def _by_rank(records: Sequence[InterruptionRecord]) -> list[InterruptionRecord]:
+    return sorted(records, key=lambda record: (record.rank, record.initial_rank or 0))
 
 
 def place_of(member: int, arrival: Arrival) -> int:

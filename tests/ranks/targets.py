@@ -348,6 +348,49 @@ def _pinged_loop(context: Context, call: Any) -> list[int]:
     return train(context, call)
 
 
+def run_hang(context: Context) -> Any:
+    return context.wrap(_hang)()
+
+
+def _hang(context: Context, call: Any) -> list[int]:
+    """In iteration 0 rank 0 hangs, and the others wait for it in this place."""
+    where = context.args["where"]
+    if call.iteration > 0:
+        return train(context, call)
+    dist.init_process_group("gloo", timeout=LONG)
+    check_sum(context.args["world_size"])
+    if where == "ddp":
+        _backward(context, call)
+    elif where == "mismatch":
+        (_receives if dist.get_rank() else _sends)()
+    elif dist.get_rank() == 0:
+        faults.spin() if where == "loop" else context.point("hang")
+    else:
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        context.emit("ready")
+        work.wait()
+    raise AssertionError("it came out")
+
+
+def _backward(context: Context, call: Any) -> None:
+    with call.disable_hang_protection():  # it imports for seconds
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        check_sum(context.args["world_size"])
+    loss = model(torch.ones(2)).sum()
+    if dist.get_rank() == 0:
+        context.point("hang")
+    context.emit("ready")
+    loss.backward()
+
+
+def _sends() -> None:
+    dist.recv(torch.ones(1), src=1)
+
+
+def _receives() -> None:
+    dist.recv(torch.ones(1), src=0)
+
+
 def run_unprotected(context: Context) -> Any:
     return context.wrap(_unprotected)()
 

@@ -130,3 +130,20 @@ def test_no_active_rank_is_left_and_nobody_comes() -> None:
         world = sim.run(Scenario(seed, faults=(Kill(3, "training", time=0.3),), assignment="fours", patience=20.0))
         assert {training.result for training in world.training[:3]} <= {"too few", "aborted"}
         assert 20.0 < world.engine.now < 30.0
+
+
+def test_who_hangs_is_named_by_all() -> None:
+    """The others waited, and say so; that all read the same is checked as of every decision."""
+    for seed in range(20):
+        world = sim.run(Scenario(seed, faults=(Act(2, "hang"),)))
+        (decision,) = (value for (what, _), value in world._agreed.items() if what == "next" and value.stuck)
+        assert [(record.initial_rank, record.where) for record in decision.stuck] == [(2, "hangs")]
+        assert (decision.stuck_count, decision.waiting) == (1, 3)
+
+
+def test_who_hangs_for_ever_could_not_say_where() -> None:
+    for seed in range(20):
+        world = sim.run(Scenario(seed, faults=(Act(1, "hang for ever"),)))
+        decisions = [value for (what, _), value in world._agreed.items() if what == "next" and value.stuck]
+        assert [(record.initial_rank, record.where) for record in decisions[0].stuck] == [(1, "")]
+        assert decisions[0].waiting == 3

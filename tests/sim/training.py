@@ -16,7 +16,7 @@ from inprocess.exception import Fenced, OptionError, RankDiscarded, RestartAbort
 from inprocess.policy import LEASE_SHARE, RUNNING, Snapshot
 from inprocess.progress_watchdog import Silence
 from inprocess.protocol.book import Book
-from inprocess.protocol.messages import Arrival, Entry, Fate, Kind, Ticket, Verdict, Vote
+from inprocess.protocol.messages import Arrival, Entry, Fate, Kind, Spot, Ticket, Verdict, Vote
 from inprocess.protocol.ops import Pause
 from inprocess.protocol.phases import Event, Phase, next_phase
 from inprocess.protocol.repeats import Row
@@ -61,6 +61,8 @@ class Training(Process):
         self._begin()
         live = world.scenario.live
         self.live = Live(self, world.live, live == "sharded") if live else None
+        #: where its main thread was at a soft timeout
+        self.spot: Spot | None = None
         #: since when no active rank is left
         self.too_few_since: float | None = None
         #: it raises in the middle of a commit
@@ -210,6 +212,11 @@ class Training(Process):
         self.engine.note(self.name, f"found {what}/{iteration}: {value}")
         if what == "outcome" and iteration == self.book.iteration:
             self.world.ended(self)
+        if what == "outcome" and value.cause and value.cause.interruption is Interruption.SOFT_TIMEOUT:
+            self.spot = Spot("hangs") if self.stuck_since is not None else Spot("", waits=True)
+        if what == "next":
+            self.world.named(self, value)
+            self.spot = None
         if what == "start" and value.go and not self.contacts:
             self.contacts = self.world.make_contacts(self)
         self.found[what, iteration] = value
@@ -636,8 +643,15 @@ class Training(Process):
             return Event.QUIT if self.quitting else (yield from self._vote())
         if not self.quitting:
             book = self.book
-            counts = (self.repeats, self.world.scenario.max_repeats, self.progressed)
-            yield from coordinator.end_round(book, coordinator.alive(book, self.name, *counts))
+            arrival = coordinator.alive(
+                book,
+                by=self.name,
+                repeats=self.repeats,
+                limit=self.world.scenario.max_repeats,
+                progressed=self.progressed,
+                spot=self.spot,
+            )
+            yield from coordinator.end_round(book, arrival)
             return (yield from self._next())
         if self.started_in < self.book.iteration:
             kind = Kind.DISCARDED if self.quitting == "discarded" else Kind.LEFT

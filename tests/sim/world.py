@@ -427,6 +427,14 @@ class World:
         waiting = {m: ticket for m, ticket in self._waiting.get((number, iteration - 1), {}).items() if m in still}
         self._check_seats(book, {member: ticket for member, ticket in waiting.items() if member not in book.roster})
 
+    def named(self, training: Training, decision: Decision) -> None:
+        """After a soft timeout: nobody is named that neither hangs nor died; where one hangs, it is."""
+        hung = {fault.member for fault in self.fired if isinstance(fault, Act) and fault.what.startswith("hang")}
+        places = {self.training[number].ticket.place for number in hung}
+        said = {record.initial_rank for record in decision.stuck if record.where}
+        if said - places:
+            raise Broken(f"{training.name} names {sorted(said - places)} with a place, and only {places} hang")
+
     def _check_seats(self, book: Book, waiting: dict[int, Ticket]) -> None:
         if seats := seat(book.taken, waiting):
             raise Broken(f"members {sorted(seats)} wait, and places {sorted(seats.values())} are free")

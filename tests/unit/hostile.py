@@ -70,11 +70,19 @@ def arrivals(draw: Any) -> Arrival:
     size = draw(st.integers(1, messages.MAX_RANKS - 1))
     rank = draw(st.integers(0, size - 1))
     if kind is not Kind.RANK:
-        place, repeats = draw(st.none() | numbers), draw(st.integers(0, 99))
-        flags = {name: draw(st.booleans()) for name in ("fresh", "progressed", "ran")}
-        return Arrival(
-            kind, rank, size, by=by, place=place, repeats=repeats, limit=draw(st.integers(0, repeats)), **flags
+        repeats = draw(st.integers(0, 99))
+        arrival = Arrival(
+            kind,
+            rank,
+            size,
+            by=by,
+            place=draw(st.none() | numbers),
+            repeats=repeats,
+            limit=draw(st.integers(0, repeats)),
+            **{name: draw(st.booleans()) for name in ("fresh", "progressed", "ran")},
         )
+        spot = {"where": draw(st.text(max_size=300)), "waits": draw(st.booleans())}
+        return dataclasses.replace(arrival, **spot) if kind is Kind.ALIVE else arrival
     active = draw(st.integers(1, size))
     return Arrival(kind, rank, size, active, draw(st.none() | st.integers(0, active - 1)), by)
 
@@ -96,9 +104,11 @@ def decisions(draw: Any) -> Decision:
     )
     joined = tuple(sorted({place: (member, place) for member, place in seats.items()}.values()))
     if reason or not joined:
-        flags = {name: draw(st.booleans()) for name in ("progressed", "ran")}
-        counts = {"repeats": draw(st.integers(0, 99)), "pause": draw(st.integers(0, messages.LONGEST_PAUSE))}
-        return Decision(gone, draw(ascending), found, count, reason, fresh=draw(ascending), **counts, **flags)
+        more = {name: draw(st.booleans()) for name in ("progressed", "ran")}
+        more |= {"repeats": draw(st.integers(0, 99)), "pause": draw(st.integers(0, messages.LONGEST_PAUSE))}
+        stuck, waiting = tuple(draw(st.lists(records, max_size=messages.MAX_STUCK))), draw(numbers)
+        more |= {"stuck": stuck, "stuck_count": len(stuck) + draw(st.integers(0, 9)), "waiting": waiting}
+        return Decision(gone, draw(ascending), found, count, reason, fresh=draw(ascending), **more)
     fresh = tuple(sorted(place for _, place in joined))
     free = tuple(sorted(draw(st.sets(st.integers(0, 9), max_size=3)).difference(fresh)))
     return Decision(gone, free, found, count, "", joined, 10, fresh)

@@ -31,6 +31,8 @@ def test_what_is_dumped_loads_again(kind: str, data: st.DataObject) -> None:
 def test_small_on_the_wire() -> None:
     """What is absent is not sent."""
     assert messages.dump(Arrival(Kind.DEAD)) == '{"kind":"dead"}'
+    longest = Arrival(Kind.ALIVE, 9, 10, where="x" * 10_000, waits=True)
+    assert len(messages.dump(longest)) < 1024
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,13 @@ def test_small_on_the_wire() -> None:
         (messages.load_arrival, '{"kind":"rank","by":7}', "'by' is not text"),
         (messages.load_arrival, '{"kind":"rank","rank":2,"world_size":2}', "do not fit"),
         (messages.load_arrival, '{"kind":"alive"}', "do not fit"),
+        (messages.load_arrival, '{"kind":"alive","rank":0,"waits":1,"world_size":1}', "'waits' is neither true nor"),
+        (messages.load_arrival, '{"kind":"alive","rank":0,"where":[],"world_size":1}', "'where' is not text"),
+        (messages.load_arrival, '{"kind":"dead","where":"a.py:1 in f"}', "do not fit"),
+        (messages.load_decision, '{"stuck":{}}', "'stuck' is not a list of at most 8"),
+        (messages.load_decision, '{"stuck":[{"interruption":"terminated","rank":0}]}', "'stuck_count' is less than"),
+        (messages.load_decision, json.dumps({"stuck": [{}] * 9, "stuck_count": 9}), "list of at most 8"),
+        (messages.load_decision, '{"waiting":-1}', "'waiting' is not a number"),
         (messages.load_arrival, '{"kind":"alive","rank":2,"world_size":2}', "do not fit"),
         (messages.load_arrival, '{"kind":"dead","rank":2}', "do not fit"),
         (messages.load_arrival, '{"active_world_size":3,"kind":"rank","rank":0,"world_size":2}', "do not fit"),

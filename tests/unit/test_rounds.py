@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.attribution import Interruption, InterruptionRecord, standstill
 from inprocess.protocol.messages import FIRST_JOINER as J
-from inprocess.protocol.messages import MAX_RECORDS, Arrival, Kind, Start, Ticket
+from inprocess.protocol.messages import MAX_RECORDS, MAX_STUCK, Arrival, Kind, Start, Ticket, dump, load_decision
 from inprocess.protocol.rounds import MISSING, decide_end, decide_start, seat
 
 
@@ -181,3 +181,67 @@ def test_who_has_joined_is_fresh_until_an_iteration_starts() -> None:
 
 def test_nobody_joins_a_job_that_ends() -> None:
     assert decide_end(ended("0 x"), [], 0, "the end", TICKETS).joined == ()
+
+
+def at(rank: int, where: str, waits: bool = False, place: int | None = None) -> Arrival:
+    return Arrival(Kind.ALIVE, rank, 4, place=rank if place is None else place, where=where, waits=waits)
+
+
+SILENCE = InterruptionRecord(0, Interruption.SOFT_TIMEOUT, initial_rank=0, message="no progress for 3 s")
+KILLED = InterruptionRecord(2, Interruption.HARD_TIMEOUT, initial_rank=2)
+FIRST = "/home/me/train.py:8 in first"
+DEAD = Arrival(Kind.DEAD, place=2)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "records", "says"),
+    [
+        (
+            [at(0, FIRST, True), at(1, "", True), at(2, "loader.py:88 in next_batch"), at(3, FIRST, True)],
+            [SILENCE],
+            "rank 2 was at loader.py:88 in next_batch; 3 waited for others",
+        ),
+        (
+            [at(0, FIRST, True), at(1, FIRST), at(2, FIRST, place=5), at(3, "b.py:9 in g")],
+            [SILENCE],
+            "ranks 1, 2 (initially 1, 5) were at train.py:8 in first, rank 3 was at b.py:9 in g; 1 waited for others",
+        ),
+        (
+            [at(0, FIRST, True), at(1, FIRST, True), DEAD, at(3, FIRST, True)],
+            [SILENCE, KILLED],
+            "rank 2 could not say where it was (did not answer and was killed); 3 waited for others",
+        ),
+        (
+            [at(0, FIRST, True), at(1, "a.py:1 in f"), DEAD, at(3, "")],
+            [SILENCE, KILLED],
+            "rank 2 could not say where it was (did not answer and was killed), rank 3 could not say where it was, "
+            "rank 1 was at a.py:1 in f; 1 waited for others",
+        ),
+        (
+            [at(0, FIRST, True), at(1, "b.py:9 in g", True)],
+            [SILENCE],
+            "all 2 ranks waited for others: rank 0 was at train.py:8 in first, rank 1 was at b.py:9 in g",
+        ),
+        ([at(rank, f"a.py:{rank} in f") for rank in range(4)], [KILLED, SILENCE], ""),
+    ],
+    ids=["one", "two at one place", "killed", "silent", "all wait", "no soft timeout"],
+)
+def test_who_hangs(arrivals: list[Arrival], records: list[InterruptionRecord], says: str) -> None:
+    """Those that did not wait are named with their places; those that could not say come first."""
+    decision = decide_end(dict(enumerate(arrivals)), records, len(records))
+    if not says:
+        assert (decision.stuck, decision.stuck_count) == ((), 0)
+        return
+    text = standstill(decision.records, decision.stuck, decision.stuck_count, decision.waiting)
+    assert text == f"no progress for 3 s; {says}"
+
+
+def test_many_hang() -> None:
+    """The first eight are named, the rest is counted."""
+    decision = decide_end({rank: at(rank, f"a.py:{rank} in f") for rank in range(4)}, [SILENCE], 1)
+    assert len(decision.stuck) == decision.stuck_count == 4
+    many = {rank: Arrival(Kind.ALIVE, rank, 16000, where=f"a.py:{rank} in f") for rank in range(16000)}
+    decision = decide_end(many, [SILENCE], 1)
+    assert (len(decision.stuck), decision.stuck_count) == (MAX_STUCK, 16000)
+    assert load_decision(dump(decision), "next") == decision
+    assert standstill(decision.records, decision.stuck, 16000, 0).endswith("rank 7 was at a.py:7 in f, 15992 more")

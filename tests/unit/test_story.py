@@ -48,7 +48,7 @@ class Job:
         self.iteration, self.heard = 0, list[str]()
 
     def restart(self, dies: int | None = None, joins: int | None = None, runs: bool = True) -> None:
-        """Interrupted, by the death of a rank or because a process takes this rank; ``runs``: the function is called."""
+        """By the death of a rank, or because a process takes this rank; ``runs``: the function is called."""
         self.iteration += 1
         if dies is not None:
             del self.ranks[dies]

@@ -1,0 +1,166 @@
+"""Where the main thread is, told from another thread: its place in the user's code, and whether it waits for others."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from torch._C._distributed_c10d import HashStore
+
+from inprocess import whereabouts
+from inprocess.interrupt import Interrupter
+from inprocess.protocol.messages import WHERE_LIMIT, Spot
+
+TORCH = os.path.dirname(torch.__file__)
+#: a file below torch, the name of a function in it, and its body
+Body = tuple[str, str, str]
+
+
+class Go(threading.Event):
+    """Everything that a function here may wait for; it waits in its only line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock, self.full, self.store = threading.Lock(), queue.Queue[int](), HashStore()
+        self.lock.acquire()
+
+    def set(self) -> None:
+        super().set()
+        self.lock.release()
+        self.full.put(1)
+        self.store.set("key", "1")
+
+
+def in_torch(body: Body) -> Callable[[Go], Any]:
+    """That function, which calls nothing that Python sees."""
+    file, name, line = body
+    made: dict[str, Any] = {}
+    exec(compile(f"def {name}(go, lock):\n    {line}\n", os.path.join(TORCH, file), "exec"), made)
+    function = made[name]
+
+    def call(go: Go) -> None:
+        function(go, go.lock)
+
+    return call
+
+
+def seen(monkeypatch: pytest.MonkeyPatch, function: Callable[[Go], Any], sleeps: bool) -> Spot | None:
+    """What is told of a thread in the library's window, once it sleeps in its function, or computes."""
+    go = Go()
+    gate = Interrupter().new_gate()
+    entered = threading.Event()
+
+    def enter() -> None:
+        entered.set()
+        function(go)
+
+    thread = threading.Thread(target=lambda: gate.run(enter))
+    monkeypatch.setattr(whereabouts.threading, "main_thread", lambda: thread)
+    thread.start()
+    try:
+        entered.wait()
+        end = time.monotonic() + 5.0
+        while time.monotonic() < end:
+            spot = whereabouts.look()
+            there = spot is not None and " in enter" not in spot.where
+            if there and whereabouts._is_asleep(thread.native_id) is sleeps:
+                return whereabouts.look()  # it goes on to wait in the same line
+        raise AssertionError("it does not get there")
+    finally:
+        go.set()
+        thread.join()
+
+
+def spins(go: Go) -> None:
+    while not go.is_set():
+        pass
+
+
+def sleeps(go: Go) -> None:
+    while not go.is_set():
+        time.sleep(0.05)
+
+
+def gets(go: Go) -> None:
+    go.full.get()
+
+
+def waits_for_a_key(go: Go) -> None:
+    go.store.wait(["key"], timedelta(seconds=30))
+
+
+C10D = os.path.join("distributed", "distributed_c10d.py")
+DDP = os.path.join("nn", "parallel", "distributed.py")
+FILES = os.path.join("distributed", "checkpoint", "filesystem.py")
+AUTOGRAD = os.path.join("autograd", "graph.py")
+BLOCKS, SPINS = "lock.acquire()", "while lock.locked(): pass"
+
+
+@pytest.mark.parametrize(("function", "asleep"), [(spins, False), (sleeps, True), (gets, True)])
+def test_a_rank_that_hangs(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], asleep: bool) -> None:
+    spot = seen(monkeypatch, function, asleep)
+    assert spot is not None and not spot.waits
+    assert spot.where.startswith(__file__[-whereabouts.LONGEST_FILE :] + ":")
+    assert spot.where.endswith(f" in {function.__name__}")
+
+
+def test_a_store_is_waited_for_in_the_users_own_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the work of a collective: Python sees nothing but that line."""
+    spot = seen(monkeypatch, waits_for_a_key, sleeps=True)
+    assert spot is not None and spot.waits
+    assert spot.where.endswith(" in waits_for_a_key")
+
+
+@pytest.mark.parametrize(
+    ("body", "asleep", "waits"),
+    [
+        ((C10D, "all_reduce", BLOCKS), True, True),
+        ((C10D, "all_reduce", SPINS), False, True),  # NCCL, in its own way
+        ((C10D, "barrier", "while not go.is_set(): pass"), False, True),  # it calls something of Python's own
+        ((DDP, "_sync_buffers", BLOCKS), True, True),
+        ((FILES, "write", BLOCKS), True, False),  # a disk that does not answer
+        ((AUTOGRAD, "_engine_run_backward", BLOCKS), True, True),
+        ((AUTOGRAD, "_engine_run_backward", SPINS), False, False),
+        ((os.path.join("nn", "functional.py"), "linear", BLOCKS), True, False),
+    ],
+)
+def test_inside_torch(monkeypatch: pytest.MonkeyPatch, body: Body, asleep: bool, waits: bool) -> None:
+    spot = seen(monkeypatch, in_torch(body), asleep)
+    assert spot is not None and spot.waits is waits
+    assert spot.where.endswith(" in call")
+
+
+def test_the_library_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function has returned, or the rank is a reserve; what called the wrapped function does not count."""
+    monkeypatch.setattr(whereabouts, "_BOUNDARIES", {(__file__, "_step")})
+    release, entered = threading.Event(), threading.Event()
+
+    def _step() -> None:
+        entered.set()
+        release.wait()
+
+    thread = threading.Thread(target=_step)
+    monkeypatch.setattr(whereabouts.threading, "main_thread", lambda: thread)
+    thread.start()
+    entered.wait()
+    assert whereabouts.look() == Spot("", waits=True)
+    release.set()
+    thread.join()
+    assert whereabouts.look() is None
+
+
+def test_a_place_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a long path is what tells."""
+    file, made = "/" + "folder/" * 100 + "train.py", dict[str, Any]()
+    name = "step" * 100
+    exec(compile(f"def {name}(go):\n    while not go.is_set(): pass\n", file, "exec"), made)
+    spot = seen(monkeypatch, made[name], sleeps=False)
+    assert spot is not None and len(spot.where) < WHERE_LIMIT
+    assert "/train.py:2 in step" in spot.where
