@@ -22,6 +22,10 @@ def _fail() -> None:
     raise RuntimeError("this fault was scheduled")
 
 
+def _hang() -> None:
+    time.sleep(1e6)
+
+
 STRIKES: dict[str, Callable[[], object]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
@@ -29,7 +33,7 @@ STRIKES: dict[str, Callable[[], object]] = {
     "exit": lambda: os._exit(5),
     "sysexit": lambda: sys.exit(6),
     "raise": _fail,
-    "hang": lambda: time.sleep(1e6),
+    "hang": _hang,
     "gil": lambda: sum(itertools.repeat(0)),  # a loop in C: no other thread and no signal handler runs Python code
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
 }

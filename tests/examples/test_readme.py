@@ -48,6 +48,14 @@ def test_links_to_files_exist(page):
     assert not missing
 
 
+def test_the_sample_names_the_line_that_hangs():
+    """What the example prints, see test_digits; the line is where the schedule's hang is."""
+    (file, line, function) = re.search(r"was at (\S+\.py):(\d+) in (\w+); 2 waited for others", README).groups()
+    source = (ROOT / "examples" / file).read_text().splitlines()
+    assert function == fault_schedule.STRIKES["hang"].__name__
+    assert "time.sleep" in source[int(line) - 1]
+
+
 def test_figures_are_those_that_were_measured():
     """`python -m benchmarks --no-run` prints what is to be quoted."""
     results = json.loads((ROOT / "benchmarks/results.json").read_text())

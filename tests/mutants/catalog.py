@@ -33,11 +33,24 @@ PROTOCOL = (
     rounds(
         "start_with_a_gap",
         "the function starts although the active ranks are not 0..n-1",
-        "and ranks == list(range(active)) ",
+        "and ranks == list(range(active or 0)) ",
     ),
     rounds(
-        "start_with_two_sizes", "it starts although members count differently", "len(sizes) == 1 and active", "active"
+        "start_with_two_sizes", "it starts although members count differently", "len(sizes) == 1 and enough", "enough"
     ),
+    rounds(
+        "reserves_wait_with_a_dead_one",
+        "all are reserves and wait, with a dead member whose place is not free",
+        "(active > 0 or not gone)",
+        "True",
+    ),
+    rounds(
+        "victims_are_accused",
+        "ranks that wait for the one that hangs are named like it",
+        "in said.items() if not arrival.waits]",
+        "in said.items()]",
+    ),
+    rounds("the_dead_are_forgotten", "a rank that could not say where it was is not named", "*_by_rank(silent), "),
     rounds(
         "start_in_one_place",
         "it starts although two members have one place",
@@ -902,6 +915,12 @@ CALL = (
         "_ = 0 if",
     ),
     calls("atomic_without_the_gate", "atomic() keeps nothing away", "        gate.atomic.__enter__()\n"),
+    board(
+        "protection_is_counted_twice_at_once",
+        "two threads that leave blocks without hang protection lose one of them",
+        "        with self._counting:\n            if self.slots[ITERATION] == iteration:",
+        "        if True:\n            if self.slots[ITERATION] == iteration:",
+    ),
     calls(
         "protection_stays_off",
         "after disable_hang_protection() nothing is watched",
@@ -1519,8 +1538,8 @@ LEFTOVERS = (
         "test_leftovers",
         "garbage_stays",
         "garbage on the GPU waits for the interpreter's next collection",
-        "        leftovers.collect()\n        self._do(",
-        "        self._do(",
+        "        leftovers.collect()\n        spot = ",
+        "        spot = ",
     ),
     _loop("test_leftovers", "nothing_is_said", "nobody is told who holds on", "        leftovers.report(state)\n"),
     _loop(

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from inprocess import rank_filter as older
 from inprocess.compose import Compose
-from inprocess.exception import InternalError, OptionError, RestartError
+from inprocess.exception import InternalError, OptionError
 from inprocess.exception import RankDiscarded as ExceptionRankDiscarded
 from inprocess.hooks import adapt_rank_assignment
 from inprocess.rank_assignment import (
@@ -147,7 +147,6 @@ def test_compose_is_a_rank_assignment() -> None:
         (lambda ctx: 3, TypeError, "rank_assignment=.*returned an object of type int"),
         (lambda state, terminated: state, TypeError, "terminated_ranks"),
         (lambda ctx: setattr(ctx.state, "rank", 9), OptionError, "rank=9"),
-        (ActiveWorldSizeDivisibleBy(8), RestartError, "none of 4 ranks active"),
     ],
 )
 def test_results_that_cannot_be(assignment: object, error: type[Exception], words: str) -> None:
