@@ -46,7 +46,9 @@ def test_five_faults_with_the_death_of_rank_0():
     assert "rank 2 process died: killed by SIGKILL" in restarts[0][0]
     # the others waited for it in a backward pass
     (hang,) = (told for told, _, _ in restarts if "no progress" in told)
-    assert re.search(r"rank 2 \(initially 3\) was at fault_schedule\.py:\d+ in _hang; 2 waited for others$", hang), report
+    assert re.search(r"rank 2 \(initially 3\) was at fault_schedule\.py:\d+ in _hang; 2 waited for others$", hang), (
+        report
+    )
     assert "2 of 4 processes finished; exit codes by rank: -9, 0, -9, 0" in result.stdout
 
 
