@@ -75,8 +75,8 @@ class Checkpoints:
         self.writer, self.reader = Beside("inprocess-checkpoint"), Beside("inprocess-reader")
         #: the newest step that this rank has seen saved
         self.newest = NOTHING
-        #: found damaged in this process
-        self._damaged: set[Name] = set()
+        #: found damaged by all ranks, and not yet known to be moved aside
+        self._damaged: frozenset[Name] = frozenset()
 
     def __str__(self) -> str:
         return self.folder
@@ -106,7 +106,7 @@ class Checkpoints:
         Args:
             moves: this is the rank that moves them aside. Where it does not come to that, it does with the next save.
         """
-        self._damaged.update(names)
+        self._damaged |= frozenset(names)
         if moves and names and self.writer.ended(0):
             self.writer.begin(max(names).step, self._move_aside)
 
@@ -161,11 +161,11 @@ class Checkpoints:
 
     def _name(self, step: int, group: ProcessGroup | None) -> Name:
         """The first rank looks at what is there; it tells the others, also where it cannot."""
-        name, fault = Name(NOTHING, step), "rank 0 cannot look into it"
+        name, fault, damaged = Name(NOTHING, step), "rank 0 cannot look into it", self._damaged
         if group is None or dist.get_rank(group) == 0:
             try:
                 with on_disk(self.writer):
-                    self._shelf.set_aside(self._damaged)
+                    self._shelf.set_aside(damaged)
                     name = Name.after((name for name, _ in self._shelf.all()), step)
             except Exception as error:
                 fault = _why(error)
@@ -175,6 +175,7 @@ class Checkpoints:
             name = Name(int(told), step)
         if name.branch == NOTHING:
             raise LiveStateError(f"{self}: {fault}")
+        self._damaged -= damaged  # on all ranks: this name, or one to come, may have been one of theirs
         return name
 
     def _tidy(self, saved: Name) -> None:

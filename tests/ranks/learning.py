@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from inprocess import LiveState
 from inprocess.initialize import RetryController
@@ -110,6 +111,34 @@ def run_replicated(context: Context) -> Any:
         live.wait()
         dist.destroy_process_group()
         return [live.step, digest([*model.parameters(), *model.buffers()]), position.drawn, sources]
+
+    return _wrapped(context, learn)()
+
+
+def run_ddp(context: Context) -> Any:
+    """DistributedDataParallel with BatchNorm, whose averages are each rank's own between a forward pass and the next
+    one. ``args["buffers"]``: they are made rank 0's before each commit. Returns step, digests, nothing, sources."""
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 4))
+    optim = torch.optim.AdamW(model.parameters(), lr=0.01)
+    live, early = LiveState(model=model, optim=optim), context.args["buffers"]
+    sources: list[str] = []
+
+    def learn(context: Context, call: Any) -> list[Any]:
+        dist.init_process_group("gloo", timeout=LONG)
+        begin = live.recover(call)
+        sources.append(live.source)
+        ddp = DistributedDataParallel(model, broadcast_buffers=not early, find_unused_parameters=True)
+        for step in steps(context, call, begin):
+            optim.zero_grad()
+            ddp(torch.randn(5, 8)).square().mean().backward()
+            for buffer in model.buffers() if early else ():
+                dist.broadcast(buffer, 0)
+            with live.commit(step + 1):
+                optim.step()
+        del ddp  # else its C++ part is the group's last owner, and waits for threads that wait for the interpreter
+        dist.destroy_process_group()
+        return [live.step, digest([*model.parameters()]), digest([*model.buffers()]), sources]
 
     return _wrapped(context, learn)()
 

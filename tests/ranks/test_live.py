@@ -75,6 +75,20 @@ def test_replicated_the_receiver_raises(launch, calm):
     result_of(launch, calm, learning.run_replicated, faults=faults)
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_buffers_of_ddp_when_rank_0_is_replaced(launch, early):
+    """DistributedDataParallel gives all ranks rank 0's buffers, but at the next forward pass: rank 0 took them along.
+    Where they are given to all before `commit`, they are what they would have been; the weights are in both cases."""
+    calm = [rank.value[:3] for rank in launch(learning.run_ddp, 3, args={"buffers": early}).wait()]
+    faults = {At(0, step="before 3"): Kill()}
+    ranks = launch(learning.run_ddp, 3, args={"buffers": early}, faults=faults, respawn=1).wait()
+    (_, *survivors, replacement) = [rank.value for rank in ranks]
+    assert replacement[3] == ["rank 1"]
+    found = [replacement[:3], *(value[:3] for value in survivors)]
+    assert [value[:2] for value in found] == [value[:2] for value in calm]
+    assert (found == calm) == early
+
+
 HTTP = {"live": {"transport": "http"}}
 
 
