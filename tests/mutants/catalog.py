@@ -1497,6 +1497,8 @@ plan = _in("live/plan.py", "tests/unit/test_live_plan.py", SIM, seeds=True)
 spread = _in("live/plan.py", "tests/unit/test_live_plan.py")
 copies = _in("live/copies.py", SIM, seeds=True)
 disk = _in("live/checkpoints.py", "tests/threads/test_checkpoints.py")
+shelf = _in("live/shelf.py", "tests/threads/test_checkpoints.py")
+stuck = _in("live/patience.py", "tests/threads/test_stuck_disk.py")
 LIVE = (
     plan("the_oldest_step", "all go on at the oldest step", "sorted(steps, reverse=True)", "sorted(steps)"),
     plan("some_shards", "all go on where one shard is there", "if all(holders", "if any(holders"),
@@ -1509,14 +1511,22 @@ LIVE = (
     ),
     copies("newest_overwritten", "the newer copy is overwritten", "return min(self.buffers", "return max(self.buffers"),
     disk("no_checksums", "what was written is not compared", "if _sums(stream) != kept[file]:", "if False:"),
-    disk(
+    shelf(
         "nothing_removed",
         "old checkpoints stay",
-        "                if name not in kept:\n",
-        "                if False:\n",
+        "            if name not in kept:\n",
+        "            if False:\n",
     ),
-    disk("too_few_kept", "one checkpoint less is kept", "[: self._keep]", "[: self._keep - 1]"),
-    disk("later_removed", "what is later is removed, too", "self._all() if name <= saved]", "self._all()]"),
+    shelf("too_few_kept", "one checkpoint less is kept", "[:keep]", "[: keep - 1]"),
+    shelf("by_step", "a later step counts as written later", "branch + (step <= last.step)", "branch"),
+    shelf("other_branch", "one of an older branch is loaded", "itertools.takewhile(", "filter("),
+    shelf("damaged_count", "a damaged checkpoint keeps its place", "in sorted(there.intersection(names)):", "in ():"),
+    shelf("damaged_stay", "what is moved aside stays for ever", "in aside[ASIDE:]:", "in ():"),
+    disk("aside_again", "a new one of the same name is moved aside", "        self._damaged -= damaged", "        #"),
+    stuck("no_agreement", "a rank saves beside one whose disk hangs", "if doing.state != FREE}", "if False}"),
+    stuck("waits_again", "a disk that hangs is waited for at each step", "0 if work.skipped else GRACE", "GRACE"),
+    stuck("own_rounds", "the limit of a wait is not kept", "number * SLICE >= limit", "number * SLICE > limit"),
+    stuck("two_looks", "a second thread looks while the first one hangs", "if not self._reader.ended(SLICE):", "if 0:"),
 )
 
 kept = _in("leftovers.py", "tests/unit/test_leftovers.py")

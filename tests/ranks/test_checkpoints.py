@@ -51,9 +51,9 @@ def test_whoever_finishes_it_dies(launch, calm, tmp_path):
     ranks = result_of(launch, calm, tmp_path, faults={At(0, step="finish"): Kill()}, respawn=1)
     assert ranks[1].value[3] == ["nowhere at 0"] * 2
     written = sorted(path.name for path in tmp_path.iterdir())
-    assert {name.partition("_i")[0] for name in written} == {f"step_{step:08d}" for step in (2, 4, 6)}
+    assert {name.partition("_b")[0] for name in written} == {f"step_{step:08d}" for step in (2, 4, 6)}
     # with the replacement there may be an iteration in between
-    assert {name.partition("_i")[2] for name in written} <= {"1", "2"}
+    assert {name.partition("_b")[2] for name in written} <= {"1", "2"}
 
 
 @pytest.mark.parametrize("fault", [Kill(), Raise()])
