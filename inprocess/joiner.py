@@ -71,7 +71,7 @@ def await_place(book: Book, ticket: Ticket, interrupts: bool, waits: Callable[[B
     while True:
         if not book.roster:
             raise NobodyLeft(
-                "there is nobody left to join: all ranks of the job have died or left. Start all of them anew."
+                "there is nobody left to join: all ranks of the job have died or left, so all have to be started anew."
             )
         try:
             waits(book)

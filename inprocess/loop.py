@@ -190,7 +190,7 @@ class Loop:
         self._failures.drop()
         self._fn = _nothing  # the user's arguments must not live as long as this object
         if isinstance(self._leaving, NobodyLeft):
-            announce_nobody_left()
+            announce_nobody_left(self._leaving)
         how = "completed" if self._leaving is None else "left" if self._said_so else "failed"
         how = how if self.lost is None else "moved"
         # a rank that goes quietly leaves its MonitorThread waiting for something that may come late or never

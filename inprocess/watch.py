@@ -14,10 +14,12 @@ import functools
 import json
 import os
 import socket
+import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Literal, get_args
 
 from inprocess import clock, environment, strict_json
@@ -286,20 +288,42 @@ def announce_wrapped(own_store: bool = False) -> None:
     _announce({"say": "wrapped", "own_store": own_store})
 
 
-def announce_nobody_left() -> None:
-    """Tell the launcher that this process found nobody to join, and will fail: it is to restart all workers."""
-    _announce({"say": "nobody left"})
+def announce_nobody_left(error: RestartError) -> None:
+    """Tell the launcher that this process found nobody to join, and will fail: it is to restart all workers.
+
+    Where it has heard that, this is the normal way to recovery: if the error then ends the process, one line says so
+    instead of a traceback. The exit code is that of any exception.
+    """
+    if _announce({"say": "nobody left"}):
+        sys.excepthook = functools.partial(_in_one_line, weakref.ref(error), sys.excepthook)
 
 
-def _announce(message: dict[str, Any]) -> None:
+def _in_one_line(
+    expected: weakref.ref[RestartError],
+    otherwise: Callable[..., object],
+    kind: type[BaseException],
+    error: BaseException,
+    traceback: TracebackType | None,
+) -> None:
+    if error is not expected():
+        otherwise(kind, error, traceback)
+        return
+    rank = os.environ.get("RANK")
+    sys.stderr.write(f"rank {rank} (pid {os.getpid()}): {error.args[0]} The launcher restarts all workers.\n")
+
+
+def _announce(message: dict[str, Any]) -> bool:
+    """Whether there is a launcher, and it was told."""
     address = environment.launcher()
     if address is None:
-        return
+        return False
     try:
         with _connect(address[0], LISTEN) as connection:
             connection.sendall(_line(address[1], message))
     except OSError as error:
         log.debug("the launcher could not be told %s: %s", message["say"], error)
+        return False
+    return True
 
 
 def ask_launcher(action: Action, reason: str) -> None:

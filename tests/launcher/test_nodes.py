@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from inprocess.launcher.nodes import DONE, LEFT, LOST, Block, Table
-from tests.launcher.harness import WORKER, Hub, Launcher, Worker, free_port
+from tests.launcher.harness import CEILING, WORKER, Hub, Launcher, Worker, free_port
 
 Run = Callable[..., Launcher]
 Node = Callable[..., Launcher]
@@ -206,3 +207,20 @@ def test_table() -> None:
     assert one.watched_by("host:1:x") is None
     assert one.mark("host:2:x", LOST).watched_by("host:0:x") is None
     assert one.put(Block(2, 2, "new:1:x")).of("host:1:x") is None
+
+
+def test_all_workers_die_at_once_on_two_nodes(start: Run, tmp_path: Path) -> None:
+    """Each is started again alone and finds nobody to join, which is the way to recovery: one line says so. The
+    launchers then restart all workers."""
+    script = os.path.join(os.path.dirname(__file__), "killed_script.py")
+    with free_port() as port:
+        where = ["--rdzv-backend", "c10d", "--rdzv-id", "j", "--rdzv-endpoint", f"127.0.0.1:{port}"]
+        size = ["--nnodes", "2", "--nproc-per-node", "1", "--local-addr", "127.0.0.1", "--max-restarts", "2"]
+        launchers = [start(*where, *size, script, str(tmp_path)) for _ in range(2)]
+        for launcher in launchers:
+            launcher._deadline += CEILING  # three times a worker imports torch, and its monitor
+        assert [launcher.finish() for launcher in launchers] == [0, 0]
+    for launcher in launchers:
+        assert launcher.out.count("<finished>") == 1
+        assert "nobody left to join" in launcher.err and "restarts all workers" in launcher.err
+        assert "Traceback" not in launcher.err and "frame #" not in launcher.err, launcher.err

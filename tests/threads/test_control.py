@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from inprocess import watch as watching
-from inprocess.exception import OptionError, RestartError, TimeoutError
+from inprocess.exception import NobodyLeft, OptionError, RestartError, TimeoutError
 from inprocess.launcher import control
 from inprocess.launcher.control import ControlServer, Request
 from inprocess.launcher.ft_config import Settings
@@ -195,12 +195,27 @@ def test_no_silence_counts_in_which_the_launcher_stood_still(time: Time, monkeyp
         assert overdue(server) == [(0, "rank_heartbeat_timeout")]
 
 
-def test_who_finds_nobody_to_join_says_so(server: ControlServer, worker: Any) -> None:
+def test_who_finds_nobody_to_join_says_so(
+    server: ControlServer, worker: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the launcher, and in one line to people: no traceback of what is the normal way to recovery."""
+    others: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: others.append(error))
+    nobody, other = NobodyLeft("nobody is left.", history=["iteration -1: join: quit"]), RestartError("another one")
+    announce_nobody_left(nobody)  # no launcher
+    sys.excepthook(NobodyLeft, nobody, None)
+    assert others == [nobody]
     worker(3)
     announce_wrapped()
     assert not server.is_stranded(3)
-    announce_nobody_left()
+    announce_nobody_left(nobody)
     assert server.is_stranded(3) and server.is_wrapped(3) and not server.is_stranded(4)
+    for error in (nobody, other):
+        sys.excepthook(type(error), error, None)
+    assert others == [nobody, other]
+    assert capsys.readouterr().err == (
+        f"rank {os.environ.get('RANK')} (pid {os.getpid()}): nobody is left. The launcher restarts all workers.\n"
+    )
     worker(3)
     assert not server.is_stranded(3), "the one that comes after it has not said so"
 
