@@ -433,21 +433,24 @@ def waiting(members: Iterable[int]) -> Verb[dict[int, Ticket]]:
     keys = tuple(f"ticket/{number}" for number in numbers)
     if not keys:
         return {}
-    found = yield from _read_each(keys)
+    yield from _close_absent(keys)
+    found = yield ReadAll(keys)
     tickets = {FIRST_JOINER + n: _ticket(raw, key) for n, raw, key in zip(numbers, found, keys, strict=True)}
     here = set(members)
     return {member: ticket for member, ticket in tickets.items() if not ticket.closed and member not in here}
 
 
-def _read_each(keys: tuple[str, ...]) -> Verb[list[bytes | None]]:
-    """What the keys hold, in one operation where all exist. One that does not: who counted his may not have written it
-    yet, or died before."""
+def _close_absent(keys: tuple[str, ...]) -> Verb[None]:
+    """One operation where all tickets exist. One that does not is searched by halves, and closed for good: who counted
+    may have died before it wrote it, and later rounds must not search again. Should it live, it writes over that."""
     if (yield Exist(keys)):
-        return (yield ReadAll(keys))  # type: ignore[no-any-return]
-    found = []
-    for key in keys:
-        found.append((yield Read(key)))
-    return found
+        return
+    if len(keys) == 1:
+        yield Claim(keys[0], dump(CLOSED), awaited=False)
+        return
+    middle = len(keys) // 2
+    yield from _close_absent(keys[:middle])
+    yield from _close_absent(keys[middle:])
 
 
 def _ticket(raw: bytes | None, key: str) -> Ticket:

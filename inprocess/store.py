@@ -575,7 +575,7 @@ def _read(store: Any, key: str) -> bytes | None:
 
 def _claim(store: Any, op: Claim) -> bytes:
     found = bytes(store.compare_set(op.key, op.instead, op.value))
-    if found == op.value.encode() and not op.instead and not _uses_libuv(store):
+    if found == op.value.encode() and op.awaited and not op.instead and not _uses_libuv(store):
         store.set(op.key, op.value)  # wakes who waits
     return found
 

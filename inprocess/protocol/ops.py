@@ -25,12 +25,14 @@ class Add:
 class Claim:
     """Compare-and-set: write ``value`` if the key is absent, or holds ``instead``. Answers what it holds then (bytes).
 
-    Nobody waits for a key that is written ``instead`` of something.
+    Nobody waits for a key that is written ``instead`` of something, or is not ``awaited``: such a claim is one
+    operation in every store, so nothing that is written after it is lost.
     """
 
     key: str
     value: str
     instead: str = ""
+    awaited: bool = True
 
 
 @dataclass(frozen=True)

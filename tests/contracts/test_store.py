@@ -361,12 +361,13 @@ def test_connecting_to_a_server_that_went_away_can_be_stopped(monkeypatch: pytes
     """A monitor that is just connecting when its job ends must not stay for barrier_timeout."""
     connecting, stopped = threading.Event(), threading.Event()
 
-    class Noticed(store.TCPStore):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            connecting.set()
-            super().__init__(*args, **kwargs)
+    listens = store._listens
 
-    monkeypatch.setattr(store, "TCPStore", Noticed)
+    def noticed(*args: Any) -> bool:
+        connecting.set()
+        return listens(*args)
+
+    monkeypatch.setattr(store, "_listens", noticed)
     with refusing_port() as nobody, ThreadPoolExecutor(1) as pool:
         trying = pool.submit(store.connect_to, "127.0.0.1", nobody.getsockname()[1], 100.0, stopped)
         assert connecting.wait(20)

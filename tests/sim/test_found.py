@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from inprocess import coordinator
 from inprocess.protocol.messages import Roster
+from inprocess.protocol.ops import Claim, Read
 from tests import sim
+from tests.sim import world
+from tests.sim.engine import SimStore
 from tests.sim.scenario import Act, Cut, Freeze, Kill, Scenario, Spawn
 
 RESTARTS = tuple(Act(0, "raise", iteration) for iteration in range(20))
@@ -147,3 +152,26 @@ def test_who_hangs_for_ever_could_not_say_where() -> None:
         decisions = [value for (what, _), value in world._agreed.items() if what == "next" and value.stuck]
         assert [(record.initial_rank, record.where) for record in decisions[0].stuck] == [(1, "")]
         assert decisions[0].waiting == 3
+
+
+def test_a_process_that_joins_dies_between_counting_and_writing_its_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after each operation around that. However many end rounds follow, the ticket is searched once."""
+    reads: list[str] = []
+    closed: list[str] = []
+
+    class Counting(SimStore):
+        def execute(self, op: Any) -> Any:
+            if isinstance(op, Read | Claim) and op.key.startswith("ticket/"):
+                (reads if isinstance(op, Read) else closed).append(op.key)
+            return super().execute(op)
+
+    monkeypatch.setattr(world, "SimStore", Counting)
+    searched = []
+    for op in range(12, 22):
+        reads.clear()
+        closed.clear()
+        early = (Kill(1, "training", time=0.3), Spawn(1, 1.0), Kill(2, "training", op, after=True))
+        sim.run(Scenario(6, 2, (*RESTARTS, *early), longest=0.02))
+        assert len(closed) <= 1 and len(reads) <= 1, f"killed after operation {op}: {len(reads)} reads"
+        searched.append(len(closed))
+    assert sum(searched) == 1, searched

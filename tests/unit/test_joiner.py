@@ -363,3 +363,39 @@ def test_one_that_died_with_a_ticket_before_it_said_so(store: SimStore) -> None:
     assert found == [J + 1]
     assert load_ticket(store.data["ticket/1"], "ticket").closed
     assert "gone/1" not in store.data
+
+
+def counted(store: SimStore, verb: Any) -> tuple[int, Any]:
+    """How many operations a verb takes, and its result."""
+    answer, count = None, 0
+    while True:
+        try:
+            op = verb.send(answer)
+        except StopIteration as end:
+            return count, end.value
+        count, answer = count + 1, store.execute(op)
+
+
+@pytest.mark.parametrize("dead", [(1,), (500,), (1000,), (1, 2, 3), (7, 999)])
+def test_tickets_that_were_counted_and_never_written(store: SimStore, dead: tuple[int, ...]) -> None:
+    """Their processes died in between. They are searched once, by halves; later rounds take three operations again."""
+    for number in range(1, 1001):
+        steps = 2 if number in dead else None  # it has looked at the counter, and counted
+        do(store, coordinator.take_ticket(Ticket(0, 3, by=str(number))), steps)
+    assert store.data[coordinator.TICKETS_KEY] == b"1000" and all(f"ticket/{number}" not in store.data for number in dead)
+    first, found = counted(store, coordinator.waiting(range(3)))
+    assert first <= 3 + 22 * len(dead)
+    assert found.keys() == {J + number for number in range(1, 1001) if number not in dead}
+    assert counted(store, coordinator.waiting(range(3))) == (3, found)
+
+
+def test_a_ticket_that_is_written_late(store: SimStore) -> None:
+    """It was taken for that of a dead process: it counts nevertheless."""
+    taking = coordinator.take_ticket(TICKET)
+    for answer in (None, store.data.get(coordinator.TICKETS_KEY), 1):
+        op = taking.send(answer)
+        if answer != 1:
+            store.execute(op)
+    assert do(store, coordinator.waiting(range(3))) == {}
+    store.execute(op)
+    assert do(store, coordinator.waiting(range(3))) == {J + 1: TICKET}
