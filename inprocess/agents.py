@@ -276,6 +276,11 @@ class Agents:
             stack.callback(self._watchdog.stop)
             self.board.leave()
 
+    def detach(self) -> None:
+        """In a process that the user's code has forked: whatever that does, it is not this rank."""
+        self.board.detach()
+        self._interrupter.detach()
+
     def _say_gone(self, how: str) -> None:
         """Its monitor says so too, but may have died; the store's host would wait for it."""
         if self._store is not None and how not in ("failed", "moved"):

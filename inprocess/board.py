@@ -96,6 +96,11 @@ class Board:
         os.close(self.fd)
         self.fd = -1
 
+    def detach(self) -> None:
+        """In a forked child: what is written from now on nobody sees, and no lease ends."""
+        self.slots = memoryview(bytearray(self.slots)).cast("q")
+        self.slots[LEASE] = 0
+
     # --- the training process writes ---------------------------------------------------------------------------
 
     def begin(self, iteration: int) -> None:

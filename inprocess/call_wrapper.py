@@ -23,6 +23,9 @@ class CallWrapper:
 
     Usable only while the function runs. ``inprocess.current_call()`` gives the same object to code that has no such
     argument.
+
+    In a process that the function forks it is the child's own: ``ping()``, ``section()``, ``atomic()`` and
+    ``disable_hang_protection()`` do nothing for the rank, and ``store`` raises RestartError.
     """
 
     def __init__(self, board: Board, make_store: Callable[[], Any]) -> None:
@@ -128,10 +131,22 @@ class CallWrapper:
     def _count_anew(self) -> None:
         self._pings, self._progressed = 0, False
 
+    def _detach(self) -> None:
+        """In a forked child, whose board nobody sees."""
+        self._slots = self._board.slots
+        self._make_store = _no_store
+
     def _begin(self, state: FrozenState) -> None:
         """A new iteration."""
         self._state = state
         self._section_limit = None
+
+
+def _no_store() -> Any:
+    raise RestartError(
+        "call.store is the rank's connection, and a process that it forks would break it: make one there with "
+        "torch.distributed.TCPStore(MASTER_ADDR, MASTER_PORT)"
+    )
 
 
 class _Atomic:

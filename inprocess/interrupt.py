@@ -32,8 +32,9 @@ What is not interrupted inside the window: this file's own lines, those of ``ato
 library's log lines, and those of the handler at work on an earlier signal, where a raise could leave a lock held, and
 whatever runs on top of them (a destructor, another handler); for the first tenth of a second, the logging module and
 the two lines with which `threading` takes and gives back the lock of a condition, an event, a queue or a thread that
-starts, for the same reason: that thread would never come up; and for ten seconds, an import: a module left half
-imported stays broken in every later iteration.
+starts, for the same reason: that thread would never come up; and for ten seconds, an import, since a module left half
+imported stays broken in every later iteration, and the construction of a DataLoader's iterator or the start of a
+process: there is a moment when the process runs and nobody has noted it, who could end it.
 
 Losing the signal
 ~~~~~~~~~~~~~~~~~
@@ -83,6 +84,7 @@ import ctypes
 import functools
 import inspect
 import logging
+import operator
 import os
 import signal
 import sys
@@ -96,6 +98,7 @@ from typing import Any
 from inprocess import clock, logs
 from inprocess.errors import in_words
 from inprocess.exception import InternalError, OptionError, RankShouldRestart, RestartAbort, RestartError
+from inprocess.forks import guarded
 from inprocess.logs import get_logger
 
 __all__ = ["Atomic", "Gate", "Interrupted", "Interrupter", "Outcome", "Raised", "Returned", "let_go"]
@@ -111,6 +114,8 @@ PARK = 0.05
 PATIENCE = 0.1
 #: seconds for which an import is left alone: a module that is imported by half stays broken in every later iteration
 IMPORT_PATIENCE = 10.0
+#: and the start of a process: one that runs before it is noted would never be ended
+START_PATIENCE = 10.0
 #: seconds between two reports that an atomic section is waited for
 REPORT_EVERY = 1.0
 
@@ -201,6 +206,13 @@ class Interrupter:
         self._gate = gate = Gate(self)
         return gate
 
+    def detach(self) -> None:
+        """In a forked child, which nobody interrupts."""
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate.interrupting = gate.parking = False
+            gate.atomic.detach()
+
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         gate = self._gate
         if gate is None or not (gate.parking or gate.interrupting):
@@ -254,6 +266,7 @@ class Gate:
         # written by the monitor thread when it asks, by the main thread when it has raised
         self._armed = False
         self._asked_at = 0.0
+        self._starters = frozenset[int]()
         self._raised_at = 0.0
         self._raised_where = ""
         self._dropped = False
@@ -265,13 +278,15 @@ class Gate:
         RestartAbort or a KeyboardInterrupt is the user's at all times, and so is SystemExit unless it is the answer to
         the interruption (``except BaseException: sys.exit(1)``); also where the interruption hits one of them on its
         way out. A normal return is `Returned`, however late.
+
+        A process that the function forks ends where it leaves it, see `forks`.
         """
         handled = sys.exc_info()[1]
         self._running = True
         try:
             if self.interrupting or self.atomic.closed:
                 return Interrupted()
-            return Returned(self._call(fn, args, kwargs or {}))
+            return Returned(guarded(self._call, fn, args, kwargs or {}))
         except BaseException as error:
             return self._judge(error, handled)
         finally:
@@ -320,7 +335,7 @@ class Gate:
         if not self.atomic.closed:
             raise InternalError("interrupt_until_left() before close_for_abort() could cut an atomic section in half")
         left = left or self.left
-        self._asked_at = clock.monotonic()
+        self._asked_at, self._starters = clock.monotonic(), _starters()
         with self._watching_unraisable():
             while not left.is_set():
                 self._armed = self.interrupting = True
@@ -357,6 +372,8 @@ class Gate:
             return False
         if now - self._asked_at < IMPORT_PATIENCE and self._runs(_IMPORT, frame):
             return False
+        if now - self._asked_at < START_PATIENCE and self._starts_process(frame):
+            return False
         self._raised_at = now
         self._raised_where = _place(frame)
         self._dropped = False
@@ -380,6 +397,14 @@ class Gate:
         """Whether the user's function is inside code of that file; `_is_inside` holds."""
         while frame is not None and frame.f_code is not _CALL_CODE:
             if frame.f_code.co_filename == filename:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _starts_process(self, frame: FrameType | None) -> bool:
+        """Whether the user's function is inside code that starts a process; `_is_inside` holds."""
+        while frame is not None and frame.f_code is not _CALL_CODE:
+            if id(frame.f_code) in self._starters:
                 return True
             frame = frame.f_back
         return False
@@ -506,6 +531,12 @@ class Atomic:
             while True:
                 self._lock.release()
 
+    def detach(self) -> None:
+        """In a forked child, where no abort comes, and a section that another thread is in never ends."""
+        self.closed = False
+        if not self.held():
+            self._lock, self._depth, self._holder = threading.RLock(), 0, 0
+
     def _describe_holder(self) -> str:
         ident = self._holder
         name = next((thread.name for thread in threading.enumerate() if thread.ident == ident), str(ident))
@@ -586,11 +617,28 @@ _WHOLE = frozenset(
         Gate._may_raise,
         Gate._is_inside,
         Gate._runs,
+        Gate._starts_process,
         Gate._note_dropped,
         Interrupter._reinstall,
         _run_pending,
     )
 ) | frozenset(map(id, logs.whole()))
+
+
+#: functions that start processes, in modules that the program may not have imported
+_STARTERS = (
+    ("multiprocessing.process", "BaseProcess.start"),
+    ("torch.utils.data.dataloader", "_MultiProcessingDataLoaderIter.__init__"),
+)
+
+
+def _starters() -> frozenset[int]:
+    """The identities of their code; a version that has them elsewhere is interrupted there as anywhere."""
+    found = set[int]()
+    for module, name in _STARTERS:
+        with contextlib.suppress(AttributeError):
+            found.add(id(operator.attrgetter(name)(sys.modules.get(module)).__code__))
+    return frozenset(found)
 
 
 # --- judging ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard, TypeVar
 
 import torch.distributed as dist
 
-from inprocess import clock, coordinator, fence
+from inprocess import clock, coordinator, fence, forks
 from inprocess.agents import Agents, Lost
 from inprocess.attribution import Interruption, InterruptionRecord, ranges, standstill, summary
 from inprocess.call_wrapper import CallWrapper, set_current
@@ -156,6 +156,7 @@ class Loop:
     def run(self) -> Any:
         """Walk the table. Returns the function's value (None on a reserve rank), or raises."""
         try:
+            forks.tell(self._detach)
             interpreter.begin()
             leftovers.begin(anew=not self._job.moved)
             self._agents.open()
@@ -183,8 +184,14 @@ class Loop:
         finally:
             del error  # no cycle between this frame and the traceback
 
+    def _detach(self) -> None:
+        """In a process that the user's code has forked."""
+        self._agents.detach()
+        self._call._detach()
+
     def _close(self) -> None:
         set_current(None)
+        forks.tell(None)
         interpreter.end()  # first: closing may raise
         self._call._gate = self._store = None
         self._failures.drop()
@@ -299,7 +306,7 @@ class Loop:
             joined=self._joined(),
         )
         try:
-            self._proposed = self._hooks.assign(ctx).state.freeze()
+            self._proposed = forks.guarded(self._hooks.assign, ctx).state.freeze()
         except (DIST_ERROR, StoreLost):
             # the iteration's store was shut down while the assignment talked over it?
             if (start := self._agents.mailbox.take("start", self._book.iteration, VERDICT)) and not start.go:
@@ -498,7 +505,7 @@ class Loop:
         if self._loss is not None:
             return Event.LOST
         self._value = None
-        leftovers.collect()
+        self._collect()
         arrival = coordinator.alive(
             self._book,
             repeats=self._failures.repeats,
@@ -543,7 +550,7 @@ class Loop:
             return Event.COMPLETED
         if verdict.fate is Fate.GO and self._agents.kept is not None:
             self._value = None
-            leftovers.collect()
+            self._collect()
             self.lost = Lost(self._agents.kept, self._interrupted_at, self._size_before, self._failures)
             self._job.move(self._book, verdict, host, self._call._progressed)
             return Event.OK
@@ -613,7 +620,7 @@ class Loop:
     def _hook(self, name: str) -> None:
         hook: Hook = getattr(self._hooks, name)
         if hook is not None:
-            self._state = hook(self._state)
+            self._state = forks.guarded(hook, self._state)
 
     def _abort(self, iteration: int) -> None:
         """End waits on the iteration's own store, then the abort hook; in the MonitorThread.
@@ -626,7 +633,7 @@ class Loop:
         if self._hooks.abort is None:
             return
         try:
-            self._hooks.abort(self._state)
+            forks.guarded(self._hooks.abort, self._state)
         except BaseException:
             log.exception(
                 "%s: the abort hook failed in iteration %d; the restart goes on", _who(self._state), iteration
@@ -652,6 +659,11 @@ class Loop:
                 let_go(error, sys.exc_info()[1])
         if self._state.fn_exception is not None:
             self._state = dataclasses.replace(self._state, fn_exception=None)
+
+    def _collect(self) -> None:
+        """Free what is in reference cycles, as far as it matters."""
+        held.collect()
+        leftovers.collect()
 
     # --- small things -------------------------------------------------------------------------------------------
 

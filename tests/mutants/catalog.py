@@ -710,7 +710,16 @@ POLICY = (
 raised = _in("interrupt.py", "tests/threads/test_interrupt.py")
 closed = _in("interrupt.py", "tests/threads/test_interrupt_atomic.py")
 parked = _in("interrupt.py", "tests/threads/test_parked.py")
+forked = _in("forks.py", "tests/threads/test_forks.py")
 INTERRUPTION = (
+    forked(
+        "child_returns",
+        "a child that returns from the function speaks for its rank",
+        "        _end(None)\n",
+        "        pass\n",
+    ),
+    forked("child_raises", "a child's exception restarts everybody", "            _end(error)\n", "            pass\n"),
+    forked("child_has_the_board", "a child shows its progress for its rank's", "        detach()\n", "        pass\n"),
     raised(
         "handler_stays",
         "the previous signal handler is not restored",
@@ -806,6 +815,12 @@ INTERRUPTION = (
         "import_is_torn",
         "the interruption leaves a module imported by half",
         "if now - self._asked_at < IMPORT_PATIENCE and",
+        "if False and",
+    ),
+    raised(
+        "start_is_torn",
+        "the interruption leaves a process that nobody has noted",
+        "if now - self._asked_at < START_PATIENCE and",
         "if False and",
     ),
     raised(

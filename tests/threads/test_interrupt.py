@@ -9,6 +9,7 @@ import gc
 import importlib
 import logging
 import math
+import multiprocessing.process
 import os
 import queue
 import resource
@@ -714,7 +715,7 @@ def test_one_pending_call_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def ask(gate: Gate) -> None:
     """As the monitor thread does, without sending; the function calls it, then raises the signal by itself."""
     gate.close_for_abort()
-    gate._asked_at = interrupt.clock.monotonic()
+    gate._asked_at, gate._starters = interrupt.clock.monotonic(), interrupt._starters()
     gate._armed = gate.interrupting = True
 
 
@@ -795,6 +796,35 @@ def test_an_import_is_left_alone_for_longer(
     assert found == [True]
     assert sys.modules.pop("whole_module").whole
     assert "torn_module" not in sys.modules
+
+
+def test_the_start_of_a_process_is_left_alone_for_longer(
+    gate: Gate, interrupter: Interrupter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs before anybody has noted it."""
+    now = 100.0
+    monkeypatch.setattr(interrupt, "clock", SimpleNamespace(monotonic=lambda: now))
+
+    class Process(multiprocessing.process.BaseProcess):
+        @staticmethod
+        def _Popen(process: object) -> Any:
+            signal.raise_signal(interrupter.signum)
+            return SimpleNamespace(sentinel=None, poll=lambda: 0)
+
+    started: list[Process] = []
+
+    def fn() -> None:
+        nonlocal now
+        ask(gate)
+        for share in (0.9, 0.2):
+            now += share * interrupt.START_PATIENCE
+            process = Process()
+            process.start()
+            started.append(process)
+
+    assert gate.run(fn) == Interrupted()
+    assert len(started) == 1
+    multiprocessing.process._children.difference_update(started)  # type: ignore[attr-defined]
 
 
 # --- the window under stress --------------------------------------------------------------------------------------
