@@ -440,6 +440,16 @@ def waiting(members: Iterable[int]) -> Verb[dict[int, Ticket]]:
     return {member: ticket for member, ticket in tickets.items() if not ticket.closed and member not in here}
 
 
+def _read_each(keys: tuple[str, ...]) -> Verb[list[bytes | None]]:
+    """What the keys hold, in one operation where all exist."""
+    if (yield Exist(keys)):
+        return (yield ReadAll(keys))  # type: ignore[no-any-return]
+    found = []
+    for key in keys:
+        found.append((yield Read(key)))
+    return found
+
+
 def _close_absent(keys: tuple[str, ...]) -> Verb[None]:
     """One operation where all tickets exist. One that does not is searched by halves, and closed for good: who counted
     may have died before it wrote it, and later rounds must not search again. Should it live, it writes over that."""

@@ -42,6 +42,8 @@ class LearnedTimeouts:
         self.agreed = Observed()
         #: set where a launcher sets another
         self.safety_factor = SAFETY_FACTOR
+        #: whether time outside of all sections gets a limit; False where a launcher watches and has none for it
+        self.outside = True
         self._applied = applied
 
     def calculate(self, group: ProcessGroup | None = None) -> dict[str, Any]:
@@ -53,7 +55,8 @@ class LearnedTimeouts:
 
         Returns:
             The agreed limits in seconds: ``first``, ``heartbeat``, ``out_of_section``, and ``sections`` by name. What
-            was not seen is None; a section that was seen less than three times is missing.
+            was not seen is None, and so is ``out_of_section`` where the launcher has no limit for it; a section that
+            was seen less than three times is missing.
 
         Raises:
             ValueError: another rank sent something else than durations.
@@ -67,7 +70,7 @@ class LearnedTimeouts:
     def limits(self) -> dict[str, Any]:
         """The limits that follow from what was agreed on, as :meth:`calculate` returns them."""
         nothing = Limits(first=None, heartbeat=None, out_of_section=None, safety_factor=self.safety_factor)
-        limits = self.agreed.limits(nothing).to_json()
+        limits = self.agreed.limits(nothing, self.outside).to_json()
         del limits["safety_factor"]
         return limits
 

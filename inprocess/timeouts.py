@@ -113,14 +113,18 @@ class Observed:
             },
         )
 
-    def limits(self, configured: Limits) -> Limits:
-        """What was learned in place of what was configured; the latter where nothing was learned."""
+    def limits(self, configured: Limits, outside: bool = True) -> Limits:
+        """What was learned in place of what was configured; the latter where nothing was learned.
+
+        ``outside``: whether time outside of all sections gets a limit; otherwise it stays without one.
+        """
         factor = configured.safety_factor
+        between = limit_of(self.out_of_section, factor) if self.out_of_section else configured.out_of_section
         learned = {name: section_limit(times, factor) for name, times in self.sections.items()}
         return Limits(
             first=limit_of(self.first, factor) if self.first else configured.first,
             heartbeat=limit_of(self.heartbeat, factor) if self.heartbeat else configured.heartbeat,
-            out_of_section=limit_of(self.out_of_section, factor) if self.out_of_section else configured.out_of_section,
+            out_of_section=between if outside else None,
             sections={**configured.sections, **{name: each for name, each in learned.items() if each is not None}},
             safety_factor=factor,
         )
@@ -188,6 +192,10 @@ def _seen_section(value: Any) -> tuple[int, float]:
 # --- whether a worker is overdue
 
 
+#: bits of `Seen.origin`: limits that were learned, and a section's that was given to ``section()``; all others are options
+LEARNED_FIRST, LEARNED_PING, LEARNED_OUTSIDE, LEARNED_SECTION, GIVEN_SECTION = 1, 2, 4, 8, 16
+
+
 @dataclass(frozen=True)
 class Seen:
     """What a watched worker shows of itself: moments and limits in nanoseconds, 0 for none."""
@@ -208,6 +216,8 @@ class Seen:
     first_limit: int = 0
     ping_limit: int = 0
     outside_limit: int = 0
+    #: where the limits come from
+    origin: int = 0
 
 
 @dataclass(frozen=True)
@@ -215,7 +225,7 @@ class Overdue:
     """A worker that has taken more time than it may."""
 
     rank: int
-    #: in words: what did not happen, for how long, and which option says so
+    #: in words: what did not happen, for how long, and which option says so, or that the limit was learned
     reason: str
 
 
@@ -242,17 +252,28 @@ def _reason(now: int, seen: Seen, awake_since: int) -> str:
 def _rules(seen: Seen) -> Iterator[tuple[int, int, str]]:
     """(since, limit, reason): overdue once ``limit`` has passed since ``since``; a limit of 0 is none."""
     if not seen.used:
-        text = f"no ping() and no section within {_shown(seen.first_limit)} (initial_rank_heartbeat_timeout)"
-        yield seen.began, seen.first_limit, text
+        by = _by(seen, LEARNED_FIRST, "initial_rank_heartbeat_timeout")
+        yield seen.began, seen.first_limit, f"no ping() and no section within {_shown(seen.first_limit)} ({by})"
         return
     if seen.section_since:
-        text = f"in section {seen.section!r} for more than {_shown(seen.section_limit)} (rank_section_timeouts)"
+        text = f"in section {seen.section!r} for more than {_shown(seen.section_limit)} ({_by_section(seen)})"
         yield seen.section_since, seen.section_limit, text
     elif seen.ping:
-        yield seen.ping, seen.ping_limit, f"no ping() for {_shown(seen.ping_limit)} (rank_heartbeat_timeout)"
+        by = _by(seen, LEARNED_PING, "rank_heartbeat_timeout")
+        yield seen.ping, seen.ping_limit, f"no ping() for {_shown(seen.ping_limit)} ({by})"
     if seen.outside_since:
-        text = f"in no section for {_shown(seen.outside_limit)} (rank_out_of_section_timeout)"
-        yield seen.outside_since, seen.outside_limit, text
+        by = _by(seen, LEARNED_OUTSIDE, "rank_out_of_section_timeout")
+        yield seen.outside_since, seen.outside_limit, f"in no section for {_shown(seen.outside_limit)} ({by})"
+
+
+def _by(seen: Seen, learned: int, option: str) -> str:
+    return f"learned, in place of {option}" if seen.origin & learned else option
+
+
+def _by_section(seen: Seen) -> str:
+    if seen.origin & GIVEN_SECTION:
+        return "the timeout given to section()"
+    return "learned limit of this section" if seen.origin & LEARNED_SECTION else "rank_section_timeouts"
 
 
 def _shown(nanoseconds: int) -> str:

@@ -28,7 +28,16 @@ from inprocess.exception import OptionError, RestartError, TimeoutError
 from inprocess.learned import LearnedTimeouts
 from inprocess.logs import get_logger
 from inprocess.options import seconds
-from inprocess.timeouts import Limit, Limits, Seen
+from inprocess.timeouts import (
+    GIVEN_SECTION,
+    LEARNED_FIRST,
+    LEARNED_OUTSIDE,
+    LEARNED_PING,
+    LEARNED_SECTION,
+    Limit,
+    Limits,
+    Seen,
+)
 from inprocess.watch_board import PING, WatchBoard
 
 __all__ = ["ACTIONS", "Action", "Watch", "announce_nobody_left", "announce_wrapped", "ask_launcher", "monitored"]
@@ -93,6 +102,8 @@ class _Section:
     since: int
     #: nanoseconds; 0: none
     limit: int
+    #: where that comes from, as in `Seen`
+    origin: int
 
 
 class Watch:
@@ -109,6 +120,9 @@ class Watch:
         self._configured = self._limits = limits
         self._timeouts = LearnedTimeouts(functools.partial(_apply, weakref.ref(self)))  # no cycle: see _hang_up
         self._timeouts.safety_factor = limits.safety_factor
+        self._timeouts.outside = board is None or limits.out_of_section is not None
+        #: limits that were learned, as in `Seen`, and the names of sections whose limits were
+        self._learned, self._learned_sections = 0, frozenset[str]()
         #: protects everything below, and the board's slots but PING; a signal handler may enter a section, too
         self._lock = threading.RLock()
         self._began = self._now()
@@ -177,7 +191,8 @@ class Watch:
         limit = self._limits.sections.get(name) if timeout is None else seconds("timeout", timeout)
         if limit is not None and limit <= 0:
             raise OptionError(f"section({name!r}): timeout={timeout!r} must be greater than zero")
-        section = self._enter(str(name), _nanoseconds(limit))
+        learned = LEARNED_SECTION if name in self._learned_sections else 0
+        section = self._enter(str(name), _nanoseconds(limit), learned if timeout is None else GIVEN_SECTION)
         try:
             yield
             with self._lock:
@@ -185,11 +200,11 @@ class Watch:
         finally:
             self._leave(section)
 
-    def _enter(self, name: str, limit: int) -> _Section:
+    def _enter(self, name: str, limit: int, origin: int) -> _Section:
         with self._lock:
             if self._slots[PING]:
                 self.ping()
-            section = _Section(name, self._now(), limit)
+            section = _Section(name, self._now(), limit, origin)
             self._use(section.since)
             if self._outside_since:
                 observed = self._timeouts.observed
@@ -217,14 +232,19 @@ class Watch:
     def _apply(self) -> None:
         """Learned timeouts count from now on; a section that is open keeps its own."""
         with self._lock:
-            self._limits = self._timeouts.agreed.limits(self._configured)
+            agreed, outside = self._timeouts.agreed, self._timeouts.outside
+            self._limits = agreed.limits(self._configured, outside)
+            learned = agreed.limits(_UNLIMITED, outside)
+            bits = ((learned.first, LEARNED_FIRST), (learned.heartbeat, LEARNED_PING))
+            self._learned = sum(bit for limit, bit in (*bits, (learned.out_of_section, LEARNED_OUTSIDE)) if limit)
+            self._learned_sections = frozenset(learned.sections)
             self._show()
 
     def _show(self) -> None:
         if self._board is None:
             return
         limited = [each for each in self._open if each.limit]
-        first_due = min(limited, key=lambda each: each.since + each.limit, default=_Section("", 0, 0))
+        first_due = min(limited, key=lambda each: each.since + each.limit, default=_Section("", 0, 0, 0))
         self._board.show(
             Seen(
                 began=self._began,
@@ -236,6 +256,7 @@ class Watch:
                 first_limit=_nanoseconds(self._limits.first),
                 ping_limit=self._ping_limit(),
                 outside_limit=_nanoseconds(self._limits.out_of_section),
+                origin=self._origin() | first_due.origin,
             )
         )
 
@@ -245,6 +266,13 @@ class Watch:
         if not self._open:
             return learned
         return max(learned, configured) if learned and configured else 0
+
+    def _origin(self) -> int:
+        """In a section a learned limit between pings counts only where it is the longer one."""
+        configured = _nanoseconds(self._configured.heartbeat)
+        if self._open and configured and self._ping_limit() == configured:
+            return self._learned & ~LEARNED_PING
+        return self._learned
 
     def _forked(self) -> None:
         """In the child: the parent's memory and connection are none of its business."""

@@ -29,8 +29,9 @@ OUTSIDE_SINCE = 6
 FIRST_LIMIT = 7
 PING_LIMIT = 8
 OUTSIDE_LIMIT = 9
+ORIGIN = 10
 
-_COUNT = 10
+_COUNT = 11
 #: bytes for the name of the section, after the slots
 _NAME = 64
 _SIZE = 8 * _COUNT + _NAME
@@ -98,7 +99,7 @@ class WatchBoard:
         slots[SECTION_SINCE], slots[SECTION_LIMIT] = seen.section_since, seen.section_limit
         slots[OUTSIDE_SINCE] = seen.outside_since
         slots[FIRST_LIMIT], slots[PING_LIMIT] = seen.first_limit, seen.ping_limit
-        slots[OUTSIDE_LIMIT] = seen.outside_limit
+        slots[OUTSIDE_LIMIT], slots[ORIGIN] = seen.outside_limit, seen.origin
         self._memory[8 * _COUNT : _SIZE] = seen.section.encode(errors="replace")[:_NAME].ljust(_NAME, b"\0")
         slots[VERSION] += 1
 
@@ -121,4 +122,5 @@ class WatchBoard:
             first_limit=max(0, values[FIRST_LIMIT]),
             ping_limit=max(0, values[PING_LIMIT]),
             outside_limit=max(0, values[OUTSIDE_LIMIT]),
+            origin=values[ORIGIN],
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import logging
@@ -511,7 +512,7 @@ def test_whatever_a_board_shows(server: ControlServer, worker: Any) -> None:
         for value in (-1, 1, -(1 << 63), (1 << 63) - 1):
             for slot in range(len(slots)):
                 slots[slot] = value
-            watch._board._memory[80:] = b"\xff\x1b\n" * 21 + b"!"
+            watch._board._memory[88:] = b"\xff\x1b\n" * 21 + b"!"
             found = server.overdue()
             assert all(each.reason.isprintable() for each in found)
             assert bool(found) == (value == 1)
@@ -659,7 +660,8 @@ def test_learned_timeouts_count_once_they_are_calculated(server: ControlServer, 
         time.passes(20)
         assert overdue(server) == []
         watch.timeouts.calculate()
-        assert overdue(server) == [(3, "rank_heartbeat_timeout")], "2 s between pings, so 10 s from now on"
+        learned = [(3, "learned, in place of rank_heartbeat_timeout")]
+        assert overdue(server) == learned, "2 s between pings, so 10 s from now on"
         with watch.section("new"):
             time.passes(29)
             assert overdue(server) == [], "in a section that is not known yet: as configured"
@@ -669,14 +671,41 @@ def test_learned_timeouts_count_once_they_are_calculated(server: ControlServer, 
             time.passes(39)
             assert overdue(server) == []
             time.passes(1)
-            assert overdue(server) == [(3, "rank_section_timeouts")]
+            assert [each.reason for each in server.overdue()] == [
+                "in section 'save' for more than 40 s (learned limit of this section)"
+            ]
+        with watch.section("save", timeout=1):
+            time.passes(1)
+            assert overdue(server) == [(3, "the timeout given to section()")]
     state = watch.timeouts.state_dict()
     worker(3)
     with monitored() as again:
         again.timeouts.load_state_dict(state)
         again.ping()
         time.passes(10)
-        assert overdue(server) == [(3, "rank_heartbeat_timeout")]
+        assert overdue(server) == learned
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_time_between_sections_that_is_unlimited_stays_so(
+    time: Time, worker: Callable[[int], dict[str, str]], server: ControlServer, limited: bool
+) -> None:
+    """calculate() replaces limits, it makes none where the launcher was told that there is none."""
+    outside = 60.0 if limited else None
+    server._settings = dataclasses.replace(SETTINGS, rank_out_of_section_timeout=outside, rank_heartbeat_timeout=None)
+    worker(3)
+    with monitored() as watch:
+        for _ in range(2):
+            with watch.section("step"):
+                time.passes(1)
+            time.passes(2)
+        found = watch.timeouts.calculate()
+        assert found["out_of_section"] == (10.0 if limited else None)
+        assert watch.timeouts.state_dict()["out_of_section"] == 2.0, "measured all the same"
+        time.passes(9)
+        assert overdue(server) == ([(3, "learned, in place of rank_out_of_section_timeout")] if limited else [])
+        time.passes(10_000)
+        assert bool(overdue(server)) == limited
 
 
 @pytest.mark.parametrize("timeout", [0, -1, "soon"])

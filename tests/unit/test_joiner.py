@@ -382,7 +382,9 @@ def test_tickets_that_were_counted_and_never_written(store: SimStore, dead: tupl
     for number in range(1, 1001):
         steps = 2 if number in dead else None  # it has looked at the counter, and counted
         do(store, coordinator.take_ticket(Ticket(0, 3, by=str(number))), steps)
-    assert store.data[coordinator.TICKETS_KEY] == b"1000" and all(f"ticket/{number}" not in store.data for number in dead)
+    assert store.data[coordinator.TICKETS_KEY] == b"1000" and all(
+        f"ticket/{number}" not in store.data for number in dead
+    )
     first, found = counted(store, coordinator.waiting(range(3)))
     assert first <= 3 + 22 * len(dead)
     assert found.keys() == {J + number for number in range(1, 1001) if number not in dead}

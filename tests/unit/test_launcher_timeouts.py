@@ -13,7 +13,19 @@ from hypothesis import strategies as st
 from inprocess import learned
 from inprocess.exception import OptionError
 from inprocess.learned import LearnedTimeouts
-from inprocess.timeouts import LONGEST_NAME, MOST_SECTIONS, Limits, Observed, Overdue, Seen, decide
+from inprocess.timeouts import (
+    LEARNED_FIRST,
+    LEARNED_OUTSIDE,
+    LEARNED_PING,
+    LEARNED_SECTION,
+    LONGEST_NAME,
+    MOST_SECTIONS,
+    Limits,
+    Observed,
+    Overdue,
+    Seen,
+    decide,
+)
 
 from . import hostile
 from .hostile import fuzz
@@ -61,6 +73,15 @@ SECTION, OUT = "rank_section_timeouts", "rank_out_of_section_timeout"
 )
 def test_overdue(case: str, seconds: float, seen: Seen, expected: str) -> None:
     assert at(seconds, seen) == expected, case
+
+
+def test_a_learned_limit_is_reported_as_one() -> None:
+    learned = dataclasses.replace
+    assert at(160, learned(STARTED, origin=LEARNED_FIRST)) == f"learned, in place of {FIRST}"
+    assert at(155, learned(PINGED, origin=LEARNED_PING)) == f"learned, in place of {PING}"
+    assert at(160, learned(OUTSIDE, origin=LEARNED_OUTSIDE)) == f"learned, in place of {OUT}"
+    assert at(170, learned(INSIDE, origin=LEARNED_SECTION)) == "learned limit of this section"
+    assert at(170, learned(INSIDE, origin=LEARNED_PING)) == SECTION, "only the ping's was"
 
 
 def test_no_silence_counts_in_which_the_launcher_itself_stood_still() -> None:
