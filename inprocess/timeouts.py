@@ -192,7 +192,7 @@ def _seen_section(value: Any) -> tuple[int, float]:
 # --- whether a worker is overdue
 
 
-#: bits of `Seen.origin`: limits that were learned, and a section's that was given to ``section()``; all others are options
+#: bits of `Seen.origin`: limits that were learned, and a section's that was given to ``section()``; else options
 LEARNED_FIRST, LEARNED_PING, LEARNED_OUTSIDE, LEARNED_SECTION, GIVEN_SECTION = 1, 2, 4, 8, 16
 
 

@@ -972,7 +972,7 @@ STORES = (
     stores(
         "claim_wakes_nobody",
         "without libuv nobody is woken by a claim",
-        "if found == op.value.encode() and not op.instead and not _uses_libuv(store):",
+        "if found == op.value.encode() and op.awaited and not op.instead and not _uses_libuv(store):",
         "if False:",
     ),
     stores(

@@ -676,7 +676,7 @@ def test_learned_timeouts_count_once_they_are_calculated(server: ControlServer, 
             ]
         with watch.section("save", timeout=1):
             time.passes(1)
-            assert overdue(server) == [(3, "the timeout given to section()")]
+            assert server.overdue()[0].reason == "in section 'save' for more than 1 s (the timeout given to section())"
     state = watch.timeouts.state_dict()
     worker(3)
     with monitored() as again:
