@@ -1158,7 +1158,33 @@ files = _in("monitor_files.py", "tests/threads/test_monitor_process.py")
 link = _in("monitor_link.py", "tests/threads/test_monitor_process.py")
 waiting = _in("interpreter.py", "tests/threads/test_watchdog.py")
 starting = _in("monitor_process.py", "tests/threads/test_watchdog.py")
+lines = _in("logs.py", "tests/threads/test_logs.py")
 MONITOR = (
+    lines("log_without_end", "a log that blocks fills the memory", "if self._lines.qsize() < BOUND:", "if line:"),
+    lines(
+        "last_line_is_lost",
+        "a line that comes as the writer ends stays in the queue",
+        "if self._lines.empty() or not self._has_writer.acquire(blocking=False):",
+        "if line is None:",
+    ),
+    lines(
+        "abandoned_and_waited_for",
+        "a log that blocks is waited for at the end of each call",
+        "return self._abandoned_at != self._written and self.end(END)",
+        "return self.end(END)",
+    ),
+    lines(
+        "exit_waits_for_a_handler",
+        "a process whose log blocks never ends",
+        "            setattr(handler, name, lambda: None)\n",
+        "            pass\n",
+    ),
+    starting(
+        "closed_while_polled",
+        "descriptors are closed while another thread polls them",
+        "            self._ends.let_go()\n",
+        "            os.close(self._ends.pidfd)\n            self._ends.control.close()\n",
+    ),
     waiting(
         "wait_for_a_thread_in_one",
         "who waits for a hook or for contacts does not show that it runs, and is killed",
@@ -1199,6 +1225,12 @@ MONITOR = (
         "lost_store_is_kept_secret",
         "a rank is not told that the store is gone",
         "            self.tell(store_lost=text)\n",
+    ),
+    files(
+        "waits_for_the_disk",
+        "a disk that does not answer keeps the monitor from protecting",
+        "self._opening.join(PATIENCE)",
+        "self._opening.join()",
     ),
     files(
         "log_follows_a_link",

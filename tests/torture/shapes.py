@@ -30,10 +30,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from inprocess.exception import RankShouldRestart, RestartAbort
+from inprocess.logs import end, get_logger
 
 from .run import FOR_EVER, Run
 
 Function = Callable[[Run], Run]
+LOG = get_logger("inprocess.torture")
+LOG.propagate = False
 
 
 @dataclass(frozen=True)
@@ -496,6 +499,25 @@ def pipes(run: Run) -> Run:
         os.read(reading, 1)
         if run.blocks():
             run.chance.choice([lambda: os.read(reading, 1), lambda: select.select([reading], [], [])])()
+    return run
+
+
+@shape()
+def lines_of_the_library(run: Run) -> Run:
+    seen: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: seen.append(record.getMessage())  # type: ignore[method-assign]
+    LOG.addHandler(handler)
+
+    def still_written() -> None:
+        LOG.error("last")
+        assert end(20)
+        LOG.removeHandler(handler)
+        assert seen[-1] == "last"
+
+    run.after.append(still_written)
+    while run.on():
+        LOG.error("%d", 1)
     return run
 
 
