@@ -535,7 +535,7 @@ class Atomic:
         """In a forked child, where no abort comes, and a section that another thread is in never ends."""
         self.closed = False
         if not self.held():
-            self._lock, self._depth, self._holder = threading.RLock(), 0, 0
+            self._lock, self.depth, self._holder = threading.RLock(), 0, 0
 
     def _describe_holder(self) -> str:
         ident = self._holder
