@@ -102,6 +102,7 @@ def run_kind(context: Context) -> Any:
     try:
         return context.wrap(_body, max_repeats=None)()
     finally:
+        gc.enable()
         _base.clear()
         _kept.clear()
 
@@ -156,6 +157,30 @@ def _train() -> Any:
     return model
 
 
+def _tensor_parallel(raises: bool) -> None:
+    """Meshes, and modules that refer to them, are in reference cycles; each group has threads and sockets."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16 * len(mesh.mesh)), torch.nn.Linear(16 * len(mesh.mesh), 8))
+    model = parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    model(torch.ones(4, 8)).sum().backward()
+    _ordinary(raises)
+
+
+def _sharded(raises: bool) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("replicas", "shards"))
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 8))
+    for module in (*model, model):
+        fully_shard(module, mesh=mesh["shards"])
+    model(torch.ones(4, 8)).sum().backward()
+    _ordinary(raises)
+
+
 def _keep(raises: bool) -> None:
     """Every exception, with its traceback, stays for ever, as in a list of errors that somebody keeps to print it."""
     try:
@@ -170,6 +195,8 @@ KINDS: dict[str, Callable[[bool], None]] = {
     "loop": _loop,
     "sleep": _sleep,
     "ddp": _ddp,
+    "tensor parallel": _tensor_parallel,
+    "sharded": _sharded,
     "kept": _keep,
 }
 CONTROLS = ("control", "failing", "ddp control")
@@ -179,7 +206,10 @@ UNCHECKED = (*CONTROLS, "ddp")
 
 def _sample(context: Context, call: Any) -> dict[str, float]:
     """What this process and its monitor hold now. The groups of the last iteration end in the background."""
-    gc.collect()
+    if context.args["collect"]:
+        gc.collect()
+    else:
+        gc.disable()  # what only a collection frees is to be seen
     numbers = _python()
     if context.args["memory"]:
         numbers |= _own_memory() | _monitor()
@@ -279,11 +309,18 @@ def _own_memory() -> dict[str, float]:
 
 
 def series(
-    start: Callable[..., Run], kind: str, size: int, restarts: int, every: int, deadline: float, memory: bool = True
+    start: Callable[..., Run],
+    kind: str,
+    size: int,
+    restarts: int,
+    every: int,
+    deadline: float,
+    memory: bool = True,
+    collect: bool = True,
 ) -> dict[tuple[int, str], list[tuple[int, float]]]:
     """(rank, name of a number) -> its values by iteration."""
     target = run_control if kind in CONTROLS else run_kind
-    args = {"kind": kind, "restarts": restarts, "every": every, "memory": memory}
+    args = {"kind": kind, "restarts": restarts, "every": every, "memory": memory, "collect": collect}
     with contextlib.redirect_stdout(io.StringIO()) as story:
         ranks = start(target, size, args=args).wait(deadline, check=kind not in UNCHECKED)
     assert [rank.exception for rank in ranks] == [None] * size, [rank.trace for rank in ranks]

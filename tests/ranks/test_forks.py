@@ -1,4 +1,4 @@
-"""A rank forks a process that comes back out of the function, or out of a hook: it ends there, and nobody hears of it."""
+"""A rank forks a process that comes back out of the function, or of a hook: it ends there, and nobody hears of it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,19 @@
+"""Process groups in reference cycles do not outlive a restart, though no collection of the interpreter's own comes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import growth
+
+#: of an iteration's groups, which end in the background
+COUNTED = ("groups", "threads", "descriptors", "sockets")
+
+
+@pytest.mark.parametrize("kind", ["tensor parallel", "sharded"])
+def test_groups_in_cycles_end_with_their_iteration(launch, kind):
+    found = growth.series(launch, kind, 2, restarts=10, every=1, deadline=60, memory=False, collect=False)
+    for (rank, name), points in found.items():
+        values = [value for _, value in points]
+        if name in COUNTED:
+            assert min(values[-4:]) <= max(values[1:4]), f"{name} of rank {rank}: {values}"

@@ -1,0 +1,109 @@
+"""When the garbage of an iteration is collected for the sake of its process groups, and which groups stay held."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from inprocess import held as module
+from inprocess.held import Held
+
+
+class Group:
+    """Stands for a process group, or for what refers to one."""
+
+    other: object = None
+
+
+@pytest.fixture
+def collections(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The generations that were collected."""
+    found: list[int] = []
+    collect = gc.collect
+
+    class Counting:
+        @staticmethod
+        def collect(generation: int) -> int:
+            found.append(generation)
+            return collect(generation)
+
+    monkeypatch.setattr(module, "gc", Counting)
+    collect()
+    gc.disable()
+    yield found
+    gc.enable()
+
+
+def aborted(held: Held, *groups: Group) -> None:
+    """An iteration ends with these groups; what is in no variable of the caller's is only held."""
+    taken = [*groups]
+    del groups
+    held.begin()
+    held.groups(taken)
+
+
+def in_a_cycle(age: int = 0) -> Group:
+    """A group to which a cycle refers, such as that of a mesh and what is cached in it."""
+    group, mesh, cached = Group(), Group(), Group()
+    mesh.other, cached.other = (group, cached), mesh
+    for _ in range(age):
+        gc.collect(1)
+    return group
+
+
+def test_groups_that_nobody_has_cost_no_collection(collections: list[int]) -> None:
+    held = Held()
+    aborted(held, Group(), Group())
+    held.collect()
+    held.end()
+    assert collections == []
+
+
+def test_a_young_cycle_is_collected_with_the_young(collections: list[int]) -> None:
+    held = Held()
+    aborted(held, in_a_cycle())
+    held.collect()
+    assert collections == [1]
+
+
+def test_an_old_cycle_is_collected(collections: list[int]) -> None:
+    held, group = Held(), in_a_cycle(age=3)
+    gone = weakref.ref(group)
+    aborted(held, group)
+    del group
+    held.collect()
+    assert collections == [1, 2]
+    assert gone() is not None  # garbage was not its last owner
+    held.begin()
+    held.end()
+    assert gone() is None
+
+
+def test_what_the_program_keeps_is_looked_for_once(collections: list[int]) -> None:
+    """A model in a global variable, made anew in each iteration."""
+    held = Held()
+    for _ in range(5):
+        model = Group()
+        aborted(held, model)
+        held.collect()
+    assert collections == [1, 2]
+    aborted(held, model := Group(), in_a_cycle())
+    held.collect()
+    assert collections == [1, 2, 1]
+    held.end()
+    del model
+
+
+def test_a_group_that_is_referred_to_is_let_go_later(collections: list[int]) -> None:
+    """Nobody else may be the last to let go of one."""
+    held, group = Held(), Group()
+    gone = weakref.ref(group)
+    aborted(held, group)
+    held.begin()
+    del group
+    assert gone() is not None
+    held.end()
+    assert gone() is None
