@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.harness import Exit, Fault, Hang, HoldGIL, Kill, Raise, Slow, Swallow, Uncopyable, Unpicklable
+from tests.harness import Exit, Fault, Fork, Hang, HoldGIL, Kill, Raise, Slow, Swallow, Uncopyable, Unpicklable
 from tests.harness.launch import PATIENT
 
 #: seconds; hasty, but a new monitor has to be there before the heartbeats of a killed one are missed, on a busy
@@ -124,7 +124,7 @@ def random_job(seed: int, span: tuple[float, float] = LONG) -> Job:
 
 def _moved(strike: Strike, rng: random.Random) -> Strike:
     """Some of what strikes in a step strikes in what a LiveState does instead."""
-    if strike.place not in STEPS or rng.random() < 0.4:
+    if strike.place not in STEPS or isinstance(strike.fault, Fork) or rng.random() < 0.4:
         return strike
     # nobody can interrupt a commit: who waits in it is killed
     short = isinstance(strike.fault, Raise | Kill | Exit | Slow)
@@ -207,6 +207,9 @@ class _Plan:
     def swallow(self) -> None:
         self.add("step", Swallow(self.rng.randint(1, 2)))
 
+    def fork(self) -> None:
+        self.add(self.rng.choice(("step", "atomic")), Fork(kind=self.rng.choice(Fork.KINDS)))
+
     def slow(self) -> None:
         self.add(self.rng.choice((*HOOKS, "atomic")), Slow(self.rng.uniform(0.05, 0.6)))
 
@@ -276,6 +279,7 @@ _WEIGHTS: tuple[tuple[Callable[[Any], None], float], ...] = (
     (_Plan.hang, 4),
     (_Plan.hold, 4),
     (_Plan.swallow, 3),
+    (_Plan.fork, 4),
     (_Plan.slow, 9),
     (_Plan.stop, 7),
     (_Plan.stop_host, 6),

@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from . import leaks
-from .faults import At, Fault, When
+from .faults import At, Fault, Returns, When
 
 #: each report of an event takes up to so long (seconds), which shows what a test takes for granted; see CONTRIBUTING
 LATE = float(os.environ.get("INPROCESS_TESTS_LATE", "0"))
@@ -161,7 +161,10 @@ class Context:
         def entry(call: CallWrapper | None = None) -> Any:
             assert call is not None
             with self.entered(call.iteration):
-                return body(self, call)
+                try:
+                    return body(self, call)
+                except Returns:
+                    return None
 
         return lambda: self.called(entry)
 

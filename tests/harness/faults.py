@@ -211,6 +211,48 @@ class Swallow(Fault):
                 swallowed += 1
 
 
+class Returns(BaseException):
+    """Has a wrapped function return at once, see `Context.wrap`."""
+
+
+@dataclass(frozen=True)
+class Fork(Fault):
+    """Fork a process that leaves the function by itself, and wait for its end; the rank stays."""
+
+    KINDS: ClassVar[tuple[str, ...]] = ("return", "raise", "exit")
+    STATUS: ClassVar[dict[str, int]] = {"return": 0, "raise": 1, "exit": 3}
+    #: one of KINDS
+    kind: str = "return"
+
+    def fire(self, context: Context) -> None:
+        pid = os.fork()
+        if not pid:
+            self._leave(context)
+        interruption: BaseException | None = None
+        while True:
+            try:
+                status = os.waitpid(pid, 0)[1]
+                break
+            except ChildProcessError:  # an interruption came between the answer and the name for it
+                status = self.STATUS[self.kind] << 8
+                break
+            except BaseException as error:
+                interruption = error
+        if os.waitstatus_to_exitcode(status) != self.STATUS[self.kind]:
+            context.emit("wrong", text=f"a forked child ended with {status}, not with that of {self.kind!r}")
+        if interruption is not None:
+            raise interruption
+
+    def _leave(self, context: Context) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, context.events.fileno())  # what unwinds would report for the rank
+        if self.kind == "return":
+            raise Returns
+        if self.kind == "raise":
+            raise ValueError("of a forked child")
+        raise SystemExit(self.STATUS[self.kind])
+
+
 def spin() -> None:
     """A Python loop that ends only through an exception."""
     end = time.monotonic() + FOREVER
