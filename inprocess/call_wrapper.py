@@ -144,8 +144,8 @@ class CallWrapper:
 
 def _no_store() -> Any:
     raise RestartError(
-        "call.store is the rank's connection, and a process that it forks would break it: make one there with "
-        "torch.distributed.TCPStore(MASTER_ADDR, MASTER_PORT)"
+        "call.store is the rank's connection, and a process that it forks would break it: connect a torch TCPStore to "
+        "MASTER_ADDR and MASTER_PORT there"
     )
 
 

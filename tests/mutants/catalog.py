@@ -1595,8 +1595,8 @@ LEFTOVERS = (
         "test_leftovers",
         "garbage_stays",
         "garbage on the GPU waits for the interpreter's next collection",
-        "        leftovers.collect()\n        spot = ",
-        "        spot = ",
+        "        held.collect()\n        leftovers.collect()\n",
+        "        held.collect()\n",
     ),
     _loop("test_leftovers", "nothing_is_said", "nobody is told who holds on", "        leftovers.report(state)\n"),
     _loop(

@@ -25,7 +25,7 @@ ONLY = {
     "map memory": (r"mmap\.mmap\(", {"board.py", "watch_board.py"}),
     "install a signal handler": (
         r"signal\.signal\(",
-        {"interrupt.py", "monitor_main.py", "launcher/signals.py", "tools/inject_fault.py"},
+        {"interrupt.py", "logs.py", "monitor_main.py", "launcher/signals.py", "tools/inject_fault.py"},
     ),
     "change a variable": (
         r"os\.environ\.(update|pop|setdefault|clear)\(|os\.environ\[[^]]+\] = |del os\.environ|putenv\(",
