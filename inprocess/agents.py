@@ -34,7 +34,17 @@ from inprocess.protocol.arbitration import patience, standbys
 from inprocess.protocol.book import Book
 from inprocess.protocol.messages import Entry, Fate, Verdict, Vote
 from inprocess.protocol.ops import Verb
-from inprocess.store import Seat, StoreSpec, TCPStore, connect, connect_to, drive, numeric_address, shut_connections
+from inprocess.store import (
+    Seat,
+    StoreSpec,
+    TCPStore,
+    await_name,
+    connect,
+    connect_to,
+    drive,
+    numeric_address,
+    shut_connections,
+)
 from inprocess.watch import announce_wrapped
 
 log = get_logger(__name__)
@@ -313,7 +323,7 @@ class Agents:
             serve_host=self._spec.host,
             bind=_bind(options, self._serves()),
             rendezvous=("always" if self._hosts_store() else "never") if self._is_host_a_member() else "smallest",
-            rendezvous_host="@" if self._is_host_a_member() else _own_address(self._spec),
+            rendezvous_host="@" if self._is_host_a_member() else _own_address(self._spec, options.barrier_timeout),
             monitor_process_interval=options.monitor_process_interval,
             heartbeat_interval=options.heartbeat_interval,
             heartbeat_timeout=options.heartbeat_timeout,
@@ -427,9 +437,18 @@ def _importable(module: str, name: str, factory: Any) -> bool:
     return getattr(sys.modules.get(module), name, None) is factory
 
 
-def _own_address(spec: StoreSpec) -> str:
+def _own_address(spec: StoreSpec, timeout: float) -> str:
     """The address under which the other ranks reach this host: that of the route to MASTER_ADDR."""
-    family, kind, _, _, where = socket.getaddrinfo(spec.host, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(where)  # sends nothing
-        return str(probe.getsockname()[0])
+    await_name(spec.host, timeout)
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(spec.host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        if descriptors.shortage(error):
+            raise
+        raise OptionError(
+            f"MASTER_ADDR={spec.host!r}: this host has no route to it ({error.strerror}). Set it to an address of rank "
+            "0's host that this host reaches: by the way there the others find the address of this host."
+        ) from None

@@ -80,6 +80,10 @@ class Job:
         job.before, job.moved, job.row = 0, False, Row()
         return job
 
+    def uncount(self) -> None:
+        """The call has not begun, and nobody has heard of it: the next one of this process has the same keys."""
+        self.calls -= 1
+
     @property
     def prefix(self) -> str:
         """Of each store key of this call; a slash follows it."""

@@ -306,6 +306,10 @@ class Link:
             poll.register(self._predecessor, select.POLLIN)
             poll.poll(self._config.barrier_timeout * 1e3)
         _raise_limit()
+        try:  # half of the time for which the rank waits for this
+            store.await_name(self._config.serve_host, self._config.barrier_timeout / 2)
+        except TimeoutError as error:
+            raise OptionError(str(error)) from None
         self._base = store.serve(self._config.serve_host, port, self._config.bind)
         if not self._spec.factory and not self._spec.port:
             self._spec = dataclasses.replace(self._spec, port=self._base.port)

@@ -15,6 +15,7 @@ import importlib
 import importlib.metadata
 import ipaddress
 import json
+import logging
 import os
 import re
 import socket
@@ -31,6 +32,7 @@ from torch._C._distributed_c10d import TCPStore as _TCPStore
 
 from inprocess import clock, descriptors, strict_json
 from inprocess.exception import OptionError, RestartError, StoreLost, TimeoutError
+from inprocess.interpreter import pass_time
 from inprocess.names import ask_briefly
 from inprocess.protocol.messages import Entry
 from inprocess.protocol.ops import Add, Claim, Delete, Exist, Now, Op, Pause, Read, ReadAll, Set, Verb, Wait
@@ -43,6 +45,7 @@ __all__ = [
     "StoreMixin",
     "StoreSpec",
     "TCPStore",
+    "await_name",
     "connect",
     "drive",
     "listen",
@@ -61,10 +64,13 @@ else:
 
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 #: torch passes milliseconds to poll() as a C int, so a longer wait is made of several
 LONGEST_WAIT = 20 * 24 * 3600.0
 #: pause between two attempts to reach a server that is not up yet (seconds): first, and at most
 RETRY = (0.005, 0.1)
+#: pause between two attempts to resolve a name (seconds): first, and at most
+NAME_PAUSE = (0.1, 2.0)
 #: the first attempt to connect (seconds), which outlasts a name server that does not answer, each is twice as long as
 #: the one before; and where a job begins, as the processes of its hosts all start then, and a server may answer late:
 #: torch prints a C++ stack for one that fails
@@ -412,6 +418,31 @@ def _await_server(spec: StoreSpec, deadline: float, timeout: float, stopped: thr
         f"no store at {host}:{port} (MASTER_ADDR:MASTER_PORT) within {timeout:g} s (barrier_timeout): {reason}. Rank 0 "
         "serves it: check that rank 0 was started, that all ranks have the same address and the port is reachable."
     )
+
+
+def await_name(host: str, seconds: float) -> None:
+    """Wait until a name of MASTER_ADDR resolves: in Kubernetes it may not do so yet when a process starts.
+
+    Raises TimeoutError after ``seconds``, RestartError where this process may open nothing more.
+    """
+    deadline, pause = clock.monotonic() + seconds, NAME_PAUSE[0]
+    while True:
+        try:
+            _lookup(host, 0)
+            return
+        except OSError as error:
+            if shortage := descriptors.shortage(error):
+                raise RestartError(f"MASTER_ADDR={host!r} cannot be looked up: {shortage}") from None
+            if clock.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"MASTER_ADDR={host!r} does not resolve on this host within {seconds:g} s: {error.strerror}. Set "
+                    "it to a name or an address of rank 0's host that this host can resolve; in Kubernetes, a headless "
+                    "service with publishNotReadyAddresses has it before the pods are ready."
+                ) from None
+            if pause == NAME_PAUSE[0]:
+                log.warning("MASTER_ADDR=%r does not resolve yet (%s); trying for %g s", host, error.strerror, seconds)
+        pass_time(min(pause, max(0.0, deadline - clock.monotonic())))
+        pause = min(2 * pause, NAME_PAUSE[1])
 
 
 def serve(host: str, port: int, bind: str = "") -> Any:

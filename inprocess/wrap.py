@@ -161,7 +161,12 @@ class Wrapper:
             job, lost = Job.enter(), None
             try:
                 while True:
-                    loop = Loop(self._options, self._hooks, injector, fn, args, kwargs, job, lost)
+                    try:
+                        loop = Loop(self._options, self._hooks, injector, fn, args, kwargs, job, lost)
+                    except BaseException:
+                        if lost is None:
+                            job.uncount()
+                        raise
                     value = loop.run()
                     if (lost := loop.lost) is None:
                         return value

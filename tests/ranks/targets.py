@@ -24,7 +24,7 @@ from typing import Any, Optional
 import torch
 import torch.distributed as dist
 
-from inprocess import logs, monitor_process
+from inprocess import agents, logs, monitor_process, store
 from inprocess.tools.inject_fault import Fault, inject_fault
 from tests.harness import faults, leaks
 from tests.harness.child import Context
@@ -291,6 +291,22 @@ def run_closed(context: Context) -> Any:
             os.dup2(copy, number)
             os.close(copy)
         assert left == before
+
+
+def run_again_when_the_name_is_known(context: Context) -> Any:
+    """On rank 1 MASTER_ADDR does not resolve in the first call, which so does not begin. What that raised, and the
+    value of the next call."""
+    if context.rank == 0:
+        return [None, context.wrap(train)()]
+    wait, raised = agents.await_name, []
+    agents.await_name = lambda host, seconds: store.await_name("late.invalid", 0.0)
+    try:
+        context.wrap(train)()
+    except TimeoutError as error:
+        raised = [type(error).__name__, str(error)]
+    finally:
+        agents.await_name = wait
+    return [raised, context.wrap(train)()]
 
 
 # --- limits

@@ -6,6 +6,7 @@ import contextlib
 
 import pytest
 
+from inprocess import store
 from inprocess.exception import RestartAbort
 from inprocess.launcher.control import ControlServer
 from tests.harness import At, Kill, Raise, When
@@ -128,3 +129,17 @@ def test_a_call_announces_itself_to_the_launcher(launch):
         ranks = launch(targets.run_train, 1, env=environ).wait()
         assert server.is_wrapped(0)
     assert ranks.exceptions == launch(targets.run_train, 1, env=environ).wait().exceptions == [None]
+
+
+def test_a_call_that_did_not_begin_is_made_again(launch):
+    """The name of the store's host was not known yet on one rank. The other one waits for it in the first call."""
+    server = store.serve("127.0.0.1", 0)
+    env = {"MASTER_PORT": str(server.port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    ranks = launch(targets.run_again_when_the_name_is_known, 2, env=env).wait(check=False)
+    first, second = ranks
+    # the harness counts calls that were made, not calls that began
+    assert all("completed without all ranks" in problem for problem in ranks.problems), ranks.problems
+    assert [first.value[1], second.value[1]] == [[0, 0, 2], [0, 1, 2]]
+    kind, message = second.value[0]
+    assert kind == "TimeoutError" and "MASTER_ADDR='late.invalid' does not resolve" in message
+    del server

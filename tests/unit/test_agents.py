@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from inprocess import Wrapper, job, store
 from inprocess.agents import _store_spec
 from inprocess.environment import Launch
-from inprocess.exception import OptionError
+from inprocess.exception import OptionError, TimeoutError
 from inprocess.job import Job
 from inprocess.options import Options
 from inprocess.protocol.book import Book
@@ -97,3 +99,55 @@ def test_arguments_that_json_cannot_carry(key: str, value: object) -> None:
         spec(store_factory=FileStore, store_kwargs={"prefix": "a", key: value})
     assert f"store_kwargs: {key}={value!r} cannot travel" in str(caught.value)
     assert "pass a string, a number" in str(caught.value)
+
+
+# --- a name that does not resolve yet -----------------------------------------------------------------------------
+
+
+class Names:
+    """Resolves nothing before that moment of a clock that only waiting moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, known_at: float) -> None:
+        self.now, self.lookups, self._known_at = 1000.0, 0, 1000.0 + known_at
+        monkeypatch.setattr(store, "_lookup", self.lookup)
+        monkeypatch.setattr(store, "pass_time", self.wait)
+        monkeypatch.setattr(store.clock, "monotonic", lambda: self.now)
+
+    def lookup(self, host: str, port: int) -> list[Any]:
+        self.lookups += 1
+        if self.now < self._known_at:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return []
+
+    def wait(self, seconds: float) -> None:
+        assert 0 <= seconds <= store.NAME_PAUSE[1]
+        self.now += max(seconds, 0.001)
+
+
+def test_a_name_is_looked_up_until_it_is_known(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    names = Names(monkeypatch, known_at=30.0)
+    store.await_name("rank0.job", 120.0)
+    assert 1030.0 <= names.now <= 1032.0 and names.lookups > 5
+    assert len([record for record in caplog.records if "does not resolve yet" in record.getMessage()]) == 1
+
+
+def test_a_name_that_is_never_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = Names(monkeypatch, known_at=1e9)
+    with pytest.raises(TimeoutError, match=r"MASTER_ADDR='rank0.job' does not resolve .* within 120 s: .*Set it to"):
+        store.await_name("rank0.job", 120.0)
+    assert 1120.0 <= names.now <= 1122.0
+
+
+def test_a_call_that_cannot_begin_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one has the same keys; the other ranks wait there."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "rank0.job", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    Names(monkeypatch, known_at=1e9)
+    monkeypatch.setattr(job, "_jobs", {})
+    wrapped = Wrapper()(lambda: None)
+    for _ in range(2):
+        with pytest.raises(TimeoutError, match="does not resolve"):
+            wrapped()
+    (known,) = job._jobs.values()
+    assert known.calls == 0
