@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import NamedTuple
 
-__all__ = ["Portrait", "in_words", "where"]
+__all__ = ["Portrait", "in_words", "shown", "where"]
 
 #: this package's own folder, whose lines are no place of the user's
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -35,6 +35,14 @@ def in_words(error: BaseException) -> str:
     except BaseException as failure:
         text = f"(its __str__ raises {type(failure).__name__})"
     return f"{name}: {text}" if text else name
+
+
+def shown(thing: object) -> str:
+    """Its ``repr``, also where that raises."""
+    try:
+        return repr(thing)
+    except BaseException as failure:
+        return f"an object of type {type(thing).__name__} (its __repr__ raises {type(failure).__name__})"
 
 
 def where(error: BaseException) -> str:

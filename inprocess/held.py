@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from inprocess.errors import in_words
 from inprocess.logs import get_logger
 
 log = get_logger(__name__)
@@ -153,7 +154,7 @@ def _forget(names: Sequence[str]) -> None:
         except AttributeError:  # not imported, or elsewhere
             continue
         except Exception as error:  # a GPU that is lost
-            log.debug("%s failed: %r", name, error)
+            log.debug("%s failed: %s", name, in_words(error))
 
 
 def _in_background(action: Callable[[], object]) -> threading.Thread:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .compose import Compose
+from .errors import shown
 from .exception import OptionError
 from .rank_assignment import RankAssignmentCtx, RankFilter, ShiftRanks, Tree
 from .rank_assignment.base import activate_all
@@ -102,7 +103,7 @@ def _adapt_hook(name: str, fn: Callable[..., Any]) -> Hook:
         if result is None:
             return state
         if not _is_state(result):
-            raise TypeError(f"{name}={fn!r} returned {_kind(result)}: return the state, or nothing")
+            raise TypeError(f"{name}={shown(fn)} returned {_kind(result)}: return the state, or nothing")
         frozen: FrozenState = result.freeze()
         return frozen
 
@@ -155,7 +156,7 @@ def _adapt_assignment(fn: Callable[..., Any]) -> Assignment:
     def newer(ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         result = fn(ctx)
         if result is not None and not isinstance(result, RankAssignmentCtx):
-            raise TypeError(f"rank_assignment={fn!r} returned {_kind(result)}: return the ctx, or nothing")
+            raise TypeError(f"rank_assignment={shown(fn)} returned {_kind(result)}: return the ctx, or nothing")
         return ctx if result is None else result
 
     return newer
@@ -166,7 +167,7 @@ def _older_assignment(fn: Callable[..., Any], ctx: RankAssignmentCtx) -> RankAss
     if result is None:
         return ctx
     if not isinstance(result, tuple) or len(result) != 2 or not _is_state(result[0]):
-        raise TypeError(f"rank_assignment={fn!r} returned {_kind(result)}: return (state, terminated_ranks)")
+        raise TypeError(f"rank_assignment={shown(fn)} returned {_kind(result)}: return (state, terminated_ranks)")
     state, terminated = result
     ctx.state = state.thaw() if isinstance(state, FrozenState) else state
     ctx.terminated_ranks = set(terminated)
@@ -184,7 +185,7 @@ def _adapt_filter(fn: Callable[..., Any]) -> Assignment:
             activate_all(ctx)
         result = fn(ctx.state)
         if result is not None and not _is_state(result):
-            raise TypeError(f"rank_filter={fn!r} returned {_kind(result)}: return the state, or nothing")
+            raise TypeError(f"rank_filter={shown(fn)} returned {_kind(result)}: return the state, or nothing")
         if result is not None:
             ctx.state = result.thaw() if isinstance(result, FrozenState) else result
         return ctx

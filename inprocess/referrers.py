@@ -40,6 +40,7 @@ from types import (
 from typing import Any
 
 from inprocess import clock
+from inprocess.errors import in_words
 from inprocess.interpreter import running_frames
 
 __all__ = ["Known", "Way", "a", "holders"]
@@ -415,8 +416,4 @@ def shown(key: object) -> str:
 
 
 def _brief(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception:
-        text = ""
-    return f"{type(error).__name__}: {text[:SHOWN]}" if text else type(error).__name__
+    return in_words(error)[: len(type(error).__name__) + len(": ") + SHOWN]

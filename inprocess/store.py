@@ -15,7 +15,6 @@ import importlib
 import importlib.metadata
 import ipaddress
 import json
-import logging
 import os
 import re
 import socket
@@ -33,6 +32,7 @@ from torch._C._distributed_c10d import TCPStore as _TCPStore
 from inprocess import clock, descriptors, strict_json
 from inprocess.exception import OptionError, RestartError, StoreLost, TimeoutError
 from inprocess.interpreter import pass_time
+from inprocess.logs import get_logger
 from inprocess.names import ask_briefly
 from inprocess.protocol.messages import Entry
 from inprocess.protocol.ops import Add, Claim, Delete, Exist, Now, Op, Pause, Read, ReadAll, Set, Verb, Wait
@@ -64,7 +64,7 @@ else:
 
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: torch passes milliseconds to poll() as a C int, so a longer wait is made of several
 LONGEST_WAIT = 20 * 24 * 3600.0
 #: pause between two attempts to reach a server that is not up yet (seconds): first, and at most

@@ -158,19 +158,22 @@ class Wrapper:
 
         @functools.wraps(fn)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            job, lost = Job.enter(), None
             try:
-                while True:
-                    try:
-                        loop = Loop(self._options, self._hooks, injector, fn, args, kwargs, job, lost)
-                    except BaseException:
-                        if lost is None:
-                            job.uncount()
-                        raise
-                    value = loop.run()
-                    if (lost := loop.lost) is None:
-                        return value
+                return self._call(injector, fn, args, kwargs)
             finally:
                 logs.leave()
 
         return wrapped  # type: ignore[return-value]
+
+    def _call(self, injector: Injector, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        job, lost = Job.enter(), None
+        while True:
+            try:
+                loop = Loop(self._options, self._hooks, injector, fn, args, kwargs, job, lost)
+            except BaseException:
+                if lost is None:
+                    job.uncount()
+                raise
+            value = loop.run()
+            if (lost := loop.lost) is None:
+                return value

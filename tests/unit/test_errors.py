@@ -10,7 +10,7 @@ import pytest
 
 import inprocess
 from inprocess import errors
-from inprocess.errors import Portrait, in_words, where
+from inprocess.errors import Portrait, in_words, shown, where
 
 
 class Hostile(Exception):
@@ -26,6 +26,7 @@ class Hostile(Exception):
     "inside", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), BaseException(), ValueError()], ids=repr
 )
 def test_words_that_raise(inside: BaseException) -> None:
+    assert shown(Hostile(inside)) == f"an object of type Hostile (its __repr__ raises {type(inside).__name__})"
     assert in_words(Hostile(inside)) == f"Hostile: (its __str__ raises {type(inside).__name__})"
 
 

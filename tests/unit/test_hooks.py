@@ -120,3 +120,15 @@ def test_wrong_results_name_the_option(result: object, generation: int) -> None:
 def test_wrong_rank_assignments(assignment: object, rank_filter: object, words: str) -> None:
     with pytest.raises(OptionError, match=words):
         adapt_rank_assignment(assignment, rank_filter)
+
+
+def test_a_hook_whose_own_words_raise() -> None:
+    class Hostile:
+        def __call__(self, state: object) -> int:
+            return 3
+
+        def __repr__(self) -> str:
+            raise SystemExit
+
+    with pytest.raises(TypeError, match="an object of type Hostile"):
+        adapt("completion", Hostile())(STATE)
