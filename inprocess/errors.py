@@ -9,7 +9,7 @@ from __future__ import annotations
 import linecache
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 #: longest message (characters), most frames of one error (half of them from each end) and errors behind each other that
 #: a traceback shows
 TEXT, FRAMES, BEHIND = 10_000, 60, 8
-#: how long the main thread waits for the source lines of a traceback (seconds)
+#: how long the log waits for the source lines of a traceback (seconds)
 READING = 0.2
 
 _CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
@@ -76,14 +76,11 @@ class Portrait:
     def __init__(self, error: BaseException) -> None:
         self.words, self.where = in_words(error), where(error)
         self._chain = _chain(error)
-        self._text = ""
 
-    def text(self) -> str:
-        """As Python prints it; without source lines where they cannot be read at once."""
-        if not self._text:
-            _read_lines({line.file for one in self._chain for line in one.lines})
-            self._text = "".join(map(_show, self._chain)).rstrip("\n")
-        return self._text
+    def format(self) -> Iterable[str]:
+        """As Python prints it; without source lines where they cannot be read at once. Not for a thread in a hurry."""
+        _read_lines({line.file for one in self._chain for line in one.lines})
+        return map(_show, self._chain)
 
 
 def _chain(error: BaseException) -> tuple[_One, ...]:

@@ -60,7 +60,7 @@ class Failures:
         if key in self._told:
             return
         self._told.append(key)
-        log.warning("%s: an error that is new in this call; its traceback, once:\n%s", who, self._portrait.text())
+        log.warning("%s: an error that is new in this call; its traceback, once:", who, extra={"trace": self._portrait})
 
     def settle(self, who: str, decision: Decision) -> None:
         """The end round has decided what it was that ended the iteration."""
@@ -72,10 +72,10 @@ class Failures:
             ends = f"the job ends after max_repeats={self._limit} of them, unless it made progress before"
             log.warning(
                 "%s: the same error again, 2 times in a row without progress. From the third time on each restart "
-                "waits, and %s. Its traceback:\n%s",
+                "waits, and %s. Its traceback:",
                 who,
                 ends,
-                self._portrait.text(),
+                extra={"trace": self._portrait},
             )
 
     def cause(self, decision: Decision) -> BaseException | None:

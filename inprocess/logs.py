@@ -51,7 +51,8 @@ class _Line:
 
     def __init__(self, logger: logging.Logger, record: logging.LogRecord) -> None:
         self.logger, self.record = logger, record
-        self.trace: traceback.TracebackException | None = None
+        #: what has ``format()``; a caller's own, or made of the record's exception
+        self.trace: Any = record.__dict__.pop("trace", None)
         if record.exc_info and record.exc_info[0] is not None and not record.exc_text:
             # reads no source yet: the disk may hang
             self.trace = traceback.TracebackException(*record.exc_info, lookup_lines=False, compact=True)

@@ -509,7 +509,8 @@ def test_a_lost_answer_of_a_name_server_costs_a_second(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(store, "TCPStore", Connecting)
     before = bytes(names.settings())
-    store.connect_to("127.0.0.1", 1, 60.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        store.connect_to("127.0.0.1", server.getsockname()[1], 60.0)
     assert asked in ([(1, 1)], [(1, 0)])  # the second where RES_OPTIONS says attempts:0
     assert bytes(names.settings()) == before
-    assert 2 * store.ATTEMPT > names.PATIENCE * names.ATTEMPTS  # otherwise torch gives up, with a long message
+    assert store.ATTEMPT > names.PATIENCE * names.ATTEMPTS  # otherwise torch gives up, with a long message

@@ -95,7 +95,7 @@ def test_a_child_has_a_call_of_its_own() -> None:
         with call.disable_hang_protection(), call.section("save", 3), call.atomic():
             assert call._slots[ATOMIC] == 1
             assert call._slots[PING]
-        with pytest.raises(RestartError, match="make one there"):
+        with pytest.raises(RestartError, match="connect a torch TCPStore"):
             _ = call.store
         sys.exit(5)
 

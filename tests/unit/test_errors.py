@@ -67,7 +67,7 @@ def test_a_traceback_begins_in_the_users_code() -> None:
     for code, file in ((source, "/home/me/train.py"), ("def fail():\n    1 / 0\n", ours)):
         error = raised(code, ours)
         assert error.__traceback__ is not None
-        text = Portrait(error.with_traceback(error.__traceback__.tb_next)).text()
+        text = shown_in_full(Portrait(error.with_traceback(error.__traceback__.tb_next)))
         places = [line for line in text.splitlines() if line.startswith("  File ")]
         assert places == [f'  File "{file}", line 2, in {"inner" if file != ours else "fail"}']
 
@@ -84,6 +84,11 @@ class Thing:
     """What a frame holds."""
 
 
+def shown_in_full(portrait: Portrait) -> str:
+    """As the log shows it."""
+    return "".join(portrait.format()).rstrip("\n")
+
+
 def caught(depth: int = 0) -> ValueError:
     try:
         fail(depth)
@@ -93,7 +98,7 @@ def caught(depth: int = 0) -> ValueError:
 
 
 def test_a_traceback_as_python_prints_it() -> None:
-    text = Portrait(caught()).text()
+    text = shown_in_full(Portrait(caught()))
     assert text.startswith("Traceback (most recent call last):\n")
     assert f'File "{__file__}", line ' in text
     assert '    raise ValueError("the words")\n' in text
@@ -107,7 +112,7 @@ def test_causes_come_first() -> None:
         except ValueError as error:
             raise Hostile(SystemExit()) from error
     except Hostile as error:
-        text = Portrait(error).text()
+        text = shown_in_full(Portrait(error))
     assert text.index("ValueError: the words") < text.index("direct cause") < text.index("Hostile: (its __str__")
     try:
         try:
@@ -115,18 +120,18 @@ def test_causes_come_first() -> None:
         except ValueError:
             raise KeyError("k")  # noqa: B904
     except KeyError as error:
-        assert "During handling" in Portrait(error).text()
+        assert "During handling" in shown_in_full(Portrait(error))
 
 
 def test_an_error_that_is_its_own_cause() -> None:
     error = caught()
     error.__context__ = other = ValueError("other")
     other.__context__ = error
-    assert Portrait(error).text().count("\nValueError: the words") == 1
+    assert shown_in_full(Portrait(error)).count("\nValueError: the words") == 1
 
 
 def test_a_deep_recursion_is_cut() -> None:
-    text = Portrait(caught(500)).text()
+    text = shown_in_full(Portrait(caught(500)))
     assert text.count("  File ") == errors.FRAMES
     assert "more frames" in text
 
@@ -138,7 +143,7 @@ def test_nothing_of_the_users_is_kept() -> None:
     portrait = Portrait(error)
     del error
     assert thing() is None
-    assert "the words" in portrait.text()
+    assert "the words" in shown_in_full(portrait)
 
 
 def test_a_disk_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +157,7 @@ def test_a_disk_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "_read_all", hang)
     monkeypatch.setattr(errors, "READING", 0.01)
     monkeypatch.setattr(errors.linecache, "cache", {})
-    texts = [Portrait(caught()).text() for _ in range(3)]
+    texts = [shown_in_full(Portrait(caught())) for _ in range(3)]
     answers.set()
     assert errors._reader is not None
     errors._reader.join()
