@@ -153,6 +153,15 @@ def await_start(iteration: int) -> Verb[Start]:
     return load_start((yield Wait(key)), key)
 
 
+def refuse_other_size(iteration: int, start: Start, arrival: Arrival) -> None:
+    """After a verdict that says go. Raises BadMessage where it is not about what this member arrived with."""
+    if start.active_world_size != arrival.active_world_size:
+        raise BadMessage(
+            f"store key '{iteration}/start': names {start.active_world_size} active ranks, not "
+            f"{arrival.active_world_size}. This library did not write it."
+        )
+
+
 def has_started(iteration: int) -> Verb[bool]:
     """Whether the start round said go."""
     raw = yield Read(key := f"{iteration}/start")

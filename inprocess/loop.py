@@ -322,10 +322,12 @@ class Loop:
             return self._not_started()
         self._arrived = True
         place = (proposed.rank, proposed.world_size, proposed.active_world_size, proposed.active_rank)
-        self._do(coordinator.start_round(self._book, Arrival(Kind.RANK, *place)))
+        arrival = Arrival(Kind.RANK, *place)
+        self._do(coordinator.start_round(self._book, arrival))
         start = self._take("start", self._book.iteration, self._options.barrier_timeout, self._name_missing("start"))
         if not start.go:
             return self._not_started()
+        coordinator.refuse_other_size(self._book.iteration, start, arrival)
         self._book.started(proposed.rank, proposed.world_size)
         self._state = self._placed = proposed
         self._agents.board.place(proposed.rank, self._is_reserve())
