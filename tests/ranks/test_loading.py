@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, dataloader
 
 from tests.harness import When, leaks
 from tests.harness.child import Context
+from tests.harness.launch import PATIENT
 
 from . import targets
 
@@ -68,7 +69,7 @@ class _Strike:
 
 
 def test_workers_of_a_constructor_that_is_interrupted_end(launch):
-    ranks = launch(run, 2).wait(60)
+    ranks = launch(run, 2, wrapper=PATIENT | {"max_repeats": None}).wait(60)
     assert ranks.values == [len(LINES)] * 2
     held = ranks[0].of("held")
     assert [event["children"] for event in held] == [1] * len(held)

@@ -423,6 +423,7 @@ class Training(Process):
         start = yield from self._wait("start")
         if not start.go:
             return Event.NO_START
+        coordinator.refuse_other_size(self.book.iteration, start, arrival)
         self.too_few_since = self.too_few_since if not place.active_world_size else None
         self.book.started(place.rank, place.world_size)
         self.placed = place
