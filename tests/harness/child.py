@@ -66,6 +66,8 @@ class Context:
     calls: int = -1
     #: iteration in which the function was last entered
     iteration: int | None = None
+    #: how often it waited for others, up to 255
+    waits: int = 0
     fired: set[At] = field(default_factory=set)
     reported: set[str] = field(default_factory=set)
     #: results of the wrapped calls that ended with a value, for tests that look at more than the last one
@@ -124,9 +126,16 @@ class Context:
         setattr(owner, method, wrapped)
 
     def wait_for(self, when: When) -> None:
-        """Return once `when.count` other ranks have reported the event."""
-        self.emit("wait_for", awaited=when.event, count=when.count)
-        self.control.recv_bytes()
+        """Return once `when.count` other ranks have reported the event.
+
+        An answer is one byte, which names what it answers: a wait that is interrupted leaves no half of it behind, and
+        its answer is not taken for that of the next one.
+        """
+        self.waits = (self.waits + 1) % 256
+        self.emit("wait_for", awaited=when.event, count=when.count, number=self.waits)
+        while (answer := os.read(self.control.fileno(), 1)) != bytes([self.waits]):
+            if not answer:
+                raise EOFError("the test has ended")
 
     @contextmanager
     def entered(self, iteration: int) -> Iterator[None]:

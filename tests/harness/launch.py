@@ -446,7 +446,7 @@ class Run:
                 if self._others_with(rank, event["awaited"]) >= event["count"]:
                     self._answered.add((rank.rank, index))
                     with suppress(BrokenPipeError):
-                        rank.control.send_bytes(b"go")
+                        os.write(rank.control.fileno(), bytes([event["number"]]))
 
     def _others_with(self, rank: _Rank, name: str) -> int:
         return sum(other is not rank and self._has(other, name, {}) for other in self.ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -41,7 +42,9 @@ def through(cluster: EtcdCluster, name: str, options: Any = PATIENT, **more: Any
 
 def tell(run: Run, rank: int) -> None:
     """What a fault waits for that has `When("told", 1)`."""
-    run.ranks[rank].control.send_bytes(b"go")
+    run.wait_event("wait_for")
+    waits = [event["number"] for event in run.ranks[rank].events if event["event"] == "wait_for"]
+    os.write(run.ranks[rank].control.fileno(), bytes([waits[-1]]))
 
 
 def keys(cluster: EtcdCluster, name: str) -> int:

@@ -303,7 +303,8 @@ def test_exception_that_cannot_be_printed(gate: Gate) -> None:
         def __str__(self) -> str:
             raise ValueError
 
-    assert run_interrupted(gate, answer_with(Unprintable())) == Interrupted("Unprintable: (its __str__ raises ValueError)")
+    shown = "Unprintable: (its __str__ raises ValueError)"
+    assert run_interrupted(gate, answer_with(Unprintable())) == Interrupted(shown)
 
 
 def test_return_in_answer_is_a_return(gate: Gate) -> None:
