@@ -7,7 +7,6 @@ import importlib.util
 import logging
 import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,9 +20,7 @@ from tests.harness import launch as launching
 # before anything of multiprocessing starts: the server reads this list once
 multiprocessing.set_forkserver_preload(launching.PRELOAD)
 launching.become_subreaper()
-# a shell has it ignored in what it runs in the background, and children inherit that
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+launching.heed_ctrl_c()
 # torch asks the name server for the name of every peer; one lost answer costs five seconds
 os.environ.setdefault("RES_OPTIONS", launching.NO_NAME_SERVER)
 

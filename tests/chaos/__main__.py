@@ -15,7 +15,7 @@ from tests.chaos.play import play
 from tests.chaos.schedule import Job, random_job
 from tests.chaos.training import surviving
 from tests.chaos.verdict import Facts
-from tests.harness.launch import become_subreaper, start_server
+from tests.harness.launch import become_subreaper, heed_ctrl_c, start_server
 
 
 @dataclass
@@ -82,6 +82,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--story", action="store_true", help="print the story of jobs that went well, too")
     given = parser.parse_args(arguments)
     become_subreaper()
+    heed_ctrl_c()
     start_server()
     end, tally = time.monotonic() + given.minutes * 60, Tally()
     for seed in range(given.seed, given.seed + given.jobs):

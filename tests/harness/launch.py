@@ -82,6 +82,12 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
+def heed_ctrl_c() -> None:
+    """A shell has SIGINT ignored in what it runs in the background, and children inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @functools.lru_cache(maxsize=1)
 def start_server() -> None:
     """Start the forkserver; it imports torch while other tests run."""
