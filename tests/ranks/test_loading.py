@@ -69,7 +69,7 @@ class _Strike:
 
 
 def test_workers_of_a_constructor_that_is_interrupted_end(launch):
-    ranks = launch(run, 2, wrapper=PATIENT | {"max_repeats": None}).wait(60)
+    ranks = launch(run, 2, wrapper=PATIENT | {"max_repeats": None}).wait(100)
     assert ranks.values == [len(LINES)] * 2
     held = ranks[0].of("held")
     assert [event["children"] for event in held] == [1] * len(held)
