@@ -3,8 +3,9 @@
 A ladder of steps. Each has a deadline and a recorded result; one that fails or hangs does not stop the next. Runs in
 the MonitorThread, and once more in the main thread for what the function made while the first run was under way.
 
-`gloo` says how a pending Gloo collective is released, `nccl` what NCCL's groups need, `groups` how torch forgets them
-all, `held` what stays until everybody has left the function.
+`gloo` says how a pending Gloo collective is released, `nccl` what NCCL's groups need, `nccl_bootstrap` how one in the
+making is given up, `nccl_wake` why an abort of NCCL's is quick, `nccl_shutdown` why none runs beside the program's own
+shutdown, `groups` how torch forgets them all, `held` what stays until everybody has left the function.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from inprocess import clock, groups, nccl
+from inprocess import clock, groups, nccl, nccl_wake
 from inprocess.gloo import shutdown_gloo_connections
 from inprocess.held import held
 from inprocess.logs import get_logger
+from inprocess.nccl_bootstrap import bootstrap
 from inprocess.state import FrozenState
 
 __all__ = [
@@ -138,7 +140,8 @@ class AbortTorchDistributed(Abort):
 
     Does nothing where torch.distributed is not in use; may be called at any moment, and more than once. With NCCL all
     groups are aborted at the same time, and the CUDA graphs of the process are reset, since an abort waits for those
-    that captured a collective.
+    that captured a collective. During a call of a wrapped function a group that the program is just shutting down is
+    waited for, 2 s at most, and not aborted.
 
     Args:
         deadline: seconds in all; default 10.
@@ -147,16 +150,30 @@ class AbortTorchDistributed(Abort):
             says, if it is set, each restart over the one before.
         cuda_graphs: False: CUDA graphs stay as they are; for programs whose graphs capture no collective and outlive a
             restart. Default True.
+        nccl_bootstrap: False: a rank that waits in NCCL's bootstrap (``ncclCommInitRank``) for one that is gone is not
+            released, but killed at ``hard_timeout``; for programs with network code of their own that this library
+            might take for NCCL's, see `inprocess.nccl_bootstrap`. Default True.
+        nccl_wake: False: NCCL's service threads are left to notice an abort by themselves, which takes half a second;
+            see `inprocess.nccl_wake`. Default True.
     """
 
     def __init__(
-        self, deadline: float = DEADLINE, *, flight_records: str | Path | None = None, cuda_graphs: bool = True
+        self,
+        deadline: float = DEADLINE,
+        *,
+        flight_records: str | Path | None = None,
+        cuda_graphs: bool = True,
+        nccl_bootstrap: bool = True,
+        nccl_wake: bool = True,
     ) -> None:
         self.deadline = deadline
         self.flight_records = flight_records
         self.cuda_graphs = cuda_graphs
+        self.nccl_bootstrap = nccl_bootstrap
+        self.nccl_wake = nccl_wake
 
     def __call__(self, state: FrozenState) -> FrozenState:
+        bootstrap.allowed = self.nccl_bootstrap
         if dist.is_available():
             Ladder(self._rungs(state), self.deadline).run()
         return state
@@ -169,10 +186,18 @@ class AbortTorchDistributed(Abort):
         if current and (record := nccl.record_file(self.flight_records, state.iteration, rank)):
             rungs.append(("flight recorder", lambda: nccl.dump_flight_record(record, with_nccl)))
         rungs.append(("Gloo connections", lambda: shutdown_gloo_connections(pairs)))
+        if bootstrap.is_needed():  # before the aborts: one that is in the making holds them up
+            rungs.append(("NCCL's bootstrap", bootstrap.cut))
+        under_way = _Countdown(len(current))
         together: list[Step] = [
-            (f"process group {groups.name_of(group)}", functools.partial(_abort_group, current, place))
+            (f"process group {groups.name_of(group)}", functools.partial(_abort_group, current, place, under_way))
             for place, group in enumerate(current)
         ]
+        if bootstrap.is_needed() and current:
+            again = functools.partial(bootstrap.keep_cutting, under_way.wait, self.deadline)
+            together.append(("NCCL's bootstrap again", again))
+        if with_nccl and self.nccl_wake:
+            together.append(("NCCL's service threads", lambda: nccl_wake.until(under_way.wait)))
         if with_nccl and self.cuda_graphs:
             together.append(("CUDA graphs", self._reset_graphs))
         if together:
@@ -189,9 +214,30 @@ class AbortTorchDistributed(Abort):
             held.graphs_were_reset()
 
 
-def _abort_group(current: Sequence[Any], place: int) -> None:
+def _abort_group(current: Sequence[Any], place: int, under_way: _Countdown) -> None:
     """Not as a bound method: the list is emptied in the end, and no step may be a group's last owner."""
-    current[place].abort()
+    try:
+        current[place].abort()
+    finally:
+        under_way.ended()
+
+
+class _Countdown:
+    """So many steps that have not ended yet."""
+
+    def __init__(self, steps: int) -> None:
+        self._changed = threading.Condition()
+        self._left = steps
+
+    def ended(self) -> None:
+        with self._changed:
+            self._left -= 1
+            self._changed.notify_all()
+
+    def wait(self, timeout: float) -> bool:
+        """Whether all have ended within so many seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._left <= 0, timeout)
 
 
 def _forget(current: list[Any]) -> None:

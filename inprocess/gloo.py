@@ -26,16 +26,13 @@ import contextlib
 import ctypes
 import functools
 import os
-import re
 import socket
-import stat
 import struct
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 
+from inprocess import procfs
 from inprocess.groups import is_making, world
 from inprocess.held import held
 from inprocess.logs import get_logger
@@ -66,7 +63,7 @@ def shutdown_gloo_connections(pairs: int = 0) -> int:
     """
     count = 0
     for descriptor, inode in _gloo_descriptors():
-        connection = _socket_of(descriptor, inode)
+        connection = procfs.copy_of(descriptor, inode)
         if connection is None:
             continue
         with connection:
@@ -79,7 +76,7 @@ def shutdown_gloo_connections(pairs: int = 0) -> int:
 
 def _gloo_descriptors() -> Iterator[tuple[int, int]]:
     """Descriptor and inode of everything registered with an event loop of Gloo."""
-    epolls = [_epoll_of(f"/proc/self/task/{task}") for task in os.listdir("/proc/self/task")]
+    epolls = [_epoll_of(f"/proc/self/task/{task}") for task in procfs.tasks()]
     named = [entry for epoll in epolls if epoll is not None for entry in _registered(epoll)]
     for entry in named or _registered_by_class():
         yield entry.descriptor, entry.inode
@@ -88,10 +85,10 @@ def _gloo_descriptors() -> Iterator[tuple[int, int]]:
 def _epoll_of(task: str) -> int | None:
     """The epoll instance on which a Gloo thread waits; None where it is no Gloo thread, or has ended."""
     try:
-        if _read(f"{task}/comm").strip() != GLOO_THREAD:
+        if procfs.read(f"{task}/comm").strip() != GLOO_THREAD:
             return None
         for _ in range(_LOOKS):
-            words = _read(f"{task}/syscall").split()
+            words = procfs.read(f"{task}/syscall").split()
             if len(words) > 1 and words[0] in _EPOLL_CALLS:
                 return int(words[1], 16)
             os.sched_yield()
@@ -103,51 +100,27 @@ def _epoll_of(task: str) -> int | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Registered:
-    """An entry of an epoll instance."""
-
-    descriptor: int
-    inode: int
-    #: what the owner registered with it: an address, a number
-    data: int
-
-
-def _registered(epoll: int) -> list[_Registered]:
+def _registered(epoll: int) -> list[procfs.Registered]:
     try:
-        lines = _read(f"/proc/self/fdinfo/{epoll}")
-    except FileNotFoundError:
-        return []
-    except PermissionError as error:
+        return procfs.registered(epoll)
+    except procfs.Unknown as error:
         _warn_of_timeouts(str(error))
         return []
-    found = re.findall(r"^tfd:\s*(\d+) .*\bdata:\s*([0-9a-f]+) .*\bino:([0-9a-f]+)", lines, re.MULTILINE)
-    if "tfd:" in lines and not found:
-        _warn_of_timeouts("this kernel does not tell which files an epoll instance watches")
-    return [_Registered(int(descriptor), int(inode, 16), int(data, 16)) for descriptor, data, inode in found]
 
 
-def _registered_by_class() -> list[_Registered]:
+def _registered_by_class() -> list[procfs.Registered]:
     """What Gloo registered, whatever the names of its threads."""
-    found = [entry for epoll in _epolls() for entry in _registered(epoll) if _is_class_of_gloo(entry.data)]
+    found = [entry for epoll in procfs.epolls() for entry in _registered(epoll) if _is_class_of_gloo(entry.data)]
     if not found and _has_gloo_group():
         _warn_of_timeouts(f"this build of torch ({torch.__version__}) does not show which connections are Gloo's")
     return found
 
 
-def _epolls() -> Iterator[int]:
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
-                yield int(name)
-
-
 def _is_class_of_gloo(address: int) -> bool:
     """Whether a C++ object of Gloo's is at the address: it begins with the address of its class's table."""
     try:
-        with open("/proc/self/mem", "rb", buffering=0) as memory:  # says no where reading would end the process
-            table = int.from_bytes(os.pread(memory.fileno(), 8, address), sys.byteorder)
-    except (OSError, OverflowError):
+        table = procfs.word_at(address)
+    except OSError:
         return False
     symbol = _Symbol()
     _LIBC.dladdr(ctypes.c_void_p(table), ctypes.byref(symbol))
@@ -179,19 +152,6 @@ def _warn_of_timeouts(reason: str) -> None:
     )
 
 
-def _socket_of(descriptor: int, inode: int) -> socket.socket | None:
-    """A copy of a registered socket; None where it is none, or the number has been given to another file meanwhile."""
-    try:
-        copy = os.dup(descriptor)
-    except OSError:
-        return None
-    status = os.fstat(copy)
-    if status.st_ino != inode or not stat.S_ISSOCK(status.st_mode):
-        os.close(copy)
-        return None
-    return socket.socket(fileno=copy)
-
-
 def _shut(connection: socket.socket) -> bool:
     try:
         # reading only: Gloo tells all its pending operations of a failed read; a write that fails in its event thread
@@ -215,8 +175,3 @@ def _knock(listener: socket.socket, pairs: int) -> None:
             visitor.settimeout(_KNOCK_TIMEOUT)
             visitor.connect(address)
             visitor.sendall(struct.pack("=Q", pair))
-
-
-def _read(path: str) -> str:
-    with open(path) as file:
-        return file.read()

@@ -18,7 +18,7 @@ from inprocess.logs import get_logger
 log = get_logger(__name__)
 
 #: functions of torch that make groups
-_MAKERS = frozenset({"_new_process_group_helper", "init_process_group", "new_group"})
+_MAKERS = frozenset({"_new_process_group_helper", "init_process_group", "new_group", "split_group"})
 #: where `distributed_c10d` has torch's tables of groups, and which; not every version has all of them
 WORLD = "_world"
 _TABLES = (

@@ -92,7 +92,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from inprocess import clock, logs
@@ -607,7 +607,7 @@ _CALL_CODE = Gate._call.__code__
 _LOCKING = (threading.Condition.__enter__.__code__, threading.Condition.__exit__.__code__)
 _HANDLE_CODE = Interrupter._handle.__code__
 #: by identity, since comparing and hashing code objects takes long
-_WHOLE = frozenset(
+_WHOLE = {
     id(function.__code__)
     for function in (
         Atomic.__enter__,
@@ -622,7 +622,12 @@ _WHOLE = frozenset(
         Interrupter._reinstall,
         _run_pending,
     )
-) | frozenset(map(id, logs.whole()))
+} | set(map(id, logs.whole()))
+
+
+def leave_alone(code: CodeType) -> None:
+    """Code that is never interrupted half-way, nor what it calls; for the life of the process."""
+    _WHOLE.add(id(code))
 
 
 #: functions that start processes, in modules that the program may not have imported

@@ -43,6 +43,8 @@ from inprocess.job import Job
 from inprocess.leftovers import leftovers
 from inprocess.logs import get_logger
 from inprocess.monitor_thread import LetIn
+from inprocess.nccl_bootstrap import bootstrap
+from inprocess.nccl_shutdown import shutdowns
 from inprocess.options import Options
 from inprocess.protocol.book import Book
 from inprocess.protocol.messages import Arrival, Decision, Fate, Kind, Outcome, Verdict
@@ -159,6 +161,7 @@ class Loop:
             forks.tell(self._detach)
             interpreter.begin()
             leftovers.begin(anew=not self._job.moved)
+            shutdowns.begin()
             self._agents.open()
             while self._phase is not Phase.OUT:
                 self._agents.board.enter(self._phase)
@@ -204,6 +207,8 @@ class Loop:
         why = "" if self._leaving is None else in_words(self._leaving)
         self._agents.close(how, cut=how in ("failed", "moved") or self._quietly, why=why)
         held.end()
+        bootstrap.end()
+        shutdowns.end()
         if self.lost is None:
             self._job.leave(self._book)
 
@@ -359,6 +364,7 @@ class Loop:
     def _enter_iteration(self) -> None:
         state = self._state
         self._call._begin(state)
+        bootstrap.begin()
         leftovers.report(state)
         if self._is_reserve():
             return
@@ -646,6 +652,7 @@ class Loop:
         shut_connections(*self._rendezvous)
         if self._hooks.abort is not None:
             shutdown_gloo_connections(self._placed.world_size)
+            bootstrap.cut()
 
     def _interrupt(self, record: InterruptionRecord, abort: str = "") -> bool:
         """Tell the others; False: everybody had finished, so it changes nothing."""

@@ -40,6 +40,10 @@ HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 RETHROW = "TORCH_NCCL_RETHROW_CUDA_ERRORS"
 MONITORING = "TORCH_NCCL_ENABLE_MONITORING"
 DUMP, DUMP_WAIT = "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
+#: NCCL's own: how often it tries a connection that is refused, with what pause, the n-th time n times as long (1.1 s in
+#: all; its defaults make 59.5 s of it, in which nothing reaches it); and its service for telling the state of a job,
+#: which crashes where the connections of a bootstrap are ended
+NCCLS = {"NCCL_SOCKET_RETRY_CNT": "10", "NCCL_SOCKET_RETRY_SLEEP_MSEC": "20", "NCCL_RAS_ENABLE": "0"}
 #: torch's other names of variables
 _OLDER = {HANDLING: "NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_DESYNC_DEBUG": "NCCL_DESYNC_DEBUG"}
 #: within what time all CUDA graphs are to be reset, and how often threads are looked at that replay one (seconds)
@@ -54,9 +58,9 @@ _TRUE = ("1", "y", "yes", "t", "true")
 
 
 def settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of torch's that are set for the time of a call: none that the user has set.
+    """The variables of torch's and NCCL's that are set for the time of a call: none that the user has set.
 
-    Each group reads them when it is made. They do nothing to other backends.
+    Each group reads torch's when it is made, a process NCCL's with its first one. They do nothing to other backends.
 
     * Errors are not handled by the watchdog: a restart does that. ``1`` under torchrun, and this library's launcher, is
       no choice of the user's: torch's agent sets it for its workers.
@@ -65,8 +69,10 @@ def settings(environ: Mapping[str, str]) -> dict[str, str]:
       would be enough for it, many minutes later.
     * No record is written at an error, for which the watchdog would wait, up to a minute with the lock that the next
       collective needs: the abort writes one.
+    * NCCL gives up soon on a rank that is gone, and has no service beside: see `NCCLS`.
     """
-    found = {name: "0" for name in (HANDLING, RETHROW, MONITORING, DUMP, DUMP_WAIT) if _given(environ, name) is None}
+    found = {name: value for name, value in NCCLS.items() if name not in environ}
+    found |= {name: "0" for name in (HANDLING, RETHROW, MONITORING, DUMP, DUMP_WAIT) if _given(environ, name) is None}
     if environ.get(HANDLING) == "1" and "TORCHELASTIC_RUN_ID" in environ:
         found[HANDLING] = "0"
     return found
@@ -167,7 +173,7 @@ def reset_graphs(patience: float = REPLAYING) -> int:
         return 0
     end = clock.monotonic() + patience
     # an object refers to its class: 25 ms with 300,000 objects, a third of what it takes to look at each of them
-    graphs = [each for each in gc.get_referrers(*_with_subclasses(kind)) if issubclass(type(each), kind)]
+    graphs = [each for each in gc.get_referrers(*with_subclasses(kind)) if issubclass(type(each), kind)]
     try:
         for graph in graphs:  # first: from here on no replay can begin, which would use what is being destroyed
             graph.replay = _refuse
@@ -188,8 +194,9 @@ def _give_up_after(end: float) -> None:
         raise TimeoutError("a thread replays a CUDA graph all the time, or a reset hung: not all graphs were reset")
 
 
-def _with_subclasses(kind: type) -> set[type]:
-    return {kind}.union(*map(_with_subclasses, kind.__subclasses__()))
+def with_subclasses(kind: type) -> set[type]:
+    """A class, and all that are derived from it."""
+    return {kind}.union(*map(with_subclasses, kind.__subclasses__()))
 
 
 def _refuse() -> None:

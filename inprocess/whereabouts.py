@@ -19,7 +19,7 @@ from types import FrameType
 from inprocess.interpreter import running_frames
 from inprocess.protocol.messages import Spot
 
-__all__ = ["look"]
+__all__ = ["in_collective", "look"]
 
 #: so much of a file's path, from its end, and of a function's name is told (characters)
 LONGEST_FILE, LONGEST_NAME = 120, 60
@@ -34,8 +34,9 @@ _BOUNDARIES = frozenset({(_PACKAGE + "interrupt.py", "_call"), (_PACKAGE + "loop
 _COLLECTIVE = (f"distributed{os.sep}", os.path.join("nn", "parallel", "distributed.py"))
 #: ... unless it is here: files, processes
 _NO_COLLECTIVE = (os.path.join("distributed", "checkpoint"), os.path.join("distributed", "elastic"))
+_BACKWARD = os.path.join("autograd", "graph.py")
 #: below torch: whoever is here waits for the GPU, or for what a backward pass does on other threads
-_DEVICE = (f"cuda{os.sep}", os.path.join("autograd", "graph.py"))
+_DEVICE = (f"cuda{os.sep}", _BACKWARD)
 #: what a user's line calls that waits in C++: for a collective's work or a store, ...
 _WAITING = frozenset({"wait"})
 #: ... or for the GPU
@@ -55,6 +56,12 @@ def look() -> Spot | None:
     code = mine.f_code
     where = f"{code.co_filename[-LONGEST_FILE:]}:{mine.f_lineno} in {code.co_name[:LONGEST_NAME]}"
     return Spot(where, _waits(inside, _is_asleep(main.native_id)))
+
+
+def in_collective(frame: FrameType) -> bool:
+    """Whether this is code of torch's that waits for other ranks; a backward pass may do so on other threads."""
+    name = _below_torch(frame.f_code.co_filename)
+    return name.startswith((*_COLLECTIVE, _BACKWARD)) and not name.startswith(_NO_COLLECTIVE)
 
 
 def _inside(frames: list[FrameType]) -> Iterator[FrameType]:

@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from inprocess import gloo
+from inprocess import gloo, procfs
 from inprocess.gloo import shutdown_gloo_connections
 from inprocess.held import held
 from tests.threads import abort_ranks
@@ -255,7 +255,7 @@ def test_closed_and_strange_descriptors_are_left_alone(monkeypatch: pytest.Monke
 def test_unreadable_proc_is_explained(
     groups: Groups, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    read = gloo._read
+    read = procfs.read
     gloo._warn_of_timeouts.cache_clear()
 
     def refuse(path: str) -> str:
@@ -263,7 +263,7 @@ def test_unreadable_proc_is_explained(
             raise PermissionError(13, "Permission denied")
         return read(path)
 
-    monkeypatch.setattr(gloo, "_read", refuse)
+    monkeypatch.setattr(procfs, "read", refuse)
     with caplog.at_level(logging.WARNING, "inprocess.gloo"):
         assert shutdown_gloo_connections() == 0
         assert shutdown_gloo_connections() == 0
@@ -275,7 +275,7 @@ def test_listening_socket_is_never_shut(groups: Groups) -> None:
     release(groups)
     listening = 0
     for descriptor, inode in gloo._gloo_descriptors():
-        connection = gloo._socket_of(descriptor, inode)
+        connection = procfs.copy_of(descriptor, inode)
         with connection or contextlib.nullcontext():
             if connection is not None and connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 listening += 1

@@ -23,7 +23,7 @@ from inprocess.held import Held
 
 Patch = pytest.MonkeyPatch
 HANDLING, RETHROW, MONITORING = nccl.HANDLING, nccl.RETHROW, nccl.MONITORING
-ALL = {name: "0" for name in (HANDLING, RETHROW, MONITORING, nccl.DUMP, nccl.DUMP_WAIT)}
+ALL = {name: "0" for name in (HANDLING, RETHROW, MONITORING, nccl.DUMP, nccl.DUMP_WAIT)} | nccl.NCCLS
 BY_TORCHRUN = {HANDLING: "1", "TORCHELASTIC_RUN_ID": "job"}
 
 
@@ -40,6 +40,7 @@ BY_TORCHRUN = {HANDLING: "1", "TORCHELASTIC_RUN_ID": "job"}
         ({"NCCL_ASYNC_ERROR_HANDLING": "2"}, [HANDLING]),
         ({HANDLING: "2", RETHROW: "1", nccl.DUMP: "1"}, [HANDLING, RETHROW, nccl.DUMP]),
         ({MONITORING: "1", nccl.DUMP_WAIT: "1000"}, [MONITORING, nccl.DUMP_WAIT]),
+        ({"NCCL_SOCKET_RETRY_CNT": "34", "NCCL_RAS_ENABLE": "1"}, ["NCCL_SOCKET_RETRY_CNT", "NCCL_RAS_ENABLE"]),
     ],
 )
 def test_settings(environ: dict[str, str], left: list[str]) -> None:

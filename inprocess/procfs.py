@@ -1,0 +1,184 @@
+"""What the kernel tells of this process, in ``/proc/self``: its sockets, and what its threads wait for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import socket
+import stat
+import struct
+import sys
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+
+#: machine -> numbers of the system calls poll (True) and ppoll (False: its time is in memory)
+_POLL_CALLS: Mapping[str, Mapping[str, bool]] = {"x86_64": {"7": True, "271": False}, "aarch64": {"73": False}}
+#: an entry of the array that they get: descriptor, what is waited for, what came
+_ENTRY = struct.Struct("=ihh")
+_TIMESPEC = struct.Struct("=qq")
+#: more entries than a process can have descriptors are no entries
+_MOST_ENTRIES = 1 << 20
+
+
+class Unknown(OSError):
+    """The kernel does not tell, or tells it in a way that is not known here."""
+
+
+@dataclass(frozen=True)
+class Registered:
+    """An entry of an epoll instance."""
+
+    descriptor: int
+    inode: int
+    #: what the owner registered with it: an address, a number
+    data: int
+
+
+@dataclass(frozen=True)
+class Poll:
+    """A thread that waits in poll or ppoll."""
+
+    descriptors: tuple[int, ...]
+    #: how long in all (milliseconds); None: for ever
+    timeout_ms: int | None
+
+
+def read(path: str) -> str:
+    """A file's whole text."""
+    with open(path) as file:
+        return file.read()
+
+
+def tasks() -> list[str]:
+    """The ids of this process's threads."""
+    return os.listdir("/proc/self/task")
+
+
+# --- sockets ------------------------------------------------------------------------------------------------------
+
+
+def sockets() -> dict[int, int]:
+    """Inode of each socket of this process -> a descriptor."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            kind, _, inode = os.readlink(f"/proc/self/fd/{name}").partition(":")
+            if kind == "socket":
+                found[int(inode.strip("[]"))] = int(name)
+    return found
+
+
+def unix_names(inodes: Container[int]) -> Iterator[str]:
+    """The names of those UNIX sockets that have one; an abstract one begins with ``@``."""
+    for line in read("/proc/self/net/unix").splitlines()[1:]:
+        words = line.split(maxsplit=7)
+        if len(words) == 8 and int(words[6]) in inodes:
+            yield words[7]
+
+
+def copy_of(descriptor: int, inode: int) -> socket.socket | None:
+    """A copy of a socket; None where it is none, or the number has been given to another file meanwhile."""
+    try:
+        copy = os.dup(descriptor)
+    except OSError:
+        return None
+    status = os.fstat(copy)
+    if status.st_ino != inode or not stat.S_ISSOCK(status.st_mode):
+        os.close(copy)
+        return None
+    return socket.socket(fileno=copy)
+
+
+# --- epoll --------------------------------------------------------------------------------------------------------
+
+
+def epolls() -> Iterator[int]:
+    """Descriptors of the epoll instances of this process."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
+                yield int(name)
+
+
+def registered(epoll: int) -> list[Registered]:
+    """What an epoll instance watches; nothing where it is closed meanwhile. Raises Unknown."""
+    try:
+        lines = read(f"/proc/self/fdinfo/{epoll}")
+    except FileNotFoundError:
+        return []
+    except PermissionError as error:
+        raise Unknown(str(error)) from error
+    found = re.findall(r"^tfd:\s*(\d+) .*\bdata:\s*([0-9a-f]+) .*\bino:([0-9a-f]+)", lines, re.MULTILINE)
+    if "tfd:" in lines and not found:
+        raise Unknown("this kernel does not tell which files an epoll instance watches")
+    return [Registered(int(descriptor), int(inode, 16), int(data, 16)) for descriptor, data, inode in found]
+
+
+# --- poll ---------------------------------------------------------------------------------------------------------
+
+
+def polls() -> list[Poll]:
+    """What the threads of this process wait for in poll and ppoll at this moment. Raises Unknown."""
+    calls = _POLL_CALLS.get(platform.machine())
+    if calls is None:
+        raise Unknown(f"the system calls of {platform.machine()} are not known here")
+    return [poll for task in tasks() if (poll := _poll_of(f"/proc/self/task/{task}/syscall", calls)) is not None]
+
+
+def _poll_of(path: str, calls: Mapping[str, bool]) -> Poll | None:
+    words = _words(path)
+    # "running", or a number, six arguments and two registers
+    if len(words) < 4 or words[0] not in calls:
+        return None
+    array, count, timeout = (int(word, 16) for word in words[1:4])
+    try:
+        entries = _memory(array, _ENTRY.size * count) if count < _MOST_ENTRIES else b""
+        timeout_ms = _signed(timeout) if calls[words[0]] else _milliseconds(timeout)
+    except OSError:  # its stack is gone
+        return None
+    if len(entries) < _ENTRY.size * count or _words(path) != words:  # it went on meanwhile
+        return None
+    descriptors = tuple(descriptor for descriptor, _, _ in _ENTRY.iter_unpack(entries))
+    return Poll(descriptors, None if timeout_ms is None or timeout_ms < 0 else timeout_ms)
+
+
+def _words(path: str) -> list[str]:
+    try:
+        return read(path).split()
+    except PermissionError as error:
+        raise Unknown(str(error)) from error
+    except FileNotFoundError as error:
+        if os.path.exists(os.path.dirname(path)):
+            raise Unknown("this kernel does not tell which system call a thread is in") from error
+        return []  # it has ended
+    except ProcessLookupError:
+        return []
+
+
+def _signed(word: int) -> int:
+    """An ``int`` in a register of 64 bits."""
+    word &= 0xFFFFFFFF
+    return word - (word >> 31 << 32)
+
+
+def _milliseconds(address: int) -> int | None:
+    if not address:
+        return None
+    seconds, nanoseconds = _TIMESPEC.unpack(_memory(address, _TIMESPEC.size).ljust(_TIMESPEC.size, b"\0"))
+    return int(seconds * 1000 + nanoseconds // 1_000_000)
+
+
+def _memory(address: int, size: int) -> bytes:
+    """This process's own. Raises OSError where there is none, where reading it would end the process."""
+    try:
+        with open("/proc/self/mem", "rb", buffering=0) as memory:
+            return os.pread(memory.fileno(), size, address)
+    except OverflowError as error:
+        raise OSError(str(error)) from error
+
+
+def word_at(address: int) -> int:
+    """The machine word at an address of this process. Raises OSError where there is none."""
+    return int.from_bytes(_memory(address, 8), sys.byteorder)
