@@ -241,6 +241,7 @@ class _Countdown:
 
 
 def _forget(current: list[Any]) -> None:
+    held.pending()
     groups.forget()
     held.groups(current)
 

@@ -21,6 +21,7 @@ from inprocess.board import LEASE, Board
 from inprocess.environment import Borrowed, Launch, StandardStreams
 from inprocess.exception import OptionError, RestartError, StoreLost, TimeoutError
 from inprocess.failures import Failures
+from inprocess.held import held
 from inprocess.interpreter import SLICE, pass_time
 from inprocess.interrupt import Interrupter
 from inprocess.job import Job
@@ -91,7 +92,7 @@ class Agents:
         self._options, self._job, self._book = options, job, book
         self.environment = Borrowed(nccl.settings(os.environ))
         self._spec = _store_spec(options, job)
-        self._interrupter = Interrupter(options.interrupt_signal)
+        self._interrupter = Interrupter(options.interrupt_signal, held.raised)
         config = self._monitor_config()
         self.thread = MonitorThread(
             self._spec,

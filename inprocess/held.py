@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import operator
 import socket
@@ -9,6 +11,8 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from inprocess.errors import in_words
 from inprocess.logs import get_logger
@@ -34,6 +38,9 @@ class Held:
         self._active = False
         self._connections: list[socket.socket] = []
         self._groups: list[Any] = []
+        self._pending: list[Any] = []
+        #: what makes such a result, while another function stands in its place
+        self._make: Any = None
         #: of them, how many others had after the last collection
         self._kept = 0
         #: since it last let go
@@ -66,6 +73,22 @@ class Held:
         elif groups:
             _in_background(groups.clear)
 
+    def pending(self) -> None:
+        """torch is about to forget its groups. Takes 25 ms with 300,000 objects where functional collectives are used.
+
+        The function runs on meanwhile: it may get further results, then fail for want of a group, and free them all.
+        """
+        if self._active and (kind := _result()) is not None:
+            if self._make is None:
+                self._make = vars(kind)["__new__"]
+                kind.__new__ = functools.partial(_make, kind.__new__, self._pending)
+            self._pending.extend(_pending())
+
+    def raised(self) -> None:
+        """In the main thread: an exception has left the function, whose frames still have what they had."""
+        if self._active and _begun_here():
+            self._pending.extend(_pending())
+
     def collect(self) -> None:
         """The function was left: free the groups that are in reference cycles.
 
@@ -74,6 +97,9 @@ class Held:
         DistributedDataParallel, and none where no more groups are shared than those that the last one did not free:
         these the program keeps, in a global variable perhaps.
         """
+        if self._make is not None:
+            _result().__new__, self._make = self._make, None
+        _wait_for(self._pending)
         _forget_meshes()
         for generation in (1, 2):
             if len(_shared(self._groups)) > self._kept:
@@ -128,6 +154,36 @@ _ALONE = _counts([object()])[0]
 def _shared(groups: Sequence[Any]) -> list[Any]:
     """Those that are referred to from elsewhere."""
     return [group for group, count in zip(groups, _counts(groups), strict=True) if count > _ALONE]
+
+
+def _result() -> Any:
+    """torch's class of what a functional collective answers; None where the program uses none."""
+    return getattr(sys.modules.get("torch.distributed._functional_collectives"), "AsyncCollectiveTensor", None)
+
+
+def _make(make: Callable[..., Any], made: list[Any], kind: Any, tensor: Any) -> Any:
+    made.append(tensor)
+    return make(kind, tensor)
+
+
+def _pending() -> list[Any]:
+    """The results that are still to be waited for, wherever they are."""
+    if (kind := _result()) is None:
+        return []
+    return [each.elem for each in gc.get_referrers(kind) if type(each) is kind and not each.completed]
+
+
+def _begun_here() -> int:
+    """How many collectives of this thread are still to be waited for."""
+    count: Callable[[], int] = getattr(torch._C._distributed_c10d, "_get_work_registry_size", lambda: 0)
+    return count()
+
+
+def _wait_for(tensors: list[Any]) -> None:
+    """The groups are aborted, so no wait is long."""
+    while tensors:
+        with contextlib.suppress(Exception):
+            torch.ops._c10d_functional.wait_tensor(tensors.pop())
 
 
 def _has_compiled_graphs() -> bool:

@@ -32,7 +32,8 @@ What is not interrupted inside the window: this file's own lines, those of ``ato
 library's log lines, and those of the handler at work on an earlier signal, where a raise could leave a lock held, and
 whatever runs on top of them (a destructor, another handler); for the first tenth of a second, the logging module and
 the two lines with which `threading` takes and gives back the lock of a condition, an event, a queue or a thread that
-starts, for the same reason: that thread would never come up; and for ten seconds, an import, since a module left half
+starts, for the same reason: that thread would never come up; as long, torch's functional collectives, between the begin
+of one and the moment when somebody has its result; and for ten seconds, an import, since a module left half
 imported stays broken in every later iteration, and the construction of a DataLoader's iterator or the start of a
 process: there is a moment when the process runs and nobody has noted it, who could end it.
 
@@ -123,6 +124,8 @@ REPORT_EVERY = 1.0
 PLACES = 3
 
 _IMPORT = "<frozen importlib._bootstrap>"
+#: where torch begins a collective and hands its result out: one that nobody gets is never waited for, nor freed
+_FUNCTIONAL = "torch.distributed._functional_collectives"
 #: since Python 3.11
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -161,12 +164,14 @@ class Interrupter:
 
     Args:
         signum: the signal to use. None: SIGRTMIN+5, or the next real-time signal that nobody handles.
+        raised: called in the main thread when an exception has left the function, and before its frames are emptied.
 
     Raises:
         OptionError: `signum` cannot be used, or no real-time signal is free.
     """
 
-    def __init__(self, signum: int | None = None) -> None:
+    def __init__(self, signum: int | None = None, raised: Callable[[], object] = lambda: None) -> None:
+        self._raised = raised
         self.signum = _free_signal() if signum is None else _usable(signum)
         self._previous: Any = None
         self._gate: Gate | None = None
@@ -267,6 +272,7 @@ class Gate:
         self._armed = False
         self._asked_at = 0.0
         self._starters = frozenset[int]()
+        self._functional = ""
         self._raised_at = 0.0
         self._raised_where = ""
         self._dropped = False
@@ -288,6 +294,7 @@ class Gate:
                 return Interrupted()
             return Returned(guarded(self._call, fn, args, kwargs or {}))
         except BaseException as error:
+            self._interrupter._raised()
             return self._judge(error, handled)
         finally:
             if sys.exc_info()[1] is not handled:
@@ -336,6 +343,7 @@ class Gate:
             raise InternalError("interrupt_until_left() before close_for_abort() could cut an atomic section in half")
         left = left or self.left
         self._asked_at, self._starters = clock.monotonic(), _starters()
+        self._functional = getattr(sys.modules.get(_FUNCTIONAL), "__file__", None) or ""
         with self._watching_unraisable():
             while not left.is_set():
                 self._armed = self.interrupting = True
@@ -368,7 +376,9 @@ class Gate:
             return False
         assert frame is not None
         now = clock.monotonic()
-        if now - self._asked_at < PATIENCE and (frame.f_code in _LOCKING or self._runs(logging.__file__, frame)):
+        if now - self._asked_at < PATIENCE and (
+            frame.f_code in _LOCKING or self._runs(logging.__file__, frame) or self._runs(self._functional, frame)
+        ):
             return False
         if now - self._asked_at < IMPORT_PATIENCE and self._runs(_IMPORT, frame):
             return False

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard, TypeVar
 
 import torch.distributed as dist
 
-from inprocess import clock, coordinator, fence, forks
+from inprocess import clock, coordinator, fence, forks, torch_state
 from inprocess.agents import Agents, Lost
 from inprocess.attribution import Interruption, InterruptionRecord, ranges, standstill, summary
 from inprocess.call_wrapper import CallWrapper, set_current
@@ -138,6 +138,8 @@ class Loop:
         self._placed = self._state
         self._rendezvous = ("", 0)
         self._store: Any = None
+        #: torch's of the main thread, before it last ran the user's code
+        self._torch_state: torch_state.TorchState | None = None
         #: whether this rank has arrived in the start round of this iteration
         self._arrived = False
         #: whether the others know that this rank is leaving; otherwise its monitor tells them
@@ -592,8 +594,11 @@ class Loop:
         if fence.due(self._agents.board) <= 0:
             fence.stop()
         self._call._gate = gate
+        self._torch_state = torch_state.capture()
         outcome = gate.run(fn)
         del gate, fn  # this frame lives as long as a traceback of the function that somebody keeps
+        if not isinstance(outcome, Returned):
+            self._restore_torch_state()
         try:
             return self._settle(outcome, keep, quit_on_exception)
         finally:
@@ -673,6 +678,11 @@ class Loop:
         """Free what is in reference cycles, as far as it matters."""
         held.collect()
         leftovers.collect()
+        self._restore_torch_state()  # again: something in a cycle may have changed it on its way out
+
+    def _restore_torch_state(self) -> None:
+        if self._torch_state is not None:
+            self._torch_state.restore()
 
     # --- small things -------------------------------------------------------------------------------------------
 

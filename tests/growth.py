@@ -17,8 +17,10 @@ import gc
 import io
 import logging
 import os
+import random
 import statistics
 import sys
+import threading
 import time
 import weakref
 from collections import Counter
@@ -165,8 +167,19 @@ def _tensor_parallel(raises: bool) -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = torch.nn.Sequential(torch.nn.Linear(8, 16 * len(mesh.mesh)), torch.nn.Linear(16 * len(mesh.mesh), 8))
     model = parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
-    model(torch.ones(4, 8)).sum().backward()
-    _ordinary(raises)
+    until = time.monotonic() + random.uniform(0, 0.02)
+    while not raises or time.monotonic() < until:  # so that the others are interrupted anywhere in a step
+        model(torch.ones(4, 8)).sum().backward()
+    raise ValueError("growth")
+
+
+def _pending(raises: bool) -> None:
+    """Results of functional collectives that nobody waits for."""
+    from torch.distributed import _functional_collectives as functional
+
+    results = [functional.all_reduce(torch.ones(8), "sum", dist.group.WORLD) for _ in range(3)]
+    _sleep(raises)
+    del results
 
 
 def _sharded(raises: bool) -> None:
@@ -197,6 +210,7 @@ KINDS: dict[str, Callable[[bool], None]] = {
     "ddp": _ddp,
     "tensor parallel": _tensor_parallel,
     "sharded": _sharded,
+    "pending": _pending,
     "kept": _keep,
 }
 CONTROLS = ("control", "failing", "ddp control")
@@ -205,7 +219,10 @@ UNCHECKED = (*CONTROLS, "ddp")
 
 
 def _sample(context: Context, call: Any) -> dict[str, float]:
-    """What this process and its monitor hold now. The groups of the last iteration end in the background."""
+    """What this process and its monitor hold now, once the groups of the last iteration have ended."""
+    for thread in threading.enumerate():
+        if thread.name == "inprocess-abort":
+            thread.join()
     if context.args["collect"]:
         gc.collect()
     else:

@@ -1037,8 +1037,8 @@ LADDER = (
     ladder(
         "a_step_owns_a_group",
         "a step of the abort keeps a group, and ends it when it is thrown away",
-        "functools.partial(_abort_group, current, place)",
-        "group.abort",
+        "functools.partial(_abort_group, current, place, under_way)",
+        "lambda group=group: (group.abort(), under_way.ended())",
     ),
     tables(
         "group_names_go_on",
@@ -1595,8 +1595,7 @@ LEFTOVERS = (
         "test_leftovers",
         "garbage_stays",
         "garbage on the GPU waits for the interpreter's next collection",
-        "        leftovers.collect()\n\n",
-        "\n",
+        "        leftovers.collect()\n",
     ),
     _loop("test_groups", "cycles_stay", "groups in reference cycles outlive a restart", "        held.collect()\n"),
     _loop("test_leftovers", "nothing_is_said", "nobody is told who holds on", "        leftovers.report(state)\n"),
@@ -1679,6 +1678,105 @@ LEFTOVERS = (
     ),
 )
 
+waking = _in("nccl_wake.py", "tests/threads/test_nccl_wake.py")
+making = _in("nccl_bootstrap.py", "tests/threads/test_nccl_bootstrap.py")
+ending = _in("nccl_shutdown.py", "tests/threads/test_nccl_shutdown.py")
+thread_state = _in("torch_state.py", "tests/threads/test_torch_state.py")
+NCCL = (
+    waking("wakes_anybody", "a thread with few descriptors is spoken to", "len(poll.descriptors) > DESCRIPTORS and "),
+    waking("wakes_any_poll", "a thread that waits for another time is spoken to", " and poll.timeout_ms == POLL_MS"),
+    waking(
+        "wakes_blocking_listeners", "a listener that blocks is connected to", "os.get_blocking(descriptor)", "False"
+    ),
+    waking(
+        "names_of_others", "the datagram socket of another process is spoken to", "procfs.sockets())", "range(1 << 40))"
+    ),
+    making(
+        "old_sockets",
+        "what was there before the iteration is ended",
+        "self._cut.union(self._before or ())",
+        "self._cut",
+    ),
+    making("polled_sockets", "what a thread polls is ended", "_polled().union(_watched())", "_watched()"),
+    making("watched_sockets", "what an epoll instance watches is ended", "_polled().union(_watched())", "_polled()"),
+    making(
+        "sockets_of_pythons",
+        "what a socket object owns is ended",
+        "return _without_pythons(found) if found else found",
+        "return found",
+    ),
+    making(
+        "late_senders",
+        "a socket without TCP_NODELAY is ended",
+        "bool(copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))",
+        "True",
+    ),
+    making(
+        "wildcard_listeners", "a listener on all interfaces is ended", "copy.getsockname()[0] not in _WILDCARDS", "True"
+    ),
+    making(
+        "blocking_sockets",
+        "a socket that blocks is ended",
+        "        if os.get_blocking(descriptor):\n            return False\n",
+        "        pass\n",
+    ),
+    making(
+        "cut_at_any_time", "connections are ended while nobody makes a communicator", " or not _may_be_inside():", ":"
+    ),
+    making("cut_in_each_collective", "and in each collective", "_collectives_of(group) <= 1", "True"),
+    making("cut_against_the_users_will", "and where the user does not want it", " or not self.allowed", ""),
+    ending(
+        "abort_after_shutdown",
+        "a group that was shut down is aborted",
+        "end.by == ABORT or (alone and end.by)",
+        "end.by == ABORT",
+    ),
+    ending(
+        "shutdown_after_abort",
+        "one that was aborted is shut down",
+        "            if not end.by:\n                end.by = SHUTDOWN",
+        "            if True:\n                end.by = SHUTDOWN",
+    ),
+    ending("shutdown_waits", "a shutdown waits for an abort", "end.lock.acquire(blocking=False)", "end.lock.acquire()"),
+    ending("abort_waits_for_ever", "an abort waits for ever", "acquire(timeout=LIMIT)", "acquire()"),
+    ending(
+        "shutdown_is_interrupted",
+        "the function is interrupted with the lock of a group",
+        "leave_alone(Shutdowns._shutdown.__code__)\n",
+        "",
+    ),
+    ending("ends_are_kept", "groups are remembered for ever", "weakref.WeakKeyDictionary()", "{}"),
+    thread_state(
+        "keys_stay", "dispatch keys stay excluded", "self._put_autocast, self._dispatch.put)", "self._put_autocast)"
+    ),
+    thread_state(
+        "autocast_stays", "autocast stays on", "self._put_autocast, self._dispatch.put)", "self._dispatch.put)"
+    ),
+    thread_state("modes_stay", "a mode stays", "(self._put_modes, ", "("),
+    thread_state("hooks_stay", "hooks of saved tensors stay", "self._put_hooks, ", ""),
+    thread_state(
+        "device_goes", "the default device is forgotten", "            if mode is device:\n", "            if False:\n"
+    ),
+    _loop(
+        "test_leftovers",
+        "torchs_state_stays",
+        "what an interrupted context manager has set stays",
+        "        if not isinstance(outcome, Returned):\n            self._restore_torch_state()\n",
+    ),
+    _in("held.py", "tests/ranks/test_groups.py")(
+        "pending_collectives_stay",
+        "collectives that nobody waited for keep their groups",
+        "        _wait_for(self._pending)\n",
+    ),
+    _in("abort.py", "tests/ranks/test_bootstrap.py")(
+        "the_bootstrap_goes_on",
+        "ranks wait in the bootstrap",
+        'rungs.append(("NCCL\'s bootstrap", bootstrap.cut))',
+        "pass",
+        Edit("inprocess/loop.py", "            bootstrap.cut()\n", ""),
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *PROTOCOL,
     *COORDINATOR,
@@ -1697,4 +1795,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *LIVE,
     *WATCHING,
     *LEFTOVERS,
+    *NCCL,
 )

@@ -1012,3 +1012,38 @@ def agreeing(context: Context, call: Any) -> Any:
 
 def run_agreeing(context: Context) -> Any:
     return context.wrap(agreeing)()
+
+
+class NoGrad:
+    """A context manager as torch.no_grad() is one, which is interrupted while it is entered."""
+
+    def __init__(self, entered: Callable[[], None]) -> None:
+        self._entered = entered
+
+    def __enter__(self) -> None:
+        torch.set_grad_enabled(False)
+        torch.set_autocast_enabled("cpu", True)
+        self._entered()
+
+    def __exit__(self, *exc_info: object) -> None:
+        torch.set_grad_enabled(True)
+        torch.set_autocast_enabled("cpu", False)
+
+
+def stay(context: Context) -> None:
+    context.emit("entered")
+    time.sleep(LONG.total_seconds())
+
+
+def run_in_a_context_manager(context: Context) -> Any:
+    """One rank raises while the others are inside ``__enter__``; answers what is trained with afterwards."""
+
+    def body(context: Context, call: Any) -> list[object]:
+        if call.iteration == 0:
+            context.point("fault")
+            with NoGrad(lambda: stay(context)):
+                pass
+        loss = torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum()
+        return [call.iteration, loss.requires_grad, str(loss.dtype), torch.is_autocast_enabled("cpu")]
+
+    return context.wrap(body)()

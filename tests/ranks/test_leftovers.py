@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from inprocess import leftovers
-from tests.harness import When
+from tests.harness import At, Raise, When
 from tests.harness.child import Context
 
 from . import targets
@@ -314,3 +314,10 @@ def run_value(context: Context) -> list[bool]:
     _refs.clear()
     gc.enable()
     return found
+
+
+def test_what_an_interrupted_context_manager_has_set(launch):
+    """Without it the ranks that waited would train without gradients, and in half precision, from then on."""
+    faults = {At(1, step="fault"): Raise(when=When("entered", 2))}
+    ranks = launch(targets.run_in_a_context_manager, 3, faults=faults).wait(20)
+    assert [rank.value for rank in ranks] == [[1, True, "torch.float32", False]] * 3, ranks.exceptions

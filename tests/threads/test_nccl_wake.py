@@ -59,6 +59,8 @@ def test_on_another_architecture(monkeypatch: Patch) -> None:
 
 def unix() -> socket.socket:
     made = socket.socket(socket.AF_UNIX)
+    made.bind(f"\0/tmp/listener-{os.getpid()}")
+    made.listen()
     made.setblocking(False)
     return made
 
