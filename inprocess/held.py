@@ -19,7 +19,7 @@ from inprocess.logs import get_logger
 
 log = get_logger(__name__)
 
-#: seconds that the end of a call waits for the destructors of process groups
+#: seconds that the end of a call waits for the destructors of process groups, and a restart for results of collectives
 LET_GO = 1.0
 
 
@@ -55,6 +55,7 @@ class Held:
         """Let go of what is held and keep nothing more."""
         self._active = False
         self._kept = 0
+        self._wait_for_pending()
         thread = self._let_go([])
         if thread is not None:
             thread.join(LET_GO)
@@ -87,7 +88,8 @@ class Held:
     def raised(self) -> None:
         """In the main thread: an exception has left the function, whose frames still have what they had."""
         if self._active and _begun_here():
-            self._pending.extend(_pending())
+            with contextlib.suppress(Exception):
+                self._pending.extend(_pending())
 
     def collect(self) -> None:
         """The function was left: free the groups that are in reference cycles.
@@ -97,14 +99,19 @@ class Held:
         DistributedDataParallel, and none where no more groups are shared than those that the last one did not free:
         these the program keeps, in a global variable perhaps.
         """
-        if self._make is not None:
-            _result().__new__, self._make = self._make, None
-        _wait_for(self._pending)
+        self._wait_for_pending()
         _forget_meshes()
         for generation in (1, 2):
             if len(_shared(self._groups)) > self._kept:
                 gc.collect(generation)
         self._kept = len(_shared(self._groups))
+
+    def _wait_for_pending(self) -> None:
+        if self._make is not None:
+            _result().__new__, self._make = self._make, None
+        pending, self._pending = self._pending, []
+        if pending:  # a wait that hangs, for a group that could not be aborted, must not hold the restart up
+            _in_background(functools.partial(_wait_for, pending)).join(LET_GO)
 
     def graphs_were_reset(self) -> None:
         """The CUDA graphs of this process can be replayed no more."""
@@ -175,7 +182,8 @@ def _pending() -> list[Any]:
 
 def _begun_here() -> int:
     """How many collectives of this thread are still to be waited for."""
-    count: Callable[[], int] = getattr(torch._C._distributed_c10d, "_get_work_registry_size", lambda: 0)
+    bindings = getattr(torch._C, "_distributed_c10d", None)
+    count: Callable[[], int] = getattr(bindings, "_get_work_registry_size", lambda: 0)
     return count()
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -362,3 +363,27 @@ def test_the_names_are_torchs() -> None:
     assert _symmetric_memory._group_name_to_store == {}
     assert _symmetric_memory._group_name_to_workspace_tensor == {}
     assert callable(torch.compiler.reset)
+
+
+def test_results_of_functional_collectives_are_made_as_before_once_the_call_is_over(
+    excepthook: None, monkeypatch: Patch, tmp_path: Path
+) -> None:
+    """Also where the rank leaves the job: between the abort and then each that is made is noted, to be waited for."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # or torch sets it
+    from torch.distributed import _functional_collectives as functional
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    kind = functional.AsyncCollectiveTensor
+    made, held = vars(kind)["__new__"], Held()
+    held.begin()
+    first = functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD)
+    held.pending()
+    second = functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD)
+    assert len(held._pending) == 2
+    assert torch._C._distributed_c10d._get_work_registry_size() == 2
+    held.end()
+    dist.destroy_process_group()
+    assert vars(kind)["__new__"] is made
+    assert not torch._C._distributed_c10d._get_work_registry_size()
+    del first, second
