@@ -12,8 +12,8 @@ All groups at once
 CUDA graphs
     An abort waits until all graphs that captured a collective of the group are gone. They are reset beside it.
 torch's watchdog
-    Its thread sees within 100 ms that a peer is gone, or that the GPU failed, and by default takes the process down:
-    the healthy ranks, too. It is told not to for the time of a call: see ``settings``.
+    Its thread looks every 100 ms whether a peer is gone, or the GPU has failed, and by default may take the process
+    down: the healthy ranks, too. It is told not to for the time of a call: see ``settings``.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def objections(environ: Mapping[str, str]) -> list[str]:
     handling = _given(environ, HANDLING)
     if handling is not None and handling[1] in ("1", "3") and HANDLING not in settings(environ):
         found.append(
-            f"{handling[0]}={handling[1]}: torch's watchdog ends the process when a peer of an NCCL group dies, and "
+            f"{handling[0]}={handling[1]}: torch's watchdog may end the process when a peer of an NCCL group dies, and "
             "healthy ranks with it; unset it, or set 0"
         )
     if _is_true(environ.get(RETHROW, "")):
@@ -101,7 +101,7 @@ def objections(environ: Mapping[str, str]) -> list[str]:
         given, value = _given(environ, name) or (name, "")
         if _is_true(value) or value.upper() == "DETAIL":
             found.append(
-                f"{given}={value}: with it torch's watchdog ends the process when a peer of an NCCL group dies, "
+                f"{given}={value}: with it torch's watchdog may end the process when a peer of an NCCL group dies, "
                 f"whatever {HANDLING} says; unset it once the program is debugged"
             )
     if _is_true(environ.get(MONITORING, "")):

@@ -37,15 +37,19 @@ class Polling(threading.Thread):
         self.woken = False
 
     def run(self) -> None:
+        """Again and again, as NCCL's thread does, until there is something."""
         self.begins.set()
-        if self._call == "poll":
-            LIBC.poll(self._array, self._entries, self._milliseconds)
-        else:
-            time = Timespec(self._milliseconds // 1000, self._milliseconds % 1000 * 1_000_000)
-            LIBC.ppoll(self._array, self._entries, ctypes.byref(time), None)
-        *_, ready = struct.unpack_from("=ihh", self._array.raw, 8 * (self._entries - 1))
-        self.woken = bool(ready & POLLIN)
+        while not self._wait():
+            pass
+        last = struct.unpack_from("=ihh", self._array.raw, 8 * (self._entries - 1))
+        self.woken = bool(last[2] & POLLIN)
         self.over.set()
+
+    def _wait(self) -> int:
+        if self._call == "poll":
+            return int(LIBC.poll(self._array, self._entries, self._milliseconds))
+        time = Timespec(self._milliseconds // 1000, self._milliseconds % 1000 * 1_000_000)
+        return int(LIBC.ppoll(self._array, self._entries, ctypes.byref(time), None))
 
     def end(self) -> None:
         os.write(self._write, b"x")

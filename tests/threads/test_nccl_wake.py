@@ -180,6 +180,6 @@ def test_beside_the_aborts(group: None, monkeypatch: Patch, wake: bool, used: bo
     """An abort that waits for its thread, as NCCL's does; only where NCCL is in use, and the user wants it."""
     monkeypatch.setattr(nccl, "is_used_by", lambda group: used)
     with standins.listener() as server, standins.polling(server.fileno()) as thread:
-        monkeypatch.setattr(dist.ProcessGroup, "abort", lambda group: thread.over.wait(10))
+        monkeypatch.setattr(dist.ProcessGroup, "abort", lambda group: thread.over.wait(30 if woken else 0.2))
         AbortTorchDistributed(nccl_wake=wake)(STATE)
     assert thread.woken is woken
