@@ -53,14 +53,20 @@ class _Replaced:
     """A method of a class, and what is called in its place."""
 
     def __init__(self, kind: Any, name: str, instead: Callable[..., None]) -> None:
-        self._kind, self._name, self._original = kind, name, getattr(kind, name)
-        self._replacement = _in_place_of(self._original, instead)
+        self._kind, self._name = kind, name
+        #: as the class has it, which is not what asking the class for it answers; None: it has its base's
+        self._own = vars(kind).get(name)
+        self._replacement = _in_place_of(getattr(kind, name), instead)
         setattr(kind, name, self._replacement)
 
     def restore(self) -> None:
         """What the program itself has put there meanwhile stays."""
-        if vars(self._kind).get(self._name) is self._replacement:
-            setattr(self._kind, self._name, self._original)
+        if vars(self._kind).get(self._name) is not self._replacement:
+            return
+        if self._own is None:
+            delattr(self._kind, self._name)
+        else:
+            setattr(self._kind, self._name, self._own)
 
 
 def _in_place_of(original: Method, instead: Callable[..., None]) -> Method:

@@ -1746,6 +1746,12 @@ NCCL = (
         "",
     ),
     ending("ends_are_kept", "groups are remembered for ever", "weakref.WeakKeyDictionary()", "{}"),
+    ending(
+        "methods_are_unwrapped",
+        "a method is put back as the class answers it, and not as it has it",
+        "            setattr(self._kind, self._name, self._own)\n",
+        "            setattr(self._kind, self._name, self._replacement.__wrapped__)\n",
+    ),
     thread_state(
         "keys_stay", "dispatch keys stay excluded", "self._put_autocast, self._dispatch.put)", "self._put_autocast)"
     ),

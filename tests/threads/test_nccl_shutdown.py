@@ -18,6 +18,7 @@ from inprocess import nccl_shutdown
 from inprocess.exception import RankShouldRestart
 from inprocess.interrupt import Interrupted, Interrupter
 from inprocess.nccl_shutdown import Shutdowns
+from tests.threads import groups
 
 Patch = pytest.MonkeyPatch
 FILE = nccl_shutdown.__file__
@@ -273,20 +274,40 @@ def test_what_the_program_puts_there_stays(shutdowns: Shutdowns, monkeypatch: Pa
 
 
 def test_torch_itself_where_it_has_nccl(monkeypatch: Patch, group: None) -> None:
-    """And nothing where it has none."""
-    before = (dist.ProcessGroup.shutdown, dist.ProcessGroup.abort)
+    """And nothing where it has none. Afterwards groups end as before."""
+    before = methods()
     own = Shutdowns()
     own.begin()
-    assert (dist.ProcessGroup.shutdown, dist.ProcessGroup.abort) == before
+    assert methods() == before
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    own.begin()
-    try:
-        assert dist.ProcessGroup.shutdown != before[0]
-        dist.group.WORLD.abort()
+    for _ in range(2):
+        own.begin()
+        try:
+            assert methods() != before
+            dist.group.WORLD.abort()
+            dist.destroy_process_group()
+        finally:
+            own.end()
+        assert methods() == before
+        groups.init()
         dist.destroy_process_group()
-    finally:
-        own.end()
-    assert (dist.ProcessGroup.shutdown, dist.ProcessGroup.abort) == before
+        groups.init()
+
+
+def methods() -> list[Any]:
+    """As the class has them: asked for them it answers what they contain."""
+    return [vars(dist.ProcessGroup)[name] for name in ("shutdown", "abort")]
+
+
+def test_a_method_of_a_base_class_is_that_again(shutdowns: Shutdowns) -> None:
+    class Derived(Group):
+        """With its base's methods."""
+
+    shutdowns.end()
+    shutdowns.begin(Derived)
+    assert "shutdown" in vars(Derived)
+    shutdowns.end()
+    assert "shutdown" not in vars(Derived)
 
 
 def test_a_group_of_some_ranks_with_device_id_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
