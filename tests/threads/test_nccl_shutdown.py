@@ -15,7 +15,6 @@ import pytest
 import torch.distributed as dist
 
 from inprocess import nccl_shutdown
-from inprocess.exception import RankShouldRestart
 from inprocess.interrupt import Interrupted, Interrupter
 from inprocess.nccl_shutdown import Shutdowns
 from tests.threads import groups
@@ -222,25 +221,23 @@ def test_the_function_is_not_interrupted_inside(shutdowns: Shutdowns) -> None:
         gate.interrupt_until_left()
 
     def inside() -> None:
+        may_strike.append(gate._is_inside(sys._getframe()))
         monitor.start()
         assert asked.wait(30)
 
     def function() -> None:
+        may_strike.append(gate._is_inside(sys._getframe()))
         group.shutdown()
-        interrupted.append(False)
-        try:
-            while True:
-                time.sleep(10)
-        except RankShouldRestart:
-            interrupted.append(True)
-            raise
+        while True:
+            time.sleep(10)
 
-    group, monitor, interrupted = Group(inside), threading.Thread(target=ask), list[bool]()
+    group, monitor, may_strike = Group(inside), threading.Thread(target=ask), list[bool]()
     try:
         assert isinstance(gate.run(function), Interrupted)
         monitor.join(30)
     finally:
         interrupter.restore()
+    assert may_strike == [True, False]
     assert group.story == ["shutdown begins", "shutdown ends"]
     assert not shutdowns._end_of(group).lock.locked()
 
