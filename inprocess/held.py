@@ -19,7 +19,7 @@ from inprocess.logs import get_logger
 
 log = get_logger(__name__)
 
-#: seconds that the end of a call waits for the destructors of process groups, and a restart for results of collectives
+#: seconds that the end of a call waits for the destructors of process groups
 LET_GO = 1.0
 
 
@@ -110,8 +110,9 @@ class Held:
         if self._make is not None:
             _result().__new__, self._make = self._make, None
         pending, self._pending = self._pending, []
-        if pending:  # a wait that hangs, for a group that could not be aborted, must not hold the restart up
-            _in_background(functools.partial(_wait_for, pending)).join(LET_GO)
+        # torch lets go of the operation when the wait begins; that may last as long as the timeout of the group
+        for tensor in pending:
+            _in_background(functools.partial(_wait_for, tensor))
 
     def graphs_were_reset(self) -> None:
         """The CUDA graphs of this process can be replayed no more."""
@@ -187,11 +188,9 @@ def _begun_here() -> int:
     return count()
 
 
-def _wait_for(tensors: list[Any]) -> None:
-    """The groups are aborted, so no wait is long."""
-    while tensors:
-        with contextlib.suppress(Exception):
-            torch.ops._c10d_functional.wait_tensor(tensors.pop())
+def _wait_for(tensor: Any) -> None:
+    with contextlib.suppress(Exception):
+        torch.ops._c10d_functional.wait_tensor(tensor)
 
 
 def _has_compiled_graphs() -> bool:

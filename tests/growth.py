@@ -222,7 +222,7 @@ def _sample(context: Context, call: Any) -> dict[str, float]:
     """What this process and its monitor hold now, once the groups of the last iteration have ended."""
     for thread in threading.enumerate():
         if thread.name == "inprocess-abort":
-            thread.join()
+            thread.join(1.0)  # where Gloo does not end an operation, that thread waits for its timeout
     if context.args["collect"]:
         gc.collect()
     else:

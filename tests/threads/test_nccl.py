@@ -21,6 +21,7 @@ from inprocess import abort, nccl
 from inprocess.abort import AbortTorchDistributed
 from inprocess.environment import Borrowed
 from inprocess.held import Held
+from tests.threads import groups
 
 Patch = pytest.MonkeyPatch
 HANDLING, RETHROW, MONITORING = nccl.HANDLING, nccl.RETHROW, nccl.MONITORING
@@ -383,6 +384,7 @@ def test_results_of_functional_collectives_are_made_as_before_once_the_call_is_o
     assert len(held._pending) == 2
     assert torch._C._distributed_c10d._get_work_registry_size() == 2
     held.end()
+    groups.settle()
     dist.destroy_process_group()
     assert vars(kind)["__new__"] is made
     assert not torch._C._distributed_c10d._get_work_registry_size()
