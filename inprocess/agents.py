@@ -354,17 +354,17 @@ class Agents:
         if self._store is not None and not self._spec.factory:
             shut_connections(numeric_address(self._store), self._spec.port)
 
-    def _monitor_died(self) -> None:
-        """In the watchdog's thread."""
+    def _monitor_died(self) -> bool:
+        """In the watchdog's thread. Answers whether there is another one now."""
         if self._monitor.config.serve_port is not None:
             if self._monitor.failed is None:
                 log.error("the monitor process of rank %d, which serves the store, is gone", self._book.member)
-            return  # the MonitorThread notices that the store is gone
+            return False  # the MonitorThread notices that the store is gone
         log.warning("the monitor process of initial rank %d is gone; starting a new one", self._book.member)
         # the iteration first: with a newer roster a decision is applied twice, which is the same
         iteration = self._book.iteration
         try:
-            self._monitor.replace(dataclasses.replace(self._book, iteration=iteration))
+            return self._monitor.replace(dataclasses.replace(self._book, iteration=iteration))
         except RestartError as error:
             if self._book.iteration == coordinator.JOINING:
                 self.mailbox.fail(error)  # a wrong option, say: told at once, not when the others miss this rank

@@ -108,8 +108,9 @@ class ProgressWatchdog(threading.Thread):
         interval: seconds between two questions to the main thread.
         monitor: its ``pidfd`` is watched; read again after each death. It is killed after ``silence`` seconds without
             life.
-        on_monitor_death: called in this thread when the monitor has died; it may start a new one. What it raises is
-            logged, and the monitor is not watched any more.
+        on_monitor_death: called in this thread when the monitor has died; it may start a new one, and answers whether
+            it did, also where that one has died meanwhile. Where it did not, or raises, which is logged, no monitor is
+            watched any more.
         unheard: says from the lease whether heartbeats do not get through.
         on_silence: called then, once.
     """
@@ -119,7 +120,7 @@ class ProgressWatchdog(threading.Thread):
         board: Board,
         interval: float,
         monitor: _Monitor | None = None,
-        on_monitor_death: Callable[[], None] | None = None,
+        on_monitor_death: Callable[[], bool] | None = None,
         unheard: Unheard | None = None,
         on_silence: Callable[[], None] | None = None,
     ) -> None:
@@ -201,21 +202,9 @@ class ProgressWatchdog(threading.Thread):
     def _tell_monitor_death(self) -> None:
         self._board.slots[WATCHED] = 0  # a new one has shown nothing yet
         try:
-            if self._on_monitor_death is not None:
-                self._on_monitor_death()
+            replaced = self._on_monitor_death is not None and self._on_monitor_death()
         except Exception as error:
             log.error("the monitor process is gone and cannot be replaced: %s", error)
-            self._monitor = None
-            return
-        # a new pidfd may have the old one's number, so ask the kernel whether somebody replaced it
-        with self._pidfd() as pidfd:
-            if _has_ended(pidfd):
-                self._monitor = None  # a dead one would wake this thread for ever
-
-
-def _has_ended(pidfd: int) -> bool:
-    if pidfd < 0:
-        return False
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
+            replaced = False
+        if not replaced:
+            self._monitor = None  # a dead one would wake this thread for ever

@@ -220,24 +220,50 @@ class Monitor:
         self.process.communicate()
 
 
+@contextlib.contextmanager
+def watching(board: Board, interval: float, monitor: Monitor, died: Callable[[], bool]) -> Iterator[None]:
+    watchdog = ProgressWatchdog(board, interval, monitor, died)
+    watchdog.start()
+    try:
+        yield
+    finally:
+        watchdog.stop()
+        monitor.end()
+
+
 def test_it_tells_the_monitor_s_death_each_time(board: Board) -> None:
     monitor, deaths, died = Monitor(), [], threading.Semaphore(0)
 
-    def replace() -> None:
+    def replace() -> bool:
         deaths.append(monitor.process.pid)
         monitor.end()
         monitor.start()
         died.release()
+        return True
 
-    watchdog = ProgressWatchdog(board, 0.05, monitor, replace)
-    watchdog.start()
-    for _ in range(2):
-        pid = monitor.process.pid
-        os.kill(pid, signal.SIGKILL)
-        assert died.acquire(timeout=SOON)
-        assert deaths[-1] == pid
-    watchdog.stop()
-    monitor.end()
+    with watching(board, 0.05, monitor, replace):
+        for _ in range(2):
+            pid = monitor.process.pid
+            os.kill(pid, signal.SIGKILL)
+            assert died.acquire(timeout=SOON)
+            assert deaths[-1] == pid
+
+
+def test_a_monitor_that_dies_as_soon_as_it_is_there_is_replaced_as_well(board: Board) -> None:
+    monitor, died = Monitor(), threading.Semaphore(0)
+
+    def replace() -> bool:
+        monitor.end()
+        monitor.start()
+        monitor.process.kill()
+        select.select([monitor.fd], [], [])
+        died.release()
+        return True
+
+    with watching(board, 0.05, monitor, replace):
+        monitor.process.kill()
+        for _ in range(3):
+            assert died.acquire(timeout=SOON)
 
 
 def test_a_monitor_that_shows_no_life_is_killed_and_replaced(board: Board) -> None:
@@ -245,20 +271,18 @@ def test_a_monitor_that_shows_no_life_is_killed_and_replaced(board: Board) -> No
     monitor, deaths = Monitor(), queue.SimpleQueue[int]()
     monitor.silence = 0.2
 
-    def replace() -> None:
+    def replace() -> bool:
         deaths.put(board.slots[WATCHED])
         monitor.end()
         monitor.start()
+        return True
 
-    watchdog = ProgressWatchdog(board, 0.05, monitor, replace)
-    watchdog.start()
-    for stamp in (1, 2):
-        with pytest.raises(queue.Empty):
-            deaths.get(timeout=0.5)
-        board.slots[WATCHED] = stamp
-        assert deaths.get(timeout=SOON) == 0
-    watchdog.stop()
-    monitor.end()
+    with watching(board, 0.05, monitor, replace):
+        for stamp in (1, 2):
+            with pytest.raises(queue.Empty):
+                deaths.get(timeout=0.5)
+            board.slots[WATCHED] = stamp
+            assert deaths.get(timeout=SOON) == 0
 
 
 def test_a_monitor_that_shows_life_is_left_alone() -> None:
@@ -270,17 +294,14 @@ def test_a_monitor_that_shows_life_is_left_alone() -> None:
 def test_a_monitor_that_cannot_be_replaced_is_told_once(board: Board, caplog: pytest.LogCaptureFixture) -> None:
     monitor, calls = Monitor(), []
 
-    def fail() -> None:
+    def fail() -> bool:
         calls.append(1)
         raise OSError("no processes left")
 
-    watchdog = ProgressWatchdog(board, 0.01, monitor, fail)
-    watchdog.start()
-    os.kill(monitor.process.pid, signal.SIGKILL)
-    spin_until(lambda: calls)
-    stamps(board, 5)  # it goes on stamping
-    watchdog.stop()
-    monitor.end()
+    with watching(board, 0.01, monitor, fail):
+        os.kill(monitor.process.pid, signal.SIGKILL)
+        spin_until(lambda: calls)
+        stamps(board, 5)  # it goes on stamping
     assert calls == [1]
     assert "no processes left" in caplog.text
 
@@ -342,7 +363,7 @@ def test_the_watchdog_never_polls_what_another_has_opened(
 ) -> None:
     opened: list[int] = []
     deaths: list[int] = []
-    watchdog = ProgressWatchdog(board, 10.0, running, lambda: deaths.append(1))
+    watchdog = ProgressWatchdog(board, 10.0, running, lambda: bool(deaths.append(1)))
     monkeypatch.setattr(select, "poll", functools.partial(DroppedMeanwhile, lambda: end_quietly(running), opened))
     assert not watchdog._wait(0.0)
     assert not deaths
