@@ -5,10 +5,12 @@ Thread exits and closes done by C++ threads have no event to wait for, so `settl
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -80,6 +82,22 @@ def _descriptors(without: Collection[int]) -> dict[int, str]:
     return found
 
 
+def _in_words(descriptor: int, target: str) -> str:
+    """With the addresses of a socket, and the state of a TCP one."""
+    if not target.startswith("socket:"):
+        return target
+    words = [target]
+    try:
+        with socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK, fileno=os.dup(descriptor)) as copy:
+            words += [copy.family.name, str(copy.getsockname())]
+            with contextlib.suppress(OSError):  # not TCP
+                words.append(f"state {copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]}")
+            words.append(f"to {copy.getpeername()}")
+    except OSError as error:  # closed meanwhile, or not connected
+        words.append(error.strerror or "")
+    return ", ".join(words)
+
+
 def _log_handlers() -> dict[str, object]:
     names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] == "inprocess"]
     loggers = [("", logging.root), *((name, logging.getLogger(name)) for name in names)]
@@ -132,7 +150,7 @@ class Snapshot:
         """One line for each thing that `after` has and this snapshot has not, or that differs."""
         lines = [f"thread {tid}: {name}" for tid, name in after.threads.items() if tid not in self.threads]
         lines += [
-            f"descriptor {fd}: {target}"
+            f"descriptor {fd}: {_in_words(fd, target)}"
             for fd, target in after.descriptors.items()
             if self.descriptors.get(fd) != target
         ]

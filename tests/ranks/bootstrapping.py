@@ -111,27 +111,58 @@ class _Communicator:
         self._rank, self._size, self._store, self._pauses = rank, size, store, pauses
         self.ranks: list[int] = []
         self._error: BaseException | None = None
-        self._mutex = ctypes.create_string_buffer(64)  # all zero: not locked
+        self._over = False
+        # all zero: free, and nobody waits
+        self._mutex, self._done = ctypes.create_string_buffer(64), ctypes.create_string_buffer(64)
+        LIBC.pthread_mutex_lock(self._mutex)
 
     def make(self) -> list[int]:
-        """The ranks, as they came around. Raises BootstrapError."""
-        root = self._begin_root() if not self._rank else None
-        port = int(self._store.get("root"))  # as the unique id of a communicator is exchanged
-        LIBC.pthread_mutex_lock(self._mutex)
-        worker = threading.Thread(target=self._work, args=(port,))
-        worker.start()
-        inside_torch("init_process_group")(lambda: LIBC.pthread_mutex_lock(self._mutex))
+        """The ranks, as they came around. Raises BootstrapError, or what the store raises.
+
+        All of it happens inside one call of the C library, as in torch: an interruption comes before or after it.
+        """
+        worker = threading.Thread(target=self._work)
+        try:
+            worker.start()
+            # lets the worker begin, and waits for it
+            inside_torch("init_process_group")(lambda: LIBC.pthread_cond_wait(self._done, self._mutex))
+        finally:
+            self._over = True
+            LIBC.pthread_mutex_unlock(self._mutex)
         worker.join()
-        if root is not None:
-            root.join()
         if self._error is not None:
             raise self._error
         return self.ranks
 
+    def _work(self) -> None:
+        LIBC.pthread_mutex_lock(self._mutex)
+        try:
+            if not self._over:
+                self._exchange()
+        except Exception as error:
+            # no cycle through its traceback: with that, the store would stay open until the next collection, since rank
+            # 0's other thread may outlive the call, where it tries to reach a rank that died
+            self._error = error.with_traceback(None)
+        finally:
+            LIBC.pthread_cond_signal(self._done)
+            LIBC.pthread_mutex_unlock(self._mutex)
+
+    def _exchange(self) -> None:
+        root = self._begin_root() if not self._rank else None
+        port = int(self._store.get("root"))  # as the unique id of a communicator is exchanged
+        with contextlib.ExitStack() as mine:
+            self._go_around(port, mine)
+        if root is not None:
+            root.join()
+
     def _begin_root(self) -> threading.Thread:
         mine = contextlib.ExitStack()
         listener = _Socket.new(mine)
-        self._store.set("root", str(listener.listen()))
+        try:
+            self._store.set("root", str(listener.listen()))
+        except Exception:  # the store is gone
+            mine.close()
+            raise
         thread = threading.Thread(target=self._serve, args=(listener, mine))
         thread.start()
         return thread
@@ -147,14 +178,6 @@ class _Communicator:
                 places[rank] = (visitor.receive(), visitor.receive())
             for rank, (answer_at, _) in places.items():
                 _connected(answer_at, mine).send(places[(rank + 1) % self._size][1])
-
-    def _work(self, root: int) -> None:
-        with contextlib.ExitStack() as mine:
-            try:
-                self._go_around(root, mine)
-            except BootstrapError as error:
-                self._error = error
-        LIBC.pthread_mutex_unlock(self._mutex)
 
     def _go_around(self, root: int, mine: contextlib.ExitStack) -> None:
         self._pause()
@@ -184,10 +207,15 @@ def run(context: Context) -> Any:
     """As in a torch with NCCL."""
     dist.is_nccl_available = lambda: True  # type: ignore[method-assign]
     dist.ProcessGroupNCCL = _Nccl  # type: ignore[attr-defined,misc]
-    return context.wrap(_body)()
+    before = vars(dist.ProcessGroup)["shutdown"]
+    try:
+        return context.wrap(_body)()
+    finally:
+        assert vars(dist.ProcessGroup)["shutdown"] is before
 
 
 def _body(context: Context, call: Any) -> list[object]:
+    assert hasattr(dist.ProcessGroup.shutdown, "__wrapped__")  # for the time of the call
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     chance = random.Random(f"{context.args['seed']}:{rank}:{call.iteration}")
     if call.iteration == 0 and rank == context.args["victim"]:

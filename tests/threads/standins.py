@@ -66,10 +66,11 @@ def polling(
     thread = Polling(last, entries, milliseconds, call, events)
     thread.start()
     thread.begins.wait(10)
-    syscall = f"/proc/self/task/{thread.native_id}/syscall"
+    syscall = Path(f"/proc/self/task/{thread.native_id}/syscall")
     numbers = ("7", "271", "73")
-    while not thread.over.is_set() and Path(syscall).read_text().split()[0] not in numbers:
-        os.sched_yield()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it is over already
+        while syscall.read_text().split()[0] not in numbers:
+            os.sched_yield()
     try:
         yield thread
     finally:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import platform
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +67,11 @@ def unix() -> socket.socket:
     return made
 
 
-def connected() -> socket.socket:
+@contextlib.contextmanager
+def connected() -> Iterator[socket.socket]:
     ours, theirs = standins.connection()
-    theirs.close()
-    return ours
+    with ours, theirs:
+        yield ours
 
 
 @pytest.mark.parametrize(
@@ -83,7 +86,9 @@ def connected() -> socket.socket:
     ],
     ids=["few descriptors", "another time", "long", "it blocks", "of another family", "it does not listen"],
 )
-def test_others_are_left_alone(entries: int, milliseconds: int, make: Callable[[], socket.socket]) -> None:
+def test_others_are_left_alone(
+    entries: int, milliseconds: int, make: Callable[[], AbstractContextManager[socket.socket]]
+) -> None:
     with make() as last, standins.polling(last.fileno(), entries, milliseconds):
         assert nccl_wake.wake() == 0
 
