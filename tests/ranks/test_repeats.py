@@ -153,15 +153,16 @@ def run_hostile(context: Context) -> Any:
 # --- the tests --------------------------------------------------------------------------------------------------
 
 
-def entries(ranks: Any) -> list[int]:
-    return [len(rank.entries()) for rank in ranks]
+def iterations(ranks: Any) -> set[int]:
+    """Those that any of them entered; on a busy machine a rank may be interrupted before it does."""
+    return {iteration for rank in ranks for iteration, _, _ in rank.entries()}
 
 
 def test_the_job_ends_on_every_rank(launch):
     wrapper = PATIENT | {"max_repeats": 5}
     ranks = launch(run_again, 3, wrapper=wrapper, args={"until": 99, "raising": [1]}).wait()
     checks.failed(ranks, dict.fromkeys(range(3), "RestartAbort"))
-    assert entries(ranks) == [5] * 3
+    assert iterations(ranks) == set(range(5))
     causes = [rank.of("cause")[0]["type"] for rank in ranks]
     assert causes == ["NoneType", "NameError", "NoneType"]
     for rank in ranks:
@@ -195,7 +196,7 @@ def test_all_ranks_raise_it(launch):
     wrapper = PATIENT | {"max_repeats": 6}
     ranks = launch(run_again, 4, wrapper=wrapper, args={"until": 99, "raising": [0, 1, 2, 3]}).wait()
     checks.failed(ranks, dict.fromkeys(range(4), "RestartAbort"))
-    assert max(entries(ranks)) == 6
+    assert iterations(ranks) == set(range(6))
     assert "NameError" in [rank.of("cause")[0]["type"] for rank in ranks]
 
 
