@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from inprocess import clock
 from inprocess.errors import in_words
 from inprocess.logs import get_logger
 
@@ -55,10 +56,11 @@ class Held:
         """Let go of what is held and keep nothing more."""
         self._active = False
         self._kept = 0
-        self._wait_for_pending()
-        thread = self._let_go([])
-        if thread is not None:
-            thread.join(LET_GO)
+        threads = [*self._wait_for_pending(), self._let_go([])]
+        until = clock.monotonic() + LET_GO
+        for thread in threads:
+            if thread is not None:
+                thread.join(max(0.0, until - clock.monotonic()))
 
     def connection(self, connection: socket.socket) -> None:
         """A connection that was just shut down."""
@@ -106,13 +108,12 @@ class Held:
                 gc.collect(generation)
         self._kept = len(_shared(self._groups))
 
-    def _wait_for_pending(self) -> None:
+    def _wait_for_pending(self) -> list[threading.Thread]:
         if self._make is not None:
             _result().__new__, self._make = self._make, None
         pending, self._pending = self._pending, []
         # torch lets go of the operation when the wait begins; that may last as long as the timeout of the group
-        for tensor in pending:
-            _in_background(functools.partial(_wait_for, tensor))
+        return [_in_background(functools.partial(_wait_for, tensor)) for tensor in pending]
 
     def graphs_were_reset(self) -> None:
         """The CUDA graphs of this process can be replayed no more."""
@@ -189,7 +190,7 @@ def _begun_here() -> int:
 
 
 def _wait_for(tensor: Any) -> None:
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # its group is aborted, so it may have failed
         torch.ops._c10d_functional.wait_tensor(tensor)
 
 

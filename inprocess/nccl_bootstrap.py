@@ -82,8 +82,8 @@ class Bootstrap:
         self._suspects.clear()
         if left:
             log.info(
-                "%d threads of NCCL communicators whose making was interrupted are still there: NCCL does not end all "
-                "of them",
+                "threads that stay of NCCL communicators whose making was interrupted: %d (NCCL does not end all of "
+                "them)",
                 len(left),
             )
 
@@ -108,7 +108,7 @@ class Bootstrap:
         ended = {inode for inode, descriptor in found.items() if _shut(descriptor, inode)}
         if ended:
             self._cut.update(ended)
-            log.info("%d connections of NCCL's bootstrap shut down: it waits for a rank that is gone", len(ended))
+            log.info("NCCL's bootstrap waits for a rank that is gone; connections shut down: %d", len(ended))
         return len(ended)
 
     def keep_cutting(self, ended: Callable[[float], object], seconds: float) -> None:
@@ -173,20 +173,15 @@ def _collectives_of(group: Any) -> int:
 
 
 def _looks_like_nccls(descriptor: int, inode: int) -> bool:
-    try:
-        # looked at first: Python makes the sockets it wraps non-blocking where the program has set a default timeout
-        if os.get_blocking(descriptor):
-            return False
-    except OSError:
-        return False
     copy = procfs.copy_of(descriptor, inode)
     if copy is None:
         return False
     with copy:
         try:
             return (
-                copy.family in _FAMILIES
-                and copy.type == socket.SOCK_STREAM
+                not os.get_blocking(copy.fileno())
+                and copy.family in _FAMILIES
+                and copy.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
                 and bool(copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
                 and copy.getsockname()[0] not in _WILDCARDS
             )

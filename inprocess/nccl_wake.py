@@ -64,16 +64,11 @@ def _listeners() -> Sequence[int]:
 
 def _connect_to(descriptor: int) -> bool:
     """Connect to what listens there, and go away again."""
-    try:
-        if os.get_blocking(descriptor):  # not NCCL's
-            return False
-        listener = procfs.copy_of(descriptor, os.fstat(descriptor).st_ino)
-    except OSError:  # closed, or -1: there is no listener any more
-        return False
-    if listener is None:
+    listener = procfs.copy_of(descriptor)
+    if listener is None:  # or -1: there is no listener any more
         return False
     with listener:
-        if listener.family not in (socket.AF_INET, socket.AF_INET6):
+        if os.get_blocking(listener.fileno()) or listener.family not in (socket.AF_INET, socket.AF_INET6):
             return False
         if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             return False

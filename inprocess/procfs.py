@@ -78,17 +78,26 @@ def unix_names(inodes: Container[int]) -> Iterator[str]:
             yield words[7]
 
 
-def copy_of(descriptor: int, inode: int) -> socket.socket | None:
-    """A copy of a socket; None where it is none, or the number has been given to another file meanwhile."""
+def copy_of(descriptor: int, inode: int | None = None) -> socket.socket | None:
+    """A copy of a socket, to look at it or to shut it down: what is called of it waits for nothing.
+
+    None where it is none, or closed, or the number has been given to another file than the one of that inode. The
+    socket stays as it is: where the program has set a default timeout, Python would make one that it wraps
+    non-blocking, for all who have it.
+    """
     try:
         copy = os.dup(descriptor)
     except OSError:
         return None
     status = os.fstat(copy)
-    if status.st_ino != inode or not stat.S_ISSOCK(status.st_mode):
+    if inode not in (None, status.st_ino) or not stat.S_ISSOCK(status.st_mode):
         os.close(copy)
         return None
-    return socket.socket(fileno=copy)
+    try:
+        return socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK, fileno=copy)
+    except OSError:  # of a kind that has no address, such as AF_ALG
+        os.close(copy)
+        return None
 
 
 # --- epoll --------------------------------------------------------------------------------------------------------

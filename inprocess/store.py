@@ -18,7 +18,6 @@ import json
 import os
 import re
 import socket
-import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -29,7 +28,7 @@ from torch._C._distributed_c10d import FileStore as _FileStore
 from torch._C._distributed_c10d import PrefixStore as _PrefixStore
 from torch._C._distributed_c10d import TCPStore as _TCPStore
 
-from inprocess import clock, descriptors, strict_json
+from inprocess import clock, descriptors, procfs, strict_json
 from inprocess.exception import OptionError, RestartError, StoreLost, TimeoutError
 from inprocess.interpreter import pass_time
 from inprocess.logs import get_logger
@@ -336,8 +335,8 @@ def _limit_silence(address: str, port: int, seconds: float) -> None:
     only waits does so for ever.
     """
     for descriptor, peer in connections():
-        if peer == (address, port):
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+        if peer == (address, port) and (copy := procfs.copy_of(descriptor)) is not None:
+            with copy, contextlib.suppress(OSError):
                 copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1e3))
                 copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(seconds / 3)))
                 copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(seconds / 8)))
@@ -381,8 +380,8 @@ def _ends() -> Iterator[tuple[int, tuple[str, int], tuple[str, int]]]:
     """Descriptor, own and the peer's address and port."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # not connected, not TCP, or closed meanwhile
-            if stat.S_ISSOCK(os.stat(int(name)).st_mode):
-                with socket.socket(fileno=os.dup(int(name))) as copy:
+            if (copy := procfs.copy_of(int(name))) is not None:
+                with copy:
                     own, peer = copy.getsockname(), copy.getpeername()
                 if isinstance(peer, tuple):
                     yield int(name), _plain(own), _plain(peer)
@@ -394,8 +393,9 @@ def _plain(address: tuple[Any, ...]) -> tuple[str, int]:
 
 def shut(descriptor: int) -> None:
     """Shut a connection down in both directions; the descriptor stays open, for its owner to close."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
-        copy.shutdown(socket.SHUT_RDWR)
+    if (copy := procfs.copy_of(descriptor)) is not None:
+        with copy, contextlib.suppress(OSError):
+            copy.shutdown(socket.SHUT_RDWR)
 
 
 def _await_server(spec: StoreSpec, deadline: float, timeout: float, stopped: threading.Event) -> str:

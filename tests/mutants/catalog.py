@@ -1179,6 +1179,12 @@ MONITOR = (
         "            setattr(handler, name, lambda: None)\n",
         "            pass\n",
     ),
+    _in("progress_watchdog.py", "tests/threads/test_watchdog.py")(
+        "one_monitor_is_watched",
+        "a monitor that replaced another is not watched",
+        "        if not replaced:\n",
+        "        if True:\n",
+    ),
     starting(
         "closed_while_polled",
         "descriptors are closed while another thread polls them",
@@ -1686,7 +1692,7 @@ NCCL = (
     waking("wakes_anybody", "a thread with few descriptors is spoken to", "len(poll.descriptors) > DESCRIPTORS and "),
     waking("wakes_any_poll", "a thread that waits for another time is spoken to", " and poll.timeout_ms == POLL_MS"),
     waking(
-        "wakes_blocking_listeners", "a listener that blocks is connected to", "os.get_blocking(descriptor)", "False"
+        "wakes_blocking_listeners", "a listener that blocks is connected to", "os.get_blocking(listener.fileno()) or "
     ),
     waking(
         "names_of_others", "the datagram socket of another process is spoken to", "procfs.sockets())", "range(1 << 40))"
@@ -1717,8 +1723,7 @@ NCCL = (
     making(
         "blocking_sockets",
         "a socket that blocks is ended",
-        "        if os.get_blocking(descriptor):\n            return False\n",
-        "        pass\n",
+        "not os.get_blocking(copy.fileno())\n                and ",
     ),
     making(
         "cut_at_any_time", "connections are ended while nobody makes a communicator", " or not _may_be_inside():", ":"
@@ -1773,8 +1778,8 @@ NCCL = (
     _in("held.py", "tests/ranks/test_groups.py")(
         "pending_collectives_stay",
         "collectives that nobody waited for keep their groups",
-        "            _in_background(functools.partial(_wait_for, tensor))\n",
-        "            pass\n",
+        "for tensor in pending]",
+        "for tensor in pending[:0]]",
     ),
     _in("abort.py", "tests/ranks/test_bootstrap.py")(
         "the_bootstrap_goes_on",

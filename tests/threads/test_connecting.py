@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from inprocess import store
+from inprocess import procfs, store
 from inprocess.exception import StoreLost
 from tests.harness.ports import ReservedPort
 
@@ -53,3 +56,34 @@ def test_a_probe_that_meets_itself_is_no_server(monkeypatch: pytest.MonkeyPatch)
         number = port.number
     monkeypatch.setattr(store.socket, "socket", Itself)
     assert not store._listens(store.socket.AF_INET, ("127.0.0.1", number), 1.0)
+
+
+def test_a_default_timeout_of_the_programs_changes_no_socket() -> None:
+    """At each restart the connections of this process are looked at, also those that are not the library's."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+    with ours, theirs:
+        socket.setdefaulttimeout(5)
+        try:
+            assert ours.fileno() in dict(store.connections())
+            assert os.get_blocking(ours.fileno())
+            store.shut(ours.fileno())
+            assert os.get_blocking(ours.fileno())
+        finally:
+            socket.setdefaulttimeout(None)
+        assert theirs.recv(1) == b""
+
+
+def test_a_socket_that_has_no_address_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python cannot wrap one, such as the kernel's for cryptography."""
+
+    def refuse(**_: object) -> socket.socket:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        before = os.listdir("/proc/self/fd")
+        with monkeypatch.context() as patch:
+            patch.setattr(procfs.socket, "socket", refuse)
+            assert procfs.copy_of(server.fileno()) is None
+        assert os.listdir("/proc/self/fd") == before
