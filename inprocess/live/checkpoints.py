@@ -143,6 +143,9 @@ class Checkpoints:
         try:
             group = there(ref) if ref is not None else None
             name = self._name(step, group)
+            if group is not None and not dist.is_initialized():
+                raise LiveStateError("the iteration is over")
+            staged.writer.ranks = 1 if group is None else group.size()
             save(
                 staged.state,
                 checkpoint_id=self.path(name),
@@ -155,7 +158,8 @@ class Checkpoints:
             return
         self.newest = max(self.newest, step)
         self.writer.is_done = True
-        if group is None or dist.get_rank(group) == 0:
+        # not dist.get_rank: the iteration may be over by now, and with it the default group
+        if group is None or group.rank() == 0:
             log.info("step %d is saved: %s", step, self.path(name))
             self._tidy(name)
 
@@ -292,6 +296,15 @@ class _Summed:
     fs: Any
     path: Any
     beside: Beside
+    #: how many write together
+    ranks = 1
+
+    def prepare_global_plan(self, plans: Any) -> Any:
+        # torch's `save` goes on as if the rank were alone where the default group is destroyed just before: what that
+        # one rank has would look like a whole checkpoint
+        if len(plans) != self.ranks:
+            raise LiveStateError(f"the iteration is over: {self.ranks} ranks were to write it, and {len(plans)} did")
+        return super().prepare_global_plan(plans)  # type: ignore[misc]
 
     def write_data(self, plan: Any, planner: Any) -> Any:
         with on_disk(self.beside):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from inprocess import LiveState
 from inprocess.exception import LiveStateError, OptionError, StateLost
@@ -259,6 +264,67 @@ def test_a_disk_that_is_full_ends_no_training(
     assert live.step == 2
     assert "the checkpoint of step 2 is not finished: rank 0: [Errno 28] No space left on device" in caplog.text
     assert Checkpoints(str(tmp_path), 3).finished(-1)[0] == -1
+
+
+@pytest.fixture
+def two_ranks(excepthook: None) -> Iterator[None]:
+    """A group of which only rank 0 is there, and whose collectives do nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def write_while(save: Callable[..., object], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoints:
+    """The checkpoint of step 2, with this in place of torch's `save`."""
+    found = Checkpoints(str(folder), 3)
+    writer = checkpoints._writer(found.folder)
+    writer.beside = found.writer
+    group = dist.new_group()
+    assert isinstance(group, dist.ProcessGroup)
+    monkeypatch.setattr(checkpoints, "save", save)
+    found.begin(checkpoints.Staged(2, writer, {"weight": torch.ones(2)}), weakref.ref(group))
+    assert found.writer.ended(10)
+    return found
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_one_rank_writes_nothing_that_looks_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """torch's `save` finds no default group any more, and takes the rank for the only one."""
+    as_it_is = checkpoints.save
+
+    def save(*args: Any, **options: Any) -> object:
+        dist.destroy_process_group()
+        return as_it_is(*args, **options)
+
+    found = write_while(save, tmp_path, monkeypatch)
+    assert "the checkpoint of step 2 is not finished: rank 0: the iteration is over: 2 ranks were to" in caplog.text
+    assert found.finished(-1)[0] == -1
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_the_iteration_ends_when_all_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    found = write_while(lambda *_, **__: dist.destroy_process_group(), tmp_path, monkeypatch)
+    assert "step 2 is saved" in caplog.text
+    assert found.newest == 2
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_the_iteration_ends_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """torch would warn that it assumes a single process."""
+    saved: list[object] = []
+    monkeypatch.setattr(dist, "broadcast", lambda *_, **__: dist.destroy_process_group())
+    write_while(lambda *args, **_: saved.append(args), tmp_path, monkeypatch)
+    assert "the checkpoint of step 2 is not finished: the iteration is over" in caplog.text
+    assert not saved
 
 
 def test_other_file_systems() -> None:
