@@ -46,7 +46,11 @@ QUIET = {
 
 
 def train(
-    args: argparse.Namespace, digits: Digits, faults: fault_schedule.Faults, call: inprocess.CallWrapper = None
+    args: argparse.Namespace,
+    digits: Digits,
+    faults: fault_schedule.Faults,
+    lost: Lost,
+    call: inprocess.CallWrapper = None,
 ) -> tuple[int, float]:
     """Train from the last checkpoint to the end, with as many ranks as there are; returns rank and accuracy."""
     dist.init_process_group("nccl" if digits.device.type == "cuda" else "gloo")
@@ -62,6 +66,7 @@ def train(
 
     while step < args.steps:
         call.ping()
+        lost.begin(step, call.iteration)
         faults.strike(step)
         images, labels = digits.batch(step, args.batch, args.seed)
         predicted = model(images[rank::ranks])
@@ -147,6 +152,28 @@ class Progress:
         print(text, flush=True)
 
 
+class Lost:
+    """What restarts cost this process, which outlives them: from the beginning of a step until it begins once more."""
+
+    def __init__(self) -> None:
+        self.first = self.time = time.monotonic()
+        self.step, self.restarts, self.seconds = -1, 0, 0.0
+
+    def begin(self, step: int, iteration: int) -> None:
+        if step < self.step:  # done before the restart, and not saved
+            return
+        now = time.monotonic()
+        if iteration != self.restarts:
+            self.seconds += now - self.time
+        self.step, self.time, self.restarts = step, now, iteration
+
+    def __str__(self) -> str:
+        return (
+            f"restarts: {self.restarts}; time lost: {self.seconds:.1f} s of {time.monotonic() - self.first:.1f} s "
+            "(noticing the fault, restarting, repeating the steps since the last checkpoint)"
+        )
+
+
 def work(args: argparse.Namespace) -> int:
     """One rank. Exit code 0: the goal was reached."""
     device = pick_device(args.share_gpu)
@@ -162,12 +189,15 @@ def work(args: argparse.Namespace) -> int:
     )
     # who replaces a rank that died has no faults of its own
     faults = fault_schedule.Faults([] if replaces() else args.faults, int(os.environ["RANK"]))
-    result = wrap(train)(args, Digits(device), faults)
+    lost = Lost()
+    result = wrap(train)(args, Digits(device), faults, lost)
     if result is None:  # this process was to replace another one, and the others finished before it was ready
         return 0
     rank, accuracy = result
     if rank == 0:
         print(f"accuracy on held-out images: {accuracy:.3f} (goal: {GOAL})", flush=True)
+        if lost.restarts and not replaces():  # else it was not there all the time
+            print(lost, flush=True)
         if args.temporary:
             shutil.rmtree(args.checkpoint_dir, ignore_errors=True)
     return 0 if accuracy >= GOAL else 1
@@ -215,8 +245,15 @@ def launch(args: argparse.Namespace) -> int:
         codes = run_all([(command, {**job, "RANK": str(i), "LOCAL_RANK": str(i)}) for i in range(args.nproc)])
     doomed = {fault.rank for fault in args.faults if fault.deadly}
     failed = [rank for rank, code in enumerate(codes) if code != 0 and rank not in doomed]
-    print(f"{codes.count(0)} of {size} processes finished; exit codes by rank: {', '.join(map(str, codes))}")
-    return 1 if failed or 0 not in codes else 0
+    said = ", ".join(map(str, codes))
+    meant = "; ".join(f"{code}: {fault_schedule.in_words(code)}" for code in sorted({*codes}, reverse=True))
+    print(f"{codes.count(0)} of {size} processes finished; exit codes by rank: {said} ({meant})")
+    if failed or 0 not in codes:
+        print(f"FAILED: {'no fault was to end ranks ' + ', '.join(map(str, failed)) if failed else 'nobody finished'}")
+        return 1
+    if args.faults:
+        print(f"faults survived: {len(args.faults)}; no process ended that was not to")
+    return 0
 
 
 def run_all(processes: list[tuple[list[str], dict[str, str]]]) -> list[int]:
@@ -278,9 +315,9 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     for name in ("nproc", "min_ranks", "steps", "batch", "checkpoint_every", "log_every"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')}={getattr(args, name)}: must be at least 1")
-    for fault in args.faults:
-        if fault.rank >= ranks or fault.step >= args.steps:
-            parser.error(f"--faults: {fault} would never strike with {ranks} ranks and {args.steps} steps")
+    fault = fault_schedule.idle(args.faults, ranks, args.steps)
+    if fault is not None:
+        parser.error(f"--faults: {fault} would never strike with {ranks} ranks and {args.steps} steps")
     args.temporary = "RANK" in os.environ and not args.checkpoint_dir
     if args.temporary:
         args.checkpoint_dir = shared_directory(parser)

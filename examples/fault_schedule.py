@@ -71,10 +71,28 @@ def parse(text: str) -> list[Fault]:
     return [_parse_one(part) for part in text.split()]
 
 
+def usual(ranks: int, steps: int) -> list[Fault]:
+    """One for a training of this size: rank 1 is killed, then rank 0, and the last one raises; each has one at most."""
+    faults = [Fault("kill", 1, steps * 30 // 100), Fault("kill", 0, steps * 55 // 100)]
+    return [*faults[max(0, 3 - ranks) :], Fault("raise", ranks - 1, steps * 80 // 100)]
+
+
+def idle(faults: Iterable[Fault], ranks: int, steps: int) -> Fault | None:
+    """The first one that would never strike: there is no such rank or step."""
+    return next((fault for fault in faults if fault.rank >= ranks or fault.step >= steps), None)
+
+
+def in_words(code: int) -> str:
+    """What became of a process that ended with this exit code, as `subprocess` has it."""
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return "finished" if code == 0 else "ended with an error"
+
+
 def option(text: str) -> list[Fault]:
-    """`parse` as the type of a command line option."""
+    """`parse` as the type of a command line option; ``none`` is the empty schedule."""
     try:
-        return parse(text)
+        return [] if text == "none" else parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

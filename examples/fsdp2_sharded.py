@@ -1,6 +1,7 @@
 """Weights and optimizer are sharded over the ranks; ranks are killed and replaced, and the result is the same.
 
-    python examples/fsdp2_sharded.py --nproc 4 --faults "kill:rank=1,step=35 raise:rank=2,step=64 kill:rank=0,step=95"
+    python examples/fsdp2_sharded.py
+    python examples/fsdp2_sharded.py --nproc 4 --faults "kill:rank=1,step=35 raise:rank=2,step=64 hang:rank=0,step=95"
 
 What a killed rank had is nowhere else. So each one keeps a copy of its shard in host memory every ten steps, and a
 second one on the next rank: all go back to the last step of which there is a copy of every shard.

@@ -1,6 +1,7 @@
 """Ranks are killed and replaced, nothing is ever on disk, and the weights come out the same, bit for bit.
 
-    python examples/live_recovery.py --nproc 4 --faults "kill:rank=1,step=30 kill:rank=0,step=60 raise:rank=2,step=90"
+    python examples/live_recovery.py
+    python examples/live_recovery.py --nproc 4 --faults "kill:rank=1,step=30 kill:rank=0,step=60 hang:rank=2,step=90"
 
 It runs the training twice under `inprocess run`, without faults and with them, and compares. What a rank has in memory
 survives a restart; a new process gets everything from one that has it: weights, the optimizer's state, the learning
@@ -110,8 +111,13 @@ def show(result: tuple[int, str] | None) -> None:
 
 def launch(args: argparse.Namespace, script: str) -> int:
     """Exit code 0: the digests are the same."""
-    calm = run(args, script, "")
-    struck = run(args, script, " ".join(map(str, args.faults)))
+    print("--- without faults", flush=True)
+    calm = run(args, script, "none")
+    if not args.faults:
+        return 0 if calm else 1
+    schedule = " ".join(map(str, args.faults))
+    print(f"--- with faults: {schedule}", flush=True)
+    struck = run(args, script, schedule)
     print(
         f"without faults {calm}, with {len(args.faults)} faults {struck}: {'equal' if calm == struck else 'DIFFERENT'}"
     )
@@ -120,7 +126,8 @@ def launch(args: argparse.Namespace, script: str) -> int:
 
 def run(args: argparse.Namespace, script: str, faults: str) -> str:
     """The digest that the job printed."""
-    options = ["--steps", str(args.steps), "--batch", str(args.batch), "--width", str(args.width), "--faults", faults]
+    values = {name: str(getattr(args, name)) for name in ("steps", "batch", "width", "seed")}
+    options = [word for name, value in values.items() for word in (f"--{name}", value)] + ["--faults", faults]
     command = [sys.executable, "-m", "inprocess.run", "--nproc-per-node", str(args.nproc), script, *options]
     code, said = shown(command)
     found = re.search(r"digest: (\w+)", said)
@@ -144,12 +151,27 @@ def arguments(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--nproc", type=int, default=4, help="number of processes (default 4)")
-    add("--faults", type=fault_schedule.option, default=[], metavar="KIND:rank=R,step=S", help="separated by spaces")
+    add(
+        "--faults",
+        type=fault_schedule.option,
+        metavar="KIND:rank=R,step=S",
+        help="separated by spaces, or none (default: ranks 1 and 0 are killed, the last one raises)",
+    )
     add("--steps", type=int, default=120, help="training steps (default 120)")
     add("--batch", type=int, default=16, help="samples in a step and on each rank (default 16)")
     add("--width", type=int, default=64, help="of the hidden layer (default 64)")
     add("--seed", type=int, default=0, help="of the first weights (default 0)")
-    return parser.parse_args()
+    args = parser.parse_args()
+    ranks = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else args.nproc
+    for name, value in {"nproc": ranks, "steps": args.steps}.items():
+        if value < 1:
+            parser.error(f"--{name}={value}: must be at least 1")
+    if args.faults is None:
+        args.faults = fault_schedule.usual(ranks, args.steps)
+    fault = fault_schedule.idle(args.faults, ranks, args.steps)
+    if fault is not None:
+        parser.error(f"--faults: {fault} would never strike with {ranks} ranks and {args.steps} steps")
+    return args
 
 
 if __name__ == "__main__":

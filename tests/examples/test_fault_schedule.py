@@ -10,7 +10,7 @@ from pathlib import Path
 
 import fault_schedule
 import pytest
-from fault_schedule import STRIKES, Fault, Faults, parse
+from fault_schedule import STRIKES, Fault, Faults, idle, in_words, option, parse, usual
 
 
 def test_grammar():
@@ -40,6 +40,40 @@ def test_a_bad_part_is_named_with_the_grammar(part):
     with pytest.raises(ValueError, match=r"KIND:rank=R,step=S.*kill, term, segv") as caught:
         parse(f"raise:rank=0,step=1 {part}")
     assert repr(part) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "schedule"),
+    [
+        (1, "raise:rank=0,step=80"),
+        (2, "kill:rank=0,step=55 raise:rank=1,step=80"),
+        (3, "kill:rank=1,step=30 kill:rank=0,step=55 raise:rank=2,step=80"),
+        (8, "kill:rank=1,step=30 kill:rank=0,step=55 raise:rank=7,step=80"),
+    ],
+)
+def test_the_usual_schedule(ranks, schedule):
+    assert usual(ranks, steps=100) == parse(schedule)
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(1, 1), (2, 1), (3, 2), (4, 120)])
+def test_all_of_the_usual_schedule_strikes(ranks, steps):
+    faults = usual(ranks, steps)
+    assert idle(faults, ranks, steps) is None
+    assert len({fault.rank for fault in faults}) == len(faults)  # who replaces a rank has no faults
+
+
+def test_no_such_rank_or_step():
+    faults = parse("kill:rank=1,step=9 raise:rank=2,step=0 raise:rank=0,step=10")
+    assert [idle(faults, *size) for size in ((3, 11), (2, 11), (3, 10))] == [None, faults[1], faults[2]]
+
+
+@pytest.mark.parametrize("text", ["none", ""])
+def test_no_faults(text):
+    assert option(text) == []
+
+
+def test_exit_codes_in_words():
+    assert [in_words(code) for code in (0, 5, -9)] == ["finished", "ended with an error", "killed by SIGKILL"]
 
 
 def test_a_fault_strikes_its_own_rank_once_even_if_the_step_is_run_again(monkeypatch):

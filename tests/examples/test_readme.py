@@ -41,6 +41,13 @@ def test_the_first_command_has_five_faults_and_kills_rank_0():
     assert any(fault.kind == "kill" and fault.rank == 0 for fault in faults)
 
 
+def test_the_sample_is_what_the_first_command_prints():
+    """See test_digits for what that is."""
+    sample = re.search(r"^\$ (python examples/(?:.*\\\n)*.*)$", README, re.MULTILINE)[1]
+    asked = re.sub(r"\s*\\\n\s*", " ", sample)
+    assert commands()[0].endswith(f".venv/bin/{asked}")
+
+
 @pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]), ids=lambda page: page.name)
 def test_links_to_files_exist(page):
     links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
