@@ -40,7 +40,16 @@ from inprocess.timeouts import (
 )
 from inprocess.watch_board import PING, WatchBoard
 
-__all__ = ["ACTIONS", "Action", "Watch", "announce_nobody_left", "announce_wrapped", "ask_launcher", "monitored"]
+__all__ = [
+    "ACTIONS",
+    "Action",
+    "Watch",
+    "announce_nobody_left",
+    "announce_over",
+    "announce_wrapped",
+    "ask_launcher",
+    "monitored",
+]
 
 log = get_logger("inprocess")
 
@@ -324,6 +333,14 @@ def announce_nobody_left(error: RestartError) -> None:
     """
     if _announce({"say": "nobody left"}):
         sys.excepthook = functools.partial(_in_one_line, weakref.ref(error), sys.excepthook)
+
+
+def announce_over() -> None:
+    """Tell the launcher that the call ends with an error on all ranks: a process that replaces one has nothing to join.
+
+    Until this process calls a wrapped function again.
+    """
+    _announce({"say": "call over"})
 
 
 def _in_one_line(

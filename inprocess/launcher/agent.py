@@ -28,6 +28,7 @@ from inprocess.launcher.limits import Limits
 from inprocess.launcher.meeting import Meeting, Met
 from inprocess.launcher.processes import Crew, Logs, Process, Recipe, Start, StreamFilters
 from inprocess.launcher.signals import Signals
+from inprocess.launcher.told import Told
 from inprocess.logs import get_logger
 
 __all__ = ["Agent", "JobOver", "NodeExcluded", "Setup"]
@@ -37,6 +38,10 @@ log = get_logger(__name__)
 RESTART_VARIABLE = "INPROCESS_RESTART"
 #: and in that of one whose rank nobody had before: it makes the job larger
 GROW_VARIABLE = "INPROCESS_GROW"
+#: how late failures are told (seconds)
+HOLD = 1.0
+#: how long workers whose call ended on all ranks may take to come to their own ends (seconds)
+OWN_END = 5.0
 
 
 class JobOver(Exception):
@@ -85,6 +90,10 @@ class Place:
     doomed: float | None = None
     #: its last process found nobody to join
     stranded: bool = False
+    #: the call of its last process ended with an error on all ranks
+    over: bool = False
+    #: so long it is waited for the others of which the same is true (monotonic seconds)
+    others_until: float | None = None
     #: of its last process; None once a replacement has taken over
     failure: ProcessFailure | None = None
     done: bool = False
@@ -124,6 +133,7 @@ class Agent(LocalElasticAgent):
         self._respawned: dict[int, int] = {}
         self._generation, self._joins, self._grows = 0, False, False
         self._checked = clock.monotonic()
+        self._told = Told(log.warning, HOLD)
         self._done_since: float | None = None
 
     # --- starting -----------------------------------------------------------------------------------------------------
@@ -203,7 +213,7 @@ class Agent(LocalElasticAgent):
         return env
 
     def _launch(self, place: Place) -> None:
-        place.due, place.doomed, place.reason = None, None, ""
+        place.due, place.doomed, place.reason, place.others_until = None, None, "", None
         env = {**place.start.env, **self._setup.control.environment(place.rank)}
         start = Start(place.start.args, env, place.start.prefix)
         restart = place.respawned if RESTART_VARIABLE in env else 0
@@ -231,12 +241,13 @@ class Agent(LocalElasticAgent):
 
     def _pause(self) -> float:
         now = clock.monotonic()
-        due = [place.due - now for place in self._places.values() if place.due is not None]
-        return max(0.0, min([float(self._worker_group.spec.monitor_interval), *due]))
+        due = [place.due for place in self._places.values() if place.due is not None] + self._told.due()
+        return max(0.0, min([float(self._worker_group.spec.monitor_interval), *(at - now for at in due)]))
 
     def _turn(self) -> RunResult | None:
         """Look once at everything; the result when it is over."""
         places = self._places
+        self._told.tell(clock.monotonic())
         failed = [place for place in places.values() if self._has_failed(place)]
         for place in failed:
             result = self._handle(place, failed)
@@ -251,12 +262,14 @@ class Agent(LocalElasticAgent):
     def _has_failed(self, place: Place) -> bool:
         """Whether its process has failed since the last look."""
         ended = place.process.poll() if place.process else None
-        if ended is None:
+        if ended is None or (ended.failure is not None and self._waits_for_others(place)):
             return False
         control = self._setup.control
         place.wrapped = place.wrapped or control.is_wrapped(place.rank)
         place.own_store = place.own_store or control.has_own_store(place.rank)
-        place.stranded = control.is_stranded(place.rank)
+        place.stranded, place.over = control.is_stranded(place.rank), control.is_over(place.rank)
+        if place.over and not place.reason:
+            place.reason = "after its call had ended with an error on all ranks"
         self._setup.control.ended(place.rank)
         if ended.failure is None:
             place.process, place.done, place.failure, place.value = None, True, None, ended.value
@@ -264,32 +277,45 @@ class Agent(LocalElasticAgent):
         place.failure = ended.failure
         return True
 
+    def _waits_for_others(self, place: Place) -> bool:
+        """Where they all end with the same error, each is to come to its own end: it may have something to save."""
+        if not self._setup.control.is_over(place.rank):
+            return False
+        if place.others_until is None:
+            place.others_until = clock.monotonic() + OWN_END
+        late = clock.monotonic() >= place.others_until
+        return not late and any(other.process and other.process.poll() is None for other in self._places.values())
+
     def _handle(self, place: Place, failed: list[Place]) -> RunResult | None:
         situation = Situation(
             wrapped=place.wrapped,
             respawned=place.respawned,
             restarted=self._worker_group.spec.max_restarts - self._remaining_restarts,
-            company=not place.stranded and self._has_company(failed),
+            company=not place.stranded and self._has_company(place, failed),
         )
         assert place.failure is not None
         why = f"{place} failed: {why_ended(place.failure.exitcode)}" + (f", {place.reason}" if place.reason else "")
         place.process = None
+        self._told.again(place.rank)
         match after_failure(self._setup.rules, situation):
             case Respawn(delay):
                 self._respawn_in(delay, place, why)
             case RestartAll():
                 self._restart_all(why)
             case Fail(because):
-                log.error("%s. The job has failed: %s", why, because)
+                log.error("%s. The job has failed: %s", self._told.together(why), because)
                 self._setup.meeting.say_over(f"{why} ({because})")
                 return self._fail()
         return None
 
-    def _has_company(self, failed: list[Place]) -> bool:
+    def _has_company(self, place: Place, failed: list[Place]) -> bool:
         """Whether the replacement of a worker would find the job."""
-        meeting = self._setup.meeting
-        here = any(self._is_company(other) for other in self._places.values() if other not in failed)
-        control = self._setup.control
+        meeting, control = self._setup.meeting, self._setup.control
+        others = [other for other in self._places.values() if other not in failed]
+        if place.over:  # for the others as well, unless they have called again
+            running = [other.rank for other in others if other.process is not None]
+            return any(control.is_wrapped(rank) and not control.is_over(rank) for rank in running)
+        here = any(self._is_company(other) for other in others)
         elsewhere = any(place.own_store or control.has_own_store(place.rank) for place in self._places.values())
         return (here or meeting.others) and (elsewhere or meeting.store_answers())
 
@@ -303,15 +329,17 @@ class Agent(LocalElasticAgent):
         place.respawned += 1
         self._respawned[place.worker.local_rank] = place.respawned
         when = f"in {delay:g} s" if delay else "at once"
-        log.warning("%s; it is started again %s, %d of %d", why, when, place.respawned, self._setup.rules.respawns)
-        place.due = clock.monotonic() + delay
+        now, limit = clock.monotonic(), self._setup.rules.respawns
+        self._told.failed(place.rank, why, f"it is started again {when}, {place.respawned} of {limit}", now)
+        place.due = now + delay
         env = {**place.start.env, RESTART_VARIABLE: str(place.respawned)}
         place.start = Start(place.start.args, env, place.start.prefix)
 
     def _restart_all(self, why: str) -> None:
         self._remaining_restarts -= 1
         number = self._worker_group.spec.max_restarts - self._remaining_restarts
-        log.warning("%s; all workers are restarted, %d of %d", why, number, self._worker_group.spec.max_restarts)
+        told, limit = self._told.together(why), self._worker_group.spec.max_restarts
+        log.warning("%s; all workers are restarted, %d of %d", told, number, limit)
         self._setup.meeting.want_restart(why)
         self._restart_workers(self._worker_group)
 
@@ -348,6 +376,7 @@ class Agent(LocalElasticAgent):
                 log.warning("other nodes are not done after %g s; this one leaves", self._exit_barrier_timeout)
             if not late and not meeting.lost and not (news and news.kind == "done"):
                 return None
+        self._told.all()
         values = {place.rank: place.value for place in self._places.values()}
         return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
 
@@ -420,6 +449,8 @@ class Agent(LocalElasticAgent):
             place.process = place.due = None
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float | None = None, **_: object) -> None:
+        if before := self._told.together():
+            log.warning("%s", before)
         for helper in (self._worker_watchdog, self._health_check_server):  # torch's own, where its variables ask for it
             if helper is not None:
                 helper.stop()

@@ -1,19 +1,23 @@
-"""The command line: torchrun's own parser, with this launcher's options added."""
+"""The command line: torchrun's own parser, with this launcher's options added, and short answers to wrong ones."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
+import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from torch.distributed import run as torchrun
 from torch.distributed.argparse_util import env
 
 from inprocess.launcher import ft_config
+from inprocess.launcher.command import did_you_mean
 from inprocess.launcher.decisions import ANY_FAILED, DEFAULT_RESPAWNS, MIN_HEALTHY, Rules
 from inprocess.launcher.meeting import wanted_rank
 
-__all__ = ["parse", "rules"]
+__all__ = ["parse", "refuse", "rules"]
 
 #: seconds of grace where torch has no option for it
 GRACE = 30
@@ -23,6 +27,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Torchrun's options and ours. ``max_restarts`` is None where it was not given, and ``node_rank`` is settled."""
     parser = torchrun.get_args_parser()
     parser.prog = "inprocess run"
+    parser.error = _refused  # type: ignore[method-assign]
     parser.description = (
         "Start the workers of a training job and replace the ones that fail. All of torchrun's options."
     )
@@ -32,10 +37,35 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.set_defaults(node_rank=None)
     if "PET_MAX_RESTARTS" not in os.environ:
         parser.set_defaults(max_restarts=None)
-    parsed = parser.parse_args(arguments)
-    _check(parser, parsed)
-    _settle_node_rank(parser, parsed)
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        refuse("; ".join(_unknown(name, parser) for name in unknown))
+    _check(parsed)
+    _settle_node_rank(parsed)
     return parsed
+
+
+def refuse(why: object) -> NoReturn:
+    """End with exit code 2 and three lines: what is wrong, the form of the command, where its options are."""
+    sys.stderr.write(
+        f"inprocess run: {' '.join(str(why).split())}\n"
+        "usage: inprocess run [OPTION ...] SCRIPT [ITS OPTIONS ...]\n"
+        "`inprocess run --help` has the options.\n"
+    )
+    sys.exit(2)
+
+
+def _refused(message: str) -> NoReturn:
+    """In place of argparse's, which prints all options first."""
+    if "training_script" in message:
+        message = "no script is named: `inprocess run --nproc-per-node 4 train.py`"
+    refuse(re.sub(r"^argument (?:\S*?(--[^/\s]+)\S*|(\S+)):", lambda found: f"{found[1] or found[2]}:", message))
+
+
+def _unknown(given: str, parser: argparse.ArgumentParser) -> str:
+    name = given.partition("=")[0]
+    known = {option.replace("_", "-") for option in parser._option_string_actions if option.startswith("--")}
+    return f"unknown option {name!r}{did_you_mean(name.replace('_', '-'), sorted(known))}"
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
@@ -80,23 +110,33 @@ def _add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--shutdown-timeout", "--shutdown_timeout", action=env, type=int, default=None)
 
 
-def _check(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+def _check(given: argparse.Namespace) -> None:
     for name in ("restart_backoff", "restart_backoff_limit"):
         value = getattr(given, name)
         if not 0 <= value < 1e9:
-            parser.error(f"--{name.replace('_', '-')}={value:g}: pass a number of seconds, 0 or more")
+            refuse(f"--{name.replace('_', '-')}={value:g}: pass a number of seconds, 0 or more")
     if given.max_restarts is not None and given.max_restarts < 0:
-        parser.error(f"--max-restarts={given.max_restarts}: must be 0 or more")
+        refuse(f"--max-restarts={given.max_restarts}: must be 0 or more")
+    if not _is_range(given.nnodes):
+        refuse(f"--nnodes={given.nnodes}: pass a number of nodes, 1 or more, or MIN:MAX")
 
 
-def _settle_node_rank(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+def _is_range(nnodes: str) -> bool:
+    try:
+        fewest, most = torchrun.parse_min_max_nnodes(nnodes)
+    except (ValueError, RuntimeError):
+        return False
+    return bool(0 < fewest <= most)
+
+
+def _settle_node_rank(given: argparse.Namespace) -> None:
     """A static rendezvous needs it; where it was not given, the infrastructure may know."""
     nodes = torchrun.parse_min_max_nnodes(given.nnodes)[1]
     given.wished_rank = wanted_rank(os.environ) if given.node_rank is None else given.node_rank
     if given.node_rank is None:
         given.node_rank = max(0, given.wished_rank) if given.rdzv_backend == "static" and nodes > 1 else 0
     if given.rdzv_backend == "static" and not given.standalone and not 0 <= given.node_rank < nodes:
-        parser.error(
+        refuse(
             f"the node rank is {given.node_rank} (--node-rank, GROUP_RANK or SLURM_PROCID), and "
             f"--nnodes={given.nnodes} has ranks 0 to {nodes - 1}: start one launcher for each node, or pass --node-rank"
         )

@@ -2,40 +2,81 @@
 
 from __future__ import annotations
 
+import difflib
+import os
+import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from importlib import metadata
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "did_you_mean", "main"]
+
+USAGE = "usage: inprocess COMMAND ..."
 
 
 def _run(arguments: list[str]) -> None:
     from inprocess import run  # noqa: PLC0415  (imports torch)
 
-    run.main(arguments)
+    run.program(arguments)
 
 
 #: subcommand -> (what it calls, what it does)
 COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "run": (_run, "start the workers of a training job (torchrun's options and more)"),
 }
+#: option -> what it does
+OPTIONS = {"-h": "show this", "--help": "show this", "--version": "the versions of inprocess, torch and Python"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the subcommand that the first argument names; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given and given[0] in COMMANDS:
-        COMMANDS[given[0]][0](given[1:])
-        return 0
-    asked = given[:1] in (["-h"], ["--help"])
-    print(_usage(given[:1]), file=sys.stdout if asked else sys.stderr)
-    return 0 if asked else 2
+    if not given:
+        print(_help(), file=sys.stderr)
+        return 2
+    first = given[0]
+    if first in COMMANDS:
+        COMMANDS[first][0](given[1:])
+    elif first in ("-h", "--help"):
+        print(_help())
+    elif first == "--version":
+        print(_versions())
+    else:
+        print(f"inprocess: {_unknown(first)}\n{USAGE}\n`inprocess --help` has the commands.", file=sys.stderr)
+        return 2
+    return 0
 
 
-def _usage(unknown: list[str]) -> str:
-    lines = [f"inprocess: unknown command {unknown[0]!r}", ""] if unknown and unknown[0][:1] != "-" else []
-    lines += ["usage: inprocess COMMAND ...", "", "commands:"]
-    lines += [f"  {name:<8}{about}" for name, (_, about) in COMMANDS.items()]
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """What to put behind "unknown ...": the name that it was meant to be, or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f": did you mean {near[0]!r}?" if near else ""
+
+
+def _unknown(name: str) -> str:
+    if name.startswith("-"):
+        return f"unknown option {name!r}{did_you_mean(name, OPTIONS)}"
+    if name.endswith(".py") or os.path.isfile(name):
+        return f"unknown command {name!r}: to run a script, `inprocess run {name}`"
+    return f"unknown command {name!r}{did_you_mean(name, [*COMMANDS, *OPTIONS])}"
+
+
+def _help() -> str:
+    lines = [USAGE, "", "commands:"]
+    lines += [f"  {name:<11}{about}" for name, (_, about) in COMMANDS.items()]
+    lines += ["", "options:", *(f"  {name:<11}{about}" for name, about in OPTIONS.items() if name != "-h")]
     return "\n".join([*lines, "", "`inprocess COMMAND --help` has the options of one."])
+
+
+def _versions() -> str:
+    """Without importing torch, which takes a second, and may be what does not work."""
+    from inprocess import __version__  # noqa: PLC0415  (not where a subcommand runs)
+
+    try:
+        torch = f"torch {metadata.version('torch')}"
+    except metadata.PackageNotFoundError:
+        torch = "no torch"
+    return f"inprocess {__version__} ({torch}, Python {platform.python_version()})"
 
 
 if __name__ == "__main__":

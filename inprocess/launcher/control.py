@@ -8,6 +8,7 @@ thread does the talking and never waits for a worker. Whether a worker is overdu
     worker                                     launcher
     {"key", "say": "wrapped", "own_store"} -->
     {"key", "say": "nobody left"} -->
+    {"key", "say": "call over"} -->
     {"key", "say": "watch"} + descriptor -->
                                          <--   {"ok": true, "limits": ...} or {"ok": false, "why": ...}
     {"key", "say": "ask", "action", "reason"} -->
@@ -82,6 +83,8 @@ class _Worker:
     own_store: bool = False
     #: it found nobody to join
     stranded: bool = False
+    #: its last call ended with an error on all ranks
+    over: bool = False
     #: the connection for which it is watched, and what it shows
     watch: _Connection | None = None
     board: WatchBoard | None = None
@@ -169,6 +172,10 @@ class ControlServer:
     def is_stranded(self, global_rank: int) -> bool:
         """Whether this worker was to join a job of which nobody is left; waits as `is_wrapped` does."""
         return self._has_said(global_rank, lambda worker: worker.stranded)
+
+    def is_over(self, global_rank: int) -> bool:
+        """Whether this worker's call ended with an error on all ranks, and it has made none since; waits likewise."""
+        return self._has_said(global_rank, lambda worker: worker.over)
 
     def _has_said(self, global_rank: int, what: Callable[[_Worker], bool]) -> bool:
         with self._lock:
@@ -347,8 +354,11 @@ class ControlServer:
                 raise _Refused("its key is none of a worker that runs")
             if say == "wrapped":
                 worker.wrapped, worker.own_store = True, message.get("own_store") is True
+                worker.over = False
             elif say == "nobody left":
                 worker.stranded = True
+            elif say == "call over":
+                worker.over = True
             elif say == "watch":
                 self._answer(connection, self._watch(worker, connection))
             elif say == "ask":

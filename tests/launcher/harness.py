@@ -27,6 +27,8 @@ WORKER = str(Path(__file__).with_name("worker.py"))
 ROOT = Path(__file__).parents[2]
 #: a ceiling for a test's waits together (seconds)
 CEILING = 40.0
+#: a variable of the test's launchers: how late they tell of failures (seconds)
+HOLD = "TEST_HOLD"
 #: what a launcher inherits, beside what a test adds
 KEPT = ("PATH", "HOME", "LANG", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 
@@ -146,7 +148,7 @@ class Launcher:
         }
         self._seen = dict.fromkeys(self._pipes, b"")
         inherited = {name: os.environ[name] for name in KEPT if name in os.environ}
-        variables = {**inherited, "OMP_NUM_THREADS": "1", "TMPDIR": self.temporary, "RES_OPTIONS": "attempts:0", **env}
+        variables = {**inherited, "TMPDIR": self.temporary, "RES_OPTIONS": "attempts:0", **env}
         context = multiprocessing.get_context("forkserver")
         start_server()
         self._process = context.Process(target=_launch, args=(arguments, variables, paths))
@@ -237,6 +239,7 @@ def _launch(arguments: list[str], variables: dict[str, str], paths: list[str]) -
     os.environ.update(variables)
     tempfile.tempdir = None  # TMPDIR is looked up anew
     os.chdir(ROOT)
-    from inprocess.launcher import command
+    from inprocess.launcher import agent, command
 
+    agent.HOLD = float(variables.get(HOLD, agent.HOLD))
     sys.exit(command.main(["run", *arguments]))

@@ -26,7 +26,8 @@ def test_a_signal_is_passed_on(run: Run, hub: Hub, number: signal.Signals) -> No
     for worker in workers:
         assert worker.hear() == ({"got": "SIGTERM"} if number == signal.SIGTERM else {})
     assert launcher.finish() == 1
-    assert f"SignalException: Process {launcher.pid} got signal: {number:d}" in launcher.err
+    assert f"inprocess run: ended by {number.name}, with its workers\n" in launcher.err
+    assert "SignalException" not in launcher.err
     assert ("KeyboardInterrupt" in launcher.err) == (number == signal.SIGINT)
     assert launcher.left() == []
 
@@ -59,11 +60,11 @@ def test_a_signal_while_it_waits_for_other_nodes(start: Run) -> None:
     """Inside torch's rendezvous, and with a static one inside C++."""
     with free_port() as port:
         static = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", str(port)]
-        launcher = start(*static, "script.py")
+        launcher = start(*static, WORKER)
         launcher.expect("this node waits for the others")
         launcher.signal(signal.SIGTERM)
         assert launcher.finish() == 1
-    assert "SignalException" in launcher.err
+    assert "inprocess run: ended by SIGTERM" in launcher.err
 
 
 def test_a_worker_that_waits_to_be_started_again(run: Run, hub: Hub) -> None:
@@ -84,7 +85,17 @@ def test_wrapped_workers_end_with_their_monitors(start: Run) -> None:
     launcher.expect("<running>", stream="out")
     launcher.signal(signal.SIGTERM)
     assert launcher.finish() == 1
-    assert "SignalException" in launcher.err
+    assert "inprocess run: ended by SIGTERM" in launcher.err
+    assert launcher.left() == []
+
+
+def test_a_bug_ends_the_job_without_replacements(start: Run) -> None:
+    """The wrapped function tells the launcher that its call ends on all ranks."""
+    launcher = start("--standalone", "--nproc-per-node", "2", str(HERE / "failing_script.py"))
+    assert launcher.finish() == 1
+    assert launcher.err.count("RestartAbort: the same error 2 times in a row") == 2
+    assert "after its call had ended with an error on all ranks. The job has failed" in launcher.err
+    assert "it is started again" not in launcher.err and "started again alone: none" in launcher.err
     assert launcher.left() == []
 
 
@@ -108,10 +119,14 @@ def test_an_error_file_that_is_cut_short(start: Run, tmp_path: Path) -> None:
     assert "exitcode  : 3" in launcher.err
 
 
-def test_a_program_that_is_not_there(start: Run) -> None:
-    launcher = start("--standalone", "--no-python", "/no/such/program")
+def test_a_program_that_cannot_be_started(start: Run, tmp_path: Path) -> None:
+    """Found only when the first worker starts: its interpreter is not there."""
+    program = tmp_path / "program"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o700)
+    launcher = start("--standalone", "--no-python", str(program))
     assert launcher.finish() == 1
-    assert "No such file or directory: '/no/such/program'" in launcher.err
+    assert f"No such file or directory: '{program}'" in launcher.err
     assert launcher.left() == []
 
 

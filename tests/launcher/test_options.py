@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from tests.launcher.harness import WORKER, Hub, Launcher, free_port
+import inprocess
+from tests.launcher.harness import ROOT, WORKER, Hub, Launcher, free_port
 
 Run = Callable[..., Launcher]
+#: the last line of each refusal
+HELP = "`inprocess run --help` has the options."
 
 
 def finish(launcher: Launcher, hub: Hub, size: int, tell: str = "show hello") -> dict[int, dict[str, str]]:
@@ -139,15 +147,95 @@ def test_limit_of_descriptors(run: Run, hub: Hub) -> None:
         (["--restart-backoff", "-1"], "--restart-backoff=-1: pass a number of seconds, 0 or more"),
         (["--max-restarts", "-1"], "--max-restarts=-1: must be 0 or more"),
         (["--nnodes", "2", "--rdzv-endpoint", "h:1", "--node-rank", "2"], "the node rank is 2"),
-        (["--nproc-per-node", "many"], "Unsupported nproc_per_node value: many"),
+        (["--nproc-per-node", "many"], "--nproc-per-node=many: Unsupported nproc_per_node value: many"),
+        (["--nproc-per-node", "0"], "--nproc-per-node=0: must be 1 or more"),
         (["--tee", "7"], "7 does not match"),
+        (["--nnodes", "some"], "--nnodes=some: pass a number of nodes, 1 or more, or MIN:MAX"),
+        (["--nnodes", "3:2"], "--nnodes=3:2: pass a number of nodes"),
+        (["--event-log-handler", "letter"], "--event-log-handler=letter is not registered"),
+        (["--rdzv-backend", "c10b"], "--rdzv-backend=c10b is unknown: did you mean 'c10d'?"),
+        (["--rdzv-backend", "paper"], "--rdzv-backend=paper is unknown: pass one of c10d, etcd, etcd-v2, static"),
+        (["--rdzv-backend", "c10d", "--rdzv-endpoint", "host:x"], "--rdzv-endpoint=host:x): The port number"),
+        (["--nproc-per-mode", "2"], "unknown option '--nproc-per-mode': did you mean '--nproc-per-node'?"),
+        (["--restart_polcy=any-failed"], "unknown option '--restart_polcy': did you mean '--restart-policy'?"),
+        (["--xyz"], "unknown option '--xyz'\n"),
+        (["--max-restarts", "some"], "inprocess run: --max-restarts: invalid int value: 'some'"),
+        (["-t"], "inprocess run: --tee: "),
     ],
 )
 def test_wrong_options(start: Run, options: list[str], message: str) -> None:
-    launcher = start(*options, "script.py")
-    assert launcher.finish() in (1, 2)
+    """Three lines: what is wrong, the form of the command, where its options are."""
+    launcher = start(*options, *([] if options == ["-t"] else [WORKER]))
+    assert launcher.finish() == 2
     assert message in launcher.err
+    assert [line.partition(":")[0] for line in launcher.err.splitlines()] == ["inprocess run", "usage", HELP]
+    assert launcher.left() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no script is named"),
+        (["tests/launcher/worke.py"], "script 'tests/launcher/worke.py' in {root}: No such file or directory: did you"),
+        (["/no/script.py"], "script '/no/script.py': No such file or directory\n"),
+        (["tests/launcher"], "script 'tests/launcher' is a folder without a __main__.py"),
+        (["--run-path", "/no/script.py"], "script '/no/script.py': No such file or directory"),
+        (["--no-python", "no-such-program"], "no program 'no-such-program' can be executed"),
+        (["-m", "nosuchmodule.train"], "no module named 'nosuchmodule'"),
+    ],
+)
+def test_what_is_missing_is_named_before_workers_start(start: Run, arguments: list[str], message: str) -> None:
+    launcher = start("--nproc-per-node", "2", *arguments)
+    assert launcher.finish() == 2
+    assert message.format(root=ROOT) in launcher.err
+    assert [line.partition(":")[0] for line in launcher.err.splitlines()] == ["inprocess run", "usage", HELP]
+    assert launcher.left() == []
+
+
+def test_a_script_that_is_a_folder(start: Run, hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "__main__.py").write_text(Path(WORKER).read_text())
+    finish(start("--standalone", str(tmp_path), hub.path), hub, 1)
+
+
+def test_a_rendezvous_that_cannot_be_reached(start: Run) -> None:
+    """A host without a name server: told at once; and in the end one line."""
+    endpoint = ["--rdzv-endpoint", "no-host.invalid:29400", "--rdzv-conf", "timeout=1,read_timeout=1"]
+    launcher = start("--nnodes", "2", "--rdzv-backend", "c10d", *endpoint, WORKER)
+    launcher.expect("the host of the rendezvous, no-host.invalid, is unknown")
+    launcher.signal(signal.SIGTERM)
+    assert launcher.finish() == 1
     assert "Traceback" not in launcher.err
+
+
+@pytest.mark.parametrize(
+    ("size", "given", "found"),
+    [
+        (2, {}, ("1", "ERROR")),
+        (1, {}, ("", "ERROR")),
+        (2, {"OMP_NUM_THREADS": "3", "TORCH_CPP_LOG_LEVEL": "INFO"}, ("3", "INFO")),
+    ],
+)
+def test_variables_that_keep_torch_quiet(
+    run: Run, hub: Hub, size: int, given: dict[str, str], found: tuple[str, str]
+) -> None:
+    """A user's own go before."""
+    launcher = run("--nproc-per-node", str(size), **given)
+    envs = finish(launcher, hub, size)
+    assert [(env["OMP_NUM_THREADS"], env["TORCH_CPP_LOG_LEVEL"]) for env in envs.values()] == [found] * size
+    assert "OMP_NUM_THREADS" not in launcher.err
+
+
+def test_little_is_printed_but_the_workers_own_output(tmp_path: Path) -> None:
+    """The launcher starts anew: in the other tests torch was imported before, without the variables."""
+    script = tmp_path / "hello.py"
+    script.write_text("import sys; print('hello'); print('error: hello', file=sys.stderr)")
+    env = {name: text for name, text in os.environ.items() if name not in ("OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL")}
+    command = [sys.executable, "-m", "inprocess", "run", "--standalone", "--nproc-per-node", "2", str(script)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=env)
+    assert (found.returncode, found.stdout) == (0, "hello\n" * 2), found
+    first, *others, last = found.stderr.splitlines()
+    assert others == ["error: hello"] * 2, found.stderr
+    assert "node 0 of 1 starts ranks 0-1 of 2" in first and "2 of 2 workers of this node finished" in last
 
 
 def test_the_node_rank_comes_from_slurm(start: Run, hub: Hub) -> None:
@@ -166,6 +254,44 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert command.main(["--help"]) == 0
     assert "  run " in capsys.readouterr().out
-    assert command.main(["walk"]) == 2
-    assert "unknown command 'walk'" in capsys.readouterr().err
+    assert command.main(["--version"]) == 0
+    torch = version("torch").replace("+", r"\+")
+    assert re.fullmatch(rf"inprocess {inprocess.__version__} \(torch {torch}, Python \S+\)\n", capsys.readouterr().out)
+    assert command.main([]) == 2
+    assert "  run " in capsys.readouterr().err
     assert os.environ.get("INPROCESS_RESTART") is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("rnu", "unknown command 'rnu': did you mean 'run'?"),
+        ("walk", "unknown command 'walk'"),
+        ("version", "unknown command 'version': did you mean '--version'?"),
+        ("--vresion", "unknown option '--vresion': did you mean '--version'?"),
+        ("train.py", "unknown command 'train.py': to run a script, `inprocess run train.py`"),
+    ],
+)
+def test_a_wrong_command(capsys: pytest.CaptureFixture[str], given: str, message: str) -> None:
+    from inprocess.launcher import command
+
+    assert command.main([given]) == 2
+    lines = [f"inprocess: {message}", "usage: inprocess COMMAND ...", "`inprocess --help` has the commands."]
+    assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_python_m_inprocess() -> None:
+    """The same command; it needs no torch."""
+    for options, torch in ([], f"torch {version('torch')}"), (["-S"], "no torch"):
+        command = [sys.executable, *options, "-m", "inprocess", "--version"]
+        found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+        assert (found.returncode, found.stderr) == (0, "")
+        assert found.stdout.startswith(f"inprocess {inprocess.__version__} ({torch}, Python ")
+
+
+def test_without_torch() -> None:
+    command = [sys.executable, "-S", "-m", "inprocess", "run", "train.py"]  # -S: without installed packages
+    found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert found.returncode == 1
+    assert found.stderr.startswith("inprocess run: torch is not installed for "), found.stderr
+    assert found.stderr.count("\n") == 1

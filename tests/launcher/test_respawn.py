@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.launcher.harness import Hub, Launcher
+from tests.launcher.harness import HOLD, WORKER, Hub, Launcher
 
 Run = Callable[..., Launcher]
 #: what differs between two processes of one worker
@@ -134,3 +134,64 @@ def test_workers_are_replaced_though_nobody_reads_the_launcher_s_standard_error(
         worker.tell("exit 0")
     assert launcher.finish() == 0
     assert "failed: signal SIGKILL; it is started again at once" in launcher.err
+
+
+def test_who_fails_right_before_the_job_has_failed_is_not_said_to_be_started_again(start: Run, hub: Hub) -> None:
+    """It was started again, but nobody is left whom it could join."""
+    launcher = start("--standalone", "--nproc-per-node", "2", WORKER, hub.path, "wrapped-first", **{HOLD: "1000"})
+    first = hub.group(2)
+    first[0].tell("exit 1")
+    again = hub.next()
+    assert (again.rank, again.restart) == (0, 1)
+    first[1].tell("exit 2")
+    assert launcher.finish() == 1
+    both = [f"rank {rank} (local rank {rank}, pid {first[rank].pid}) failed: exit code {rank + 1}" for rank in (0, 1)]
+    assert f"{'; '.join(both)}. The job has failed: all workers would have to be restarted" in launcher.err
+    assert "it is started again" not in launcher.err
+
+
+def test_a_failure_is_told_though_the_job_ends_otherwise(run: Run, hub: Hub) -> None:
+    launcher = run("--nproc-per-node", "2", **{HOLD: "1000"})
+    first = hub.group(2)
+    first[1].tell("exit 3")
+    hub.next()
+    launcher.signal(signal.SIGTERM)
+    assert launcher.finish() == 1
+    why = f"rank 1 (local rank 1, pid {first[1].pid}) failed: exit code 3"
+    assert [line.partition("] ")[2] for line in launcher.err.splitlines() if "failed" in line] == [why]
+
+
+def test_a_call_that_ended_with_an_error_on_all_ranks(run: Run, hub: Hub) -> None:
+    """Nobody is replaced, and each comes to its own end first."""
+    launcher = run("--nproc-per-node", "3")
+    workers = hub.group(3)
+    for worker in workers:
+        assert worker.ask("over") == {"over": True}
+    for worker in workers[:2]:
+        worker.tell("exit 1")
+        worker.gone()
+    assert workers[2].ask("show something saved") == {"shown": True}
+    workers[2].tell("exit 1")
+    assert launcher.finish() == 1
+    assert launcher.out == "something saved\n"
+    assert (
+        "failed: exit code 1, after its call had ended with an error on all ranks. The job has failed" in launcher.err
+    )
+    assert "it is started again" not in launcher.err
+    assert "started again alone: none" in launcher.err
+    assert launcher.err.count("exitcode  : 1") == 3
+
+
+def test_the_others_called_again_after_such_an_end(run: Run, hub: Hub) -> None:
+    """There is a job that a replacement can join."""
+    launcher = run("--nproc-per-node", "2")
+    first = hub.group(2)
+    for worker in first:
+        assert worker.ask("over") == {"over": True}
+    assert first[0].ask("again") == {"again": True}
+    first[1].tell("exit 1")
+    again = hub.next()
+    assert (again.rank, again.restart) == (1, 1)
+    for worker in (first[0], again):
+        worker.tell("exit 0")
+    assert launcher.finish() == 0

@@ -1,6 +1,8 @@
 """A worker that does what the test tells it, line by line. Imports no torch.
 
-worker.py HUB [wrapped]
+worker.py HUB [wrapped | wrapped-first]
+
+With wrapped-first a process that replaces another one does not say that it is wrapped.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ SHOWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "
 def main() -> None:
     hub = socket.socket(socket.AF_UNIX)
     hub.connect(sys.argv[1])
-    if "wrapped" in sys.argv:
+    if "wrapped" in sys.argv or ("wrapped-first" in sys.argv and "INPROCESS_RESTART" not in os.environ):
         from inprocess.watch import announce_wrapped
 
         announce_wrapped()
     shown = {name: text for name, text in os.environ.items() if name in SHOWN or name.startswith("TORCHELASTIC_")}
+    shown |= {name: os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL")}
     shown["INPROCESS_GROW"] = os.environ.get("INPROCESS_GROW", "")
     say(hub, pid=os.getpid(), restart=int(os.environ.get("INPROCESS_RESTART") or 0), env=shown, argv=sys.argv[2:])
     for line in hub.makefile():
@@ -84,6 +87,22 @@ def ask(hub: socket.socket, rest: str) -> None:
     ask_launcher(action, reason)  # type: ignore[arg-type]
 
 
+def over(hub: socket.socket, _: str) -> None:
+    """As a wrapped function does that ends with an error on all ranks."""
+    from inprocess.watch import announce_over
+
+    announce_over()
+    say(hub, over=True)
+
+
+def again(hub: socket.socket, _: str) -> None:
+    """As a wrapped function does that is called again."""
+    from inprocess.watch import announce_wrapped
+
+    announce_wrapped()
+    say(hub, again=True)
+
+
 def ping(hub: socket.socket, _: str) -> None:
     from inprocess.watch import monitored
 
@@ -102,6 +121,8 @@ COMMANDS = {
     "child": child,
     "ask": ask,
     "ping": ping,
+    "over": over,
+    "again": again,
 }
 
 

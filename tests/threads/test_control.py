@@ -26,7 +26,7 @@ from inprocess.exception import NobodyLeft, OptionError, RestartError, TimeoutEr
 from inprocess.launcher import control
 from inprocess.launcher.control import ControlServer, Request
 from inprocess.launcher.ft_config import Settings
-from inprocess.watch import announce_nobody_left, announce_wrapped, ask_launcher, monitored
+from inprocess.watch import announce_nobody_left, announce_over, announce_wrapped, ask_launcher, monitored
 from inprocess.watch_board import WatchBoard
 
 S = 1_000_000_000
@@ -219,6 +219,18 @@ def test_who_finds_nobody_to_join_says_so(
     )
     worker(3)
     assert not server.is_stranded(3), "the one that comes after it has not said so"
+
+
+def test_a_call_that_ended_on_all_ranks_is_told(server: ControlServer, worker: Any) -> None:
+    """It counts until the function is called again."""
+    announce_over()  # no launcher
+    worker(3)
+    announce_wrapped()
+    assert not server.is_over(3)
+    announce_over()
+    assert server.is_over(3) and server.is_wrapped(3) and not server.is_over(4)
+    announce_wrapped()
+    assert not server.is_over(3)
 
 
 def test_a_wrapper_announces_itself(server: ControlServer, worker: Any) -> None:
