@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
+
+from inprocess import Wrapper  # noqa: E402
+
+# or it would show how a Wrapper is written without parentheses, and no options
+Wrapper.__signature__ = inspect.signature(Wrapper)  # type: ignore[attr-defined]
 
 project = "inprocess"
 author = "the inprocess developers"

@@ -56,7 +56,8 @@ _HOME = {
     "monitored": "watch",
 }
 
-#: submodules with public names; ``inprocess.rank_assignment.ShiftRanks`` works after ``import inprocess``
+#: submodules with public names; ``inprocess.rank_assignment.ShiftRanks`` works after ``import inprocess``. Not
+#: `compat`: what is in it is meant to be imported
 _MODULES = frozenset(
     {
         "abort",
@@ -64,10 +65,13 @@ _MODULES = frozenset(
         "call_wrapper",
         "completion",
         "compose",
+        "etcd_store",
         "exception",
         "finalize",
         "health_check",
         "initialize",
+        "learned",
+        "live",
         "monitor_process",
         "monitor_thread",
         "nested_restarter",
@@ -78,6 +82,9 @@ _MODULES = frozenset(
         "store",
         "terminate",
         "tools",
+        "wait_daemon",
+        "watch",
+        "wrap",
     }
 )
 

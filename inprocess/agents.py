@@ -12,10 +12,11 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from inprocess import clock, coordinator, descriptors, nccl, strict_json
+from inprocess import clock, coordinator, descriptors, environment, nccl, strict_json
 from inprocess.arbiter import Contact, Contacts
 from inprocess.board import LEASE, Board
 from inprocess.environment import Borrowed, Launch, StandardStreams
@@ -44,6 +45,7 @@ from inprocess.store import (
     connect_to,
     drive,
     numeric_address,
+    prefixed,
     shut_connections,
 )
 from inprocess.watch import announce_wrapped
@@ -58,6 +60,8 @@ MEET = 1.0
 PROBE = 5.0
 #: in shares of heartbeat_timeout: by then a store that hears too few members has closed itself
 OUTLASTS = 1.25
+#: where rank 0 is, if only the port of the store is known
+THIS_HOST = "127.0.0.1"
 #: TCPStore's, here and in torch
 _TCP_ARGUMENTS = frozenset(
     {"host_name", "port", "timeout", "is_master", "bind", "world_size", "wait_for_workers", "use_libuv", "multi_tenant"}
@@ -91,6 +95,8 @@ class Agents:
     ) -> None:
         self._options, self._job, self._book = options, job, book
         self.environment = Borrowed(nccl.settings(os.environ))
+        #: a connection to a store of the user's, until the main thread needs one
+        self._tried = _try_factory(options)
         self._spec = _store_spec(options, job)
         self._interrupter = Interrupter(options.interrupt_signal, held.raised)
         config = self._monitor_config()
@@ -230,6 +236,8 @@ class Agents:
 
     def connect(self, timeout: float) -> None:
         """The main thread's own connection, once everybody has joined (or somebody has to be named who did not)."""
+        if self._store is None and self._tried is not None:
+            self._store, self._tried = prefixed(self._spec, self._tried), None
         self._store = self._store or connect(self._spec, timeout)
 
     def await_lease(self, iteration: int, timeout: float) -> None:
@@ -299,7 +307,7 @@ class Agents:
                 self.do(coordinator.gone(self._book.member, len(self._book.known)))
 
     def _drop_store(self) -> None:
-        self._store = None
+        self._store = self._tried = None
 
     def _hosts_store(self) -> bool:
         return self._is_host_a_member() and self._job.host == self._job.place and not self._job.outside
@@ -371,6 +379,40 @@ class Agents:
             raise
 
 
+def _try_factory(options: Options) -> Any:
+    """A connection to a store of the user's; None where the store is another one, or is asked for its arguments first.
+
+    Before anything else, so what its constructor raises is what the call raises, whatever else is wrong with it. It is
+    kept: a store that is served where it is made first would go with it.
+
+    Raises TimeoutError where that takes longer than barrier_timeout; for this, and for Ctrl-C, it is done in a thread.
+    """
+    factory = options.store_factory
+    if factory is None or factory is TCPStore or hasattr(factory, "inprocess_enter"):
+        return None
+    made: list[Any] = []
+    failed: list[BaseException] = []
+
+    def construct() -> None:
+        try:
+            made.append(factory(**options.store_kwargs))
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=construct, name="inprocess-store", daemon=True)
+    with contextlib.closing(StandardStreams()):
+        thread.start()
+        thread.join(options.barrier_timeout)
+    if failed:
+        raise failed.pop()
+    if not made:
+        raise TimeoutError(
+            f"store_factory={factory!r} has made no store within barrier_timeout={options.barrier_timeout:g}s: check "
+            "that what it connects to is there, and is waited for no longer than that"
+        )
+    return made.pop()
+
+
 def _store_spec(options: Options, job: Job) -> StoreSpec:
     """Which store the ranks agree through, in a form that the monitor process understands."""
     if options.store_factory is None or options.store_factory is TCPStore:
@@ -380,7 +422,8 @@ def _store_spec(options: Options, job: Job) -> StoreSpec:
     if module in ("", "__main__") or not _importable(module, name, factory):
         raise OptionError(
             f"store_factory={factory!r} must be a class or function at the top level of an importable module other "
-            "than the main script: the monitor process imports it by name"
+            "than the main script: the monitor process imports it by name. Move it to a module of its own, and pass "
+            "what a closure would know in store_kwargs"
         )
     for key, value in kwargs.items():
         _check_travels(key, value)
@@ -388,7 +431,7 @@ def _store_spec(options: Options, job: Job) -> StoreSpec:
         seat = Seat(job.place, job.me, job.launch.attempt, job.entry, lambda: job.members, lambda: job.last)
         kwargs, founds = enter(kwargs, seat, options.barrier_timeout)
         job.outside = not founds
-    return StoreSpec(factory=f"{module}:{name}", kwargs=kwargs, host=job.launch.host, prefix=job.prefix)
+    return StoreSpec(factory=f"{module}:{name}", kwargs=kwargs, host=_own_host(options, job.launch), prefix=job.prefix)
 
 
 def _bind(options: Options, serves: bool) -> str:
@@ -410,11 +453,64 @@ def _tcp_spec(options: Options, job: Job) -> StoreSpec:
         raise OptionError(
             f"store_kwargs: TCPStore has no argument {unknown[0]!r}; use host_name, port, bind or timeout"
         )
-    given = str(kwargs.get("host_name") or job.launch.host), int(kwargs.get("port") or job.launch.port)
-    host, port = job.base or given
+    host, port = job.base or (_host(kwargs, job.launch), _port(kwargs, job.launch))
     stale_key = "" if _is_agents(host, port, job.launch) else job.stale_key
     silence = SILENCE_SHARE * options.heartbeat_timeout
     return StoreSpec(host=host, port=port, prefix=job.prefix, stale_key=stale_key, silence=silence)
+
+
+def _host(kwargs: Mapping[str, Any], launch: Launch) -> str:
+    """Where the library's own store is served."""
+    given = kwargs.get("host_name")
+    if given is not None:
+        if not isinstance(given, str) or not given.strip():
+            raise OptionError(
+                f"store_kwargs: host_name={given!r} is no name: pass a name or an address of rank 0's host as a "
+                "string, or leave it out, for MASTER_ADDR"
+            )
+        return given.strip()
+    if launch.host or kwargs.get("port") is None:  # the launcher forgot one of two
+        return launch.host or environment.master_addr()
+    _check_alone(launch, f"store_kwargs: port={kwargs['port']!r} comes without host_name", "host_name in store_kwargs")
+    return THIS_HOST
+
+
+def _port(kwargs: Mapping[str, Any], launch: Launch) -> int:
+    given = kwargs.get("port")
+    if given is None:
+        return launch.port or environment.master_port()
+    text = str(given)
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65535:
+        raise OptionError(
+            f"store_kwargs: port={given!r} is no port: pass a number in 1..65535, the same on all ranks, or leave it "
+            "out, for MASTER_PORT"
+        )
+    return int(text)
+
+
+def _own_host(options: Options, launch: Launch) -> str:
+    """By the route to which the others find this host, where the store is the user's."""
+    if launch.host or hasattr(options.store_factory, "inprocess_enter"):  # such a one is for jobs of many hosts
+        return launch.host or environment.master_addr()
+    if isinstance(given := options.store_kwargs.get("host_name"), str) and given:
+        return given
+    _check_alone(launch, f"store_factory={options.store_factory!r} does not tell where rank 0 is", "")
+    if launch.rank == 0 and launch.world_size > 1:
+        log.warning(
+            "MASTER_ADDR is not set: all ranks are taken to be on this host. Set it to the address of rank 0's host, "
+            "on every rank, where they are not"
+        )
+    return THIS_HOST
+
+
+def _check_alone(launch: Launch, why: str, instead: str) -> None:
+    """Without an address all ranks are on this host: raises OptionError where they cannot be."""
+    if split := environment.elsewhere(launch):
+        raise OptionError(
+            f"{why}, and MASTER_ADDR is not set, so all ranks would have to be on this host; but {split} means that "
+            f"they are not. Set MASTER_ADDR{instead and f', or {instead},'} to the address of rank 0's host, the same "
+            "on all ranks"
+        )
 
 
 def _is_agents(host: str, port: int, launch: Launch) -> bool:

@@ -25,6 +25,7 @@ class Interruption(enum.Enum):
     UNRESPONSIVE = "unresponsive"  #: no heartbeat within heartbeat_timeout: the host is gone
     MONITOR_PROCESS_EXCEPTION = "monitor_process_exception"  #: the rank's monitor process failed
     JOINED = "joined"  #: no failure: a process joins the running job
+    REQUESTED = "requested"  #: no failure: the function raised RankShouldRestart
 
 
 _WORDS = {
@@ -36,6 +37,7 @@ _WORDS = {
     Interruption.UNRESPONSIVE: "does not answer",
     Interruption.MONITOR_PROCESS_EXCEPTION: "monitor process failed",
     Interruption.JOINED: "joins",
+    Interruption.REQUESTED: "asked for a restart",
 }
 
 

@@ -1,16 +1,20 @@
-"""The CallWrapper: what the wrapped function sees of a running call. The loop behind it is in ``loop``."""
+"""The CallWrapper: what the wrapped function sees of a running call. The loop behind it is in ``loop``.
+
+`disabled` has the one of a function whose Wrapper is disabled. Which one code finds that has none: at the end.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from inprocess import clock, fence
 from inprocess.board import ATOMIC, LEASE, PING, Board
 from inprocess.clock import monotonic_ns
 from inprocess.exception import OptionError, RestartError
-from inprocess.interrupt import Gate
+from inprocess.interrupt import Gate, leave_alone
 from inprocess.learned import LearnedTimeouts
 from inprocess.options import seconds
 from inprocess.state import FrozenState
@@ -20,6 +24,10 @@ __all__ = ["CallWrapper", "current_call"]
 
 class CallWrapper:
     """Handed to the wrapped function for any argument annotated ``CallWrapper`` or ``Optional[CallWrapper]``.
+
+    So is an argument named ``inprocess_call_wrapper``, whatever its annotation. With ``enabled=False`` only an argument
+    annotated plain ``CallWrapper`` is filled in, with one that does nothing: ``iteration`` is 0, ``state`` that of a
+    job without faults, ``store`` raises RestartError, and ``timeouts`` keeps what it is given, for checkpoints.
 
     Usable only while the function runs. ``inprocess.current_call()`` gives the same object to code that has no such
     argument.
@@ -110,9 +118,7 @@ class CallWrapper:
 
         Sections nest; the innermost counts. Raises OptionError for a timeout that is not positive.
         """
-        limit = self._timeouts.section_limit(name) if timeout is None else seconds("timeout", timeout)
-        if limit is not None and limit <= 0:
-            raise OptionError(f"section({name!r}): timeout={timeout!r} must be greater than zero")
+        limit = self._timeouts.section_limit(name) if timeout is None else given_limit(name, timeout)
         outer = self._section_limit
         begin = clock.monotonic()
         self._set_limit(limit)
@@ -140,6 +146,14 @@ class CallWrapper:
         """A new iteration."""
         self._state = state
         self._section_limit = None
+
+
+def given_limit(name: str, timeout: Any) -> float:
+    """What `section` was given, in seconds. Raises OptionError where it is not positive."""
+    limit = seconds("timeout", timeout)
+    if limit <= 0:
+        raise OptionError(f"section({name!r}): timeout={timeout!r} must be greater than zero")
+    return limit
 
 
 def _no_store() -> Any:
@@ -182,12 +196,66 @@ class _Atomic:
         atomic.__exit__()
 
 
+# --- which one is current -----------------------------------------------------------------------------------------
+
 #: the CallWrapper of the running call; one per process, since a wrapped function runs in the main thread
 _current: CallWrapper | None = None
 
 
+class Inside:
+    """``with Inside(call):`` a function of a disabled Wrapper runs, in any thread or task; several may at a time.
+
+    Threads that it starts see it as well, unless a call is running that is not disabled.
+    """
+
+    __slots__ = ("_before", "_outer", "call")
+
+    def __init__(self, call: CallWrapper) -> None:
+        self.call = call
+        self._before: Inside | None = None
+        self._outer: CallWrapper | None = None
+
+    def __enter__(self) -> None:
+        self._before, self._outer = _inside.get(), _current
+        _insides.append(self)
+        _inside.set(self)
+
+    def __exit__(self, *exc_info: object) -> None:
+        _insides.remove(self)
+        if _inside.get() is self:  # a coroutine may be closed in another task than its own
+            _inside.set(self._before)
+
+    def is_innermost(self) -> bool:
+        """Or else a call that is not disabled has begun in it."""
+        return _current is None or _current is self._outer
+
+
+#: those that are entered, anywhere, the latest last; a list changes as a whole, whichever thread does it
+_insides: list[Inside] = []
+#: the innermost of this thread or task; it may have been left, where a task outlives the function
+_inside: ContextVar[Inside | None] = ContextVar("inprocess_inside", default=None)
+
+# a restart of the call around may interrupt the function, and must find this done or not begun
+leave_alone(Inside.__enter__.__code__)
+leave_alone(Inside.__exit__.__code__)
+
+
 def current_call() -> CallWrapper | None:
-    """The CallWrapper of the wrapped function that is running in this process, or None outside one."""
+    """The CallWrapper of the wrapped function that is running in this process, or None outside one.
+
+    In a function whose Wrapper is disabled it is the one that does nothing, where the function has been given that.
+    """
+    insides = tuple(_insides)
+    if not insides:
+        return _current
+    mine = _inside.get()
+    if mine not in insides:
+        return insides[-1].call if _current is None else _current
+    return mine.call if mine.is_innermost() else _current
+
+
+def restarting_call() -> CallWrapper | None:
+    """The same, without those that do nothing."""
     return _current
 
 

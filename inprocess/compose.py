@@ -2,13 +2,15 @@
 
 The library never calls a composed hook as a whole: `hooks` adapts every part by its own signature and chains them,
 which is why a part that takes `(state)` may stand beside one that takes `(state, exception)`. Calling the object
-directly, as tests and other libraries do, works for parts that take the same arguments.
+directly, as tests and other libraries do, works for parts that take the same arguments; there a part that returns None
+is as likely a forgotten ``return``, so it is warned of.
 """
 
 from __future__ import annotations
 
 import functools
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,13 +18,16 @@ from .exception import OptionError
 
 __all__ = ["Compose"]
 
+_KEPT = "the part that runs next gets what this one got. Return the value, changed or not"
+
 
 class Compose:
     """``Compose(a, b, c)`` runs ``c``, then ``b``, then ``a``, each with what the one before returned.
 
     The result is an instance of the lowest class that all parts have in common, so
     ``isinstance(Compose(ShiftRanks(), MaxActiveWorldSize(2)), RankAssignment)`` is true. Plain callables are fine too.
-    A part that returns None leaves the value as it is.
+    A part that returns None leaves the value as it is. Called directly, the composed object warns of that
+    (UserWarning), and returns None where the part that ran last did.
 
     Args:
         parts: one or more callables; a part that is itself a ``Compose`` counts as its parts.
@@ -45,15 +50,23 @@ class Compose:
         """Nothing: the common ancestor's own __init__ must not run, its arguments belong to the parts."""
 
     def __call__(self, *args: Any) -> Any:
-        """Run the parts, last first. A tuple returned by a part replaces all arguments, anything else the first one."""
-        single = True
+        """Run the parts, last first. A tuple returned by a part replaces all arguments, anything else the first one.
+
+        A part that returns None is warned of, where it was given anything: the next one gets what this one got.
+        """
+        single, result = True, None
         for part in reversed(self.parts):
             result = part(*args)
-            if isinstance(result, tuple) and len(args) > 1:
+            if result is None:
+                if any(arg is not None for arg in args):
+                    warnings.warn(f"{part!r} in a Compose returned None: {_KEPT}", UserWarning, stacklevel=2)
+            elif isinstance(result, tuple) and len(args) > 1:
                 args, single = result, False
-            elif result is not None:
+            else:
                 args = (result, *args[1:])
-        return args[0] if single and args else args
+        if result is None:
+            return None
+        return args[0] if single else args
 
     def __repr__(self) -> str:
         return f"Compose({', '.join(map(repr, self.parts))})"

@@ -27,7 +27,7 @@ LAUNCHER, LAUNCHER_KEY = "INPROCESS_LAUNCHER", "INPROCESS_LAUNCHER_KEY"
 
 _REMEDY = (
     "Start the script with a launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (torchrun, SLURM, "
-    "Kubernetes), or set them yourself."
+    "Kubernetes), or set them yourself; store_kwargs={'host_name': ..., 'port': ...} does in place of the last two."
 )
 
 
@@ -37,7 +37,9 @@ class Launch:
 
     rank: int
     world_size: int
+    #: MASTER_ADDR; empty: it is not set
     host: str
+    #: MASTER_PORT; 0: it is not set, or no port
     port: int
     #: torchrun's agent serves a store at host:port already
     agent_store: bool
@@ -48,17 +50,46 @@ class Launch:
 
 
 def read(environ: Mapping[str, str] | None = None) -> Launch:
-    """Read the variables. Raises OptionError that names the variable, its value and the remedy."""
+    """Read the variables. Raises OptionError that names the variable, its value and the remedy.
+
+    MASTER_ADDR and MASTER_PORT are not needed where the options say where the store is, see `master_addr`.
+    """
     env = os.environ if environ is None else environ
     world_size = _number(env, "WORLD_SIZE", 1, FIRST_JOINER)
     rank = _number(env, "RANK", 0, FIRST_JOINER)
     if rank >= world_size:
         raise OptionError(f"RANK={rank} is not below WORLD_SIZE={world_size}: ranks are 0..{world_size - 1}. {_REMEDY}")
-    host = _text(env, "MASTER_ADDR")
-    port = _number(env, "MASTER_PORT", 1, 65535)
+    host = env.get("MASTER_ADDR", "").strip()
+    try:
+        port = master_port(env)
+    except OptionError:  # in Kubernetes a service named "master" sets it to tcp://10.0.0.1:29500
+        port = 0
     attempt = f"{env.get('TORCHELASTIC_RUN_ID', '')}.{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     agent_store = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return Launch(rank, world_size, host, port, agent_store, attempt, _entry(env))
+
+
+def master_addr(environ: Mapping[str, str] | None = None) -> str:
+    """Where it is needed. Raises OptionError."""
+    return _text(os.environ if environ is None else environ, "MASTER_ADDR")
+
+
+def master_port(environ: Mapping[str, str] | None = None) -> int:
+    """Where it is needed. Raises OptionError."""
+    return _number(os.environ if environ is None else environ, "MASTER_PORT", 1, 65535)
+
+
+def elsewhere(launch: Launch, environ: Mapping[str, str] | None = None) -> str:
+    """The variables that say that other ranks are on other hosts; empty where none does."""
+    env = os.environ if environ is None else environ
+    for local, name, number in (
+        ("LOCAL_WORLD_SIZE", "WORLD_SIZE", launch.world_size),
+        ("LOCAL_RANK", "RANK", launch.rank),
+    ):
+        text = env.get(local, "").strip()
+        if text.isascii() and text.isdigit() and int(text) < number:
+            return f"{local}={text} with {name}={number}"
+    return ""
 
 
 def _entry(env: Mapping[str, str]) -> Entry:

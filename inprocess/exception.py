@@ -5,7 +5,7 @@
     BaseException
     ├── RestartAbort                 raise it to leave the job for good; the other ranks go on
     │   └── StateLost                nobody has a whole training state any more; all ranks leave
-    ├── RankShouldRestart            interrupts the wrapped function; seen only in `finally`, `except`
+    ├── RankShouldRestart            interrupts the wrapped function, or asks for that where the function raises it
     └── Exception
         └── RestartError             whatever this library reports; carries the rank's last phases and events
             ├── OptionError          (also ValueError) an option, argument or environment variable is wrong
@@ -70,7 +70,10 @@ class OptionError(RestartError, ValueError):
 
 
 class HealthCheckError(RestartError):
-    """A health check found this rank unfit to go on; raise it (or a subclass) in your own checks."""
+    """A health check found this rank unfit to go on; raise it (or a subclass) in your own checks.
+
+    A rank leaves the job with one whose ``__cause__`` is what the check raised.
+    """
 
 
 class RankDiscarded(RestartError):
@@ -122,4 +125,7 @@ class StateLost(RestartAbort):
 
 
 class RankShouldRestart(BaseException):
-    """Interrupts the wrapped function for a restart. Let it pass: a function that swallows it is interrupted again."""
+    """Interrupts the wrapped function for a restart. Let it pass: a function that swallows it is interrupted again.
+
+    Raise it in the function, or in a hook before it, to have all ranks restart.
+    """

@@ -1,6 +1,7 @@
 """Checks whether this rank is fit to go on. Absent hardware or an absent library for it is no fault: it is not checked.
 
-A check raises (best a HealthCheckError) to take its rank out of the job, and returns the state otherwise.
+A check raises (best a HealthCheckError) where its rank is unfit, and returns the state otherwise. Before the function
+runs that restarts, so that the check looks once more; after a fault it takes the rank out of the job.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _NVML_TIMEOUT = 60.0  # seconds for all questions of one check; a driver that is
 
 
 class HealthCheck(abc.ABC):
-    """Base class of ``health_check`` hooks; a plain callable does as well. A rank whose check raises leaves the job."""
+    """Base class of ``health_check`` hooks; a plain callable does as well. A rank whose check keeps raising leaves."""
 
     @abc.abstractmethod
     def __call__(self, state: FrozenState) -> FrozenState | None:

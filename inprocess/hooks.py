@@ -9,7 +9,8 @@ all other hooks      ``hook(state) -> state``                 ``hook(state, exce
 ===================  =======================================  =====================================================
 
 The number of required positional parameters decides; where a second one is optional, its name does. A hook that returns
-None leaves its input as it is. Parts of a `Compose` are adapted one by one.
+None leaves its input as it is. Parts of a `Compose` are adapted one by one. The library's own assignments take both
+forms, and hide their parameters (`rank_assignment.base.BothForms`): here they are of the newer one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .compose import Compose
 from .errors import shown
 from .exception import OptionError
 from .rank_assignment import RankAssignmentCtx, RankFilter, ShiftRanks, Tree
-from .rank_assignment.base import activate_all
+from .rank_assignment.base import activate_all, discard_terminated, keep_limits
 from .rank_filter import RankFilter as OlderRankFilter
 from .state import FrozenState, Mode, State
 
@@ -41,6 +42,9 @@ Args = tuple[Any, ...]
 # parts of names by which an optional second parameter is known as the older generation's
 _EXCEPTION_NAMES = ("exc", "err")
 _TERMINATED_NAMES = ("terminated",)
+
+#: the parameter of Megatron-LM's ``pretrain``, which it annotates ``Optional[Any]`` so as to need no import
+CALL_NAME = "inprocess_call_wrapper"
 
 
 def adapt(name: str, fn: Callable[..., Any] | None) -> Hook | None:
@@ -154,24 +158,33 @@ def _adapt_assignment(fn: Callable[..., Any]) -> Assignment:
         return functools.partial(_older_assignment, fn)
 
     def newer(ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        if isinstance(fn, RankFilter) and ctx.state.mode is Mode.INITIALIZED:
+            activate_all(ctx)  # a filter of the user's lowers an active world size
         result = fn(ctx)
         if result is not None and not isinstance(result, RankAssignmentCtx):
             raise TypeError(f"rank_assignment={shown(fn)} returned {_kind(result)}: return the ctx, or nothing")
-        return ctx if result is None else result
+        return discard_terminated(ctx if result is None else result)  # the next part need not look at that
 
     return newer
 
 
 def _older_assignment(fn: Callable[..., Any], ctx: RankAssignmentCtx) -> RankAssignmentCtx:
-    result = fn(ctx.state, ctx.terminated_ranks)
-    if result is None:
-        return ctx
-    if not isinstance(result, tuple) or len(result) != 2 or not _is_state(result[0]):
-        raise TypeError(f"rank_assignment={shown(fn)} returned {_kind(result)}: return (state, terminated_ranks)")
-    state, terminated = result
-    ctx.state = state.thaw() if isinstance(state, FrozenState) else state
-    ctx.terminated_ranks = set(terminated)
-    return ctx
+    if ctx.terminated_ranks:
+        ctx.state.mode = Mode.INITIALIZED  # an active rank of before says nothing once ranks are numbered anew
+    ctx.state.store = ctx.store
+    try:
+        result = fn(ctx.state, ctx.terminated_ranks)
+    finally:
+        ctx.state.store = None
+    if result is not None:
+        if not isinstance(result, tuple) or len(result) != 2 or not _is_state(result[0]):
+            raise TypeError(f"rank_assignment={shown(fn)} returned {_kind(result)}: return (state, terminated_ranks)")
+        state, terminated = result
+        ctx.state = state.thaw() if isinstance(state, FrozenState) else state
+        ctx.terminated_ranks = set(terminated)
+        ctx.state.store = None
+    discard_terminated(ctx)
+    return activate_all(ctx) if ctx.state.mode is Mode.INITIALIZED else keep_limits(ctx)
 
 
 def _adapt_filter(fn: Callable[..., Any]) -> Assignment:
@@ -231,27 +244,37 @@ class Injector:
 
     Asked for by ``CallWrapper``, ``Optional[CallWrapper]`` and ``CallWrapper | None``, as objects and as strings,
     through decorators that keep ``__wrapped__``, ``functools.partial``, methods and objects with ``__call__``. Every
-    other annotation is left alone, and so is one that cannot be resolved. A value that the caller passes wins.
+    other annotation is left alone, and so is one that cannot be resolved; only a parameter named
+    ``inprocess_call_wrapper`` asks whatever its annotation. A value that the caller passes wins.
 
     Args:
         fn: the function.
         call_type: the class of the CallWrapper, or several.
+        plain_only: only the annotation ``CallWrapper`` asks, for a function that takes None for "not restarted".
     """
 
-    def __init__(self, fn: Callable[..., Any], call_type: type | tuple[type, ...]) -> None:
-        self._types = call_type if isinstance(call_type, tuple) else (call_type,)
+    def __init__(self, fn: Callable[..., Any], call_type: type | tuple[type, ...], *, plain_only: bool = False) -> None:
+        call_types = call_type if isinstance(call_type, tuple) else (call_type,)
         self._signature = _signature(fn)
-        names = _resolver(fn, self._types)
+        names = _resolver(fn, call_types)
         given = _given_by_partial(fn)
         accepted = _accepts(fn)
+
+        def asks(parameter: inspect.Parameter) -> bool:
+            if plain_only:
+                return _is_one_of(call_types, _resolved(parameter.annotation, names))
+            return parameter.name == CALL_NAME or _asks_for(parameter.annotation, call_types, names)
+
         self._wanted = tuple(
             p
             for p in self._signature.parameters.values()
-            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-            and p.name not in given
-            and accepted(p)
-            and _asks_for(p.annotation, self._types, names)
+            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in given and accepted(p) and asks(p)
         )
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether any parameter asks for it."""
+        return bool(self._wanted)
 
     def bind(self, args: Args, kwargs: Mapping[str, Any], call: object) -> tuple[Args, dict[str, Any]]:
         """(args, kwargs) with `call` added where it is asked for and not passed. Never an error: a call that
@@ -375,7 +398,11 @@ def _asks_for(annotation: Any, call_types: tuple[type, ...], names: Mapping[str,
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         asked = [_resolved(each, names) for each in typing.get_args(annotation)]
         asked = [each for each in asked if each is not type(None)]
-        return bool(asked) and all(any(each is known for known in call_types) for each in asked)
+        return bool(asked) and all(_is_one_of(call_types, each) for each in asked)
+    return _is_one_of(call_types, annotation)
+
+
+def _is_one_of(call_types: tuple[type, ...], annotation: Any) -> bool:
     return any(annotation is known for known in call_types)  # by identity: annotations may have any __eq__
 
 

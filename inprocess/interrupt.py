@@ -66,8 +66,9 @@ the handler, which looks once more before it ends.
 Losing the exception
 ~~~~~~~~~~~~~~~~~~~~
 User code may swallow it: ``except BaseException``, a ``__del__``, a callback from C. If the function has not been left
-``retry_after`` seconds after a raise (time for its ``finally`` blocks), it is raised again, and the log says where it
-was raised before. What Python itself drops (``sys.unraisablehook``) is noticed at once and raised again at once.
+``retry_after`` seconds after a raise (time for its ``finally`` blocks), it is raised again. The log says where it was
+raised before, the first time and then rarely. What Python itself drops (``sys.unraisablehook``) is noticed at once and
+raised again at once.
 
 What Python 3.12 leaves behind
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -85,6 +86,7 @@ import ctypes
 import functools
 import inspect
 import logging
+import math
 import operator
 import os
 import signal
@@ -120,8 +122,21 @@ START_PATIENCE = 10.0
 #: seconds between two reports that an atomic section is waited for
 REPORT_EVERY = 1.0
 
+#: and at least between two reports of a call that interruptions were swallowed
+SWALLOWED_EVERY = 60.0
+
 #: how many places of a thread's stack a message names
 PLACES = 3
+
+#: by whether Python dropped it: what became of an interruption, and what to do about that
+_SWALLOWED = {
+    False: (
+        "swallowed (`except BaseException`, a bare `except`, a callback), or a `finally` block takes its time",
+        "Let RankShouldRestart pass: catch Exception instead, or raise it again after cleaning up. The other ranks "
+        "wait for this one, and it is killed where it has not left by hard_timeout",
+    ),
+    True: ("dropped by Python, which happens in `__del__` and callbacks", "Should this go on, keep those short"),
+}
 
 _IMPORT = "<frozen importlib._bootstrap>"
 #: where torch begins a collective and hands its result out: one that nobody gets is never waited for, nor freed
@@ -177,6 +192,10 @@ class Interrupter:
         self._gate: Gate | None = None
         self._main = 0
         self._installed = False
+        #: how many interruptions were swallowed, by whether Python dropped them; monitor thread
+        self.swallowed = {False: 0, True: 0}
+        # of each: when it is to be reported again
+        self._report_at = {False: -math.inf, True: -math.inf}
         # no signal is sent once restore() began: by default it would end the process
         self._sending = threading.Lock()
 
@@ -256,6 +275,8 @@ class Gate:
     """Runs the user's function in one iteration, and lets it be interrupted. Made by `Interrupter.new_gate`."""
 
     def __init__(self, interrupter: Interrupter) -> None:
+        #: the rank, for messages
+        self.who = "this rank"
         #: context manager around what a restart must not cut in half
         self.atomic = Atomic()
         #: set when `run` is over
@@ -385,7 +406,7 @@ class Gate:
         if now - self._asked_at < START_PATIENCE and self._starts_process(frame):
             return False
         self._raised_at = now
-        self._raised_where = _place(frame)
+        self._raised_where = _places(frame)
         self._dropped = False
         self._armed = False
         return True
@@ -440,16 +461,22 @@ class Gate:
         return not left.is_set()
 
     def _report_swallowed(self) -> None:
-        how = (
-            "dropped by Python, which happens in `__del__` and callbacks"
-            if self._dropped
-            else "swallowed (`except BaseException`, a callback), or a `finally` block takes its time"
-        )
+        it, dropped = self._interrupter, self._dropped
+        how, remedy = _SWALLOWED[dropped]
+        it.swallowed[dropped] += 1
+        now = clock.monotonic()
+        if now < it._report_at[dropped]:
+            return
+        it._report_at[dropped] = now + SWALLOWED_EVERY
         log.warning(
-            "the interruption raised at %s was %s; the main thread is at %s: raising it again",
+            "%s: the interruption raised at %s was %s (%d so far in this call); the main thread is at %s: raising it "
+            "again. %s",
+            self.who,
             self._raised_where,
             how,
-            _whereabouts(self._interrupter._main),
+            it.swallowed[dropped],
+            _whereabouts(it._main),
+            remedy,
         )
 
     def _report_unanswered(self, seconds: float) -> None:
@@ -719,10 +746,14 @@ def _place(frame: FrameType) -> str:
 
 
 def _whereabouts(ident: int) -> str:
-    """The innermost places of a thread, innermost first."""
-    frame = sys._current_frames().get(ident)
+    """The innermost places of a thread."""
+    return _places(sys._current_frames().get(ident))
+
+
+def _places(frame: FrameType | None) -> str:
+    """A frame and those around it, as far as the user's function goes where it is in that; innermost first."""
     places: list[str] = []
-    while frame is not None and len(places) < PLACES:
+    while frame is not None and frame.f_code is not _CALL_CODE and len(places) < PLACES:
         if frame.f_code.co_filename != __file__:
             places.append(_place(frame))
         frame = frame.f_back

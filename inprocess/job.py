@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 
 from inprocess import coordinator, environment
-from inprocess.call_wrapper import current_call
+from inprocess.call_wrapper import restarting_call
 from inprocess.environment import Launch
 from inprocess.exception import RestartError
 from inprocess.protocol.book import Book
@@ -64,7 +64,7 @@ class Job:
                 f"a wrapped function was called in thread {threading.current_thread().name!r}: call it in the main "
                 "thread, the only one that can be interrupted for a restart"
             )
-        if current_call() is not None:
+        if restarting_call() is not None:
             raise RestartError("a wrapped function was called inside another one: wrap only the outermost function")
         if dist.is_available() and dist.is_initialized():
             raise ValueError(

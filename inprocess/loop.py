@@ -23,8 +23,10 @@ from inprocess.errors import in_words, where
 from inprocess.exception import (
     BadMessage,
     Fenced,
+    HealthCheckError,
     NobodyLeft,
     RankDiscarded,
+    RankShouldRestart,
     RestartAbort,
     RestartError,
     StateLost,
@@ -55,7 +57,7 @@ from inprocess.rank_assignment import RankAssignmentCtx
 from inprocess.state import FrozenState, Mode, State
 from inprocess.store import PrefixStore, shut_connections
 from inprocess.story import Story
-from inprocess.watch import announce_nobody_left
+from inprocess.watch import announce_nobody_left, announce_over
 
 log = get_logger("inprocess")
 
@@ -254,12 +256,8 @@ class Loop:
             abort = f"{_who(self._state)}: initialize raised {in_words(error)}"
         elif isinstance(error, StateLost):
             abort = f"{_who(self._state)}: {in_words(error)}"
-        place = self._book.place
-        record = InterruptionRecord(
-            self._book.rank, Interruption.BASE_EXCEPTION, place, in_words(error), where=where(error)
-        )
         try:
-            self._interrupt(record, abort)
+            self._interrupt(self._record(Interruption.BASE_EXCEPTION, error, in_words(error)), abort)
         except (StoreLost, Fenced) as lost:
             log.warning("the others could not be told that this rank leaves: %s", lost)
             return Event.CUT_OFF if (self._phase, Event.CUT_OFF) in TRANSITIONS else Event.QUIT
@@ -418,7 +416,7 @@ class Loop:
         pass_time(patience)
 
     def _check(self) -> Event:
-        return self._in_window(lambda: self._hook("health_check"), quit_on_exception=True)
+        return self._in_window(lambda: self._hook("health_check"))
 
     def _run(self) -> Event:
         interpreter.relax()
@@ -497,7 +495,10 @@ class Loop:
         return Event.QUIT if self._leaving is not None else Event.OK
 
     def _recheck(self) -> Event:
-        self._hook("health_check")
+        try:
+            self._hook("health_check")
+        except Exception as error:
+            raise HealthCheckError(f"this rank is not fit to go on: {in_words(error)}") from error
         return Event.OK
 
     def _end(self) -> Event:
@@ -532,6 +533,7 @@ class Loop:
         self._failures.settle(_who(self._state), decision)
         if decision.abort:  # the roster stays as it is, on every rank, for another call
             self._said_so = True
+            announce_over()
             raise RestartAbort(decision.abort) from self._failures.cause(decision)
         self._failures.begin()
         self._book.apply(decision)
@@ -585,7 +587,7 @@ class Loop:
 
     # --- running the user's code --------------------------------------------------------------------------------
 
-    def _in_window(self, fn: Callable[[], Any], keep: bool = False, quit_on_exception: bool = False) -> Event:
+    def _in_window(self, fn: Callable[[], Any], keep: bool = False) -> Event:
         """Run user code that a restart may interrupt."""
         gate = self._agents.thread.enter()
         if gate is None:
@@ -593,18 +595,18 @@ class Loop:
             return Event.INTERRUPTED
         if fence.due(self._agents.board) <= 0:
             fence.stop()
-        self._call._gate = gate
+        self._call._gate, gate.who = gate, _who(self._state)
         self._torch_state = torch_state.capture()
         outcome = gate.run(fn)
         del gate, fn  # this frame lives as long as a traceback of the function that somebody keeps
         if not isinstance(outcome, Returned):
             self._restore_torch_state()
         try:
-            return self._settle(outcome, keep, quit_on_exception)
+            return self._settle(outcome, keep)
         finally:
             del outcome
 
-    def _settle(self, outcome: Returned | Raised | Interrupted, keep: bool, quit_on_exception: bool) -> Event:
+    def _settle(self, outcome: Returned | Raised | Interrupted, keep: bool) -> Event:
         if isinstance(outcome, Returned):
             self._value = outcome.value if keep else self._value
             return Event.OK
@@ -612,23 +614,36 @@ class Loop:
             self._note_interruption()
             self._agents.mailbox.take("outcome", self._book.iteration)  # raises where the store is lost
             return Event.INTERRUPTED
-        return self._raised(outcome, quit_on_exception)
+        return self._raised(outcome.exception)
 
-    def _raised(self, outcome: Raised, quit_on_exception: bool) -> Event:
-        error = outcome.exception
-        if quit_on_exception or not isinstance(error, Exception):
+    def _raised(self, error: BaseException) -> Event:
+        if not isinstance(error, Exception | RankShouldRestart):
             raise error
         self._note_interruption()
-        self._state = dataclasses.replace(self._state, fn_exception=error)  # before the abort, which may look at it
-        record = self._failures.note(error, self._book, self._call._pings)
-        try:
-            counts = self._interrupt(record)
-        finally:  # once the others know; they and this rank's abort do not wait for the log
-            self._failures.tell(_who(self._state), record)
+        counts = self._ask_for_restart(error) if isinstance(error, RankShouldRestart) else self._fail(error)
         if counts:
             return Event.INTERRUPTED
         self._forget_exception()
         return Event.OK  # a reserve's hook failed after the others had completed
+
+    def _fail(self, error: Exception) -> bool:
+        self._state = dataclasses.replace(self._state, fn_exception=error)  # before the abort, which may look at it
+        record = self._failures.note(error, self._book, self._call._pings)
+        try:
+            return self._interrupt(record)
+        finally:  # once the others know; they and this rank's abort do not wait for the log
+            self._failures.tell(_who(self._state), record)
+
+    def _ask_for_restart(self, request: RankShouldRestart) -> bool:
+        """The function, or a hook before it, raised it by itself."""
+        words = in_words(request).removeprefix(RankShouldRestart.__name__).removeprefix(": ")
+        record = self._record(Interruption.REQUESTED, request, words)
+        let_go(request, sys.exc_info()[1])
+        return self._interrupt(record)
+
+    def _record(self, how: Interruption, error: BaseException, words: str) -> InterruptionRecord:
+        place = where(error) or where(error.__cause__ or error)
+        return InterruptionRecord(self._book.rank, how, self._book.place, words, where=place)
 
     def _hook(self, name: str) -> None:
         hook: Hook = getattr(self._hooks, name)

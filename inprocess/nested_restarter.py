@@ -32,38 +32,55 @@ __all__ = [
 _log = get_logger(__name__)
 
 
-def _tell(state: str) -> None:
-    _log.info("[NestedRestarter] name=[InProcess] state=%s", state)
+class _Teller:
+    def __init__(self, special_rank: int | None = None) -> None:
+        self.special_rank = special_rank
 
-
-class NestedRestarterHandlingStarting(Abort):
-    """For ``abort``: an iteration was interrupted and a restart begins."""
-
-    def __call__(self, state: FrozenState) -> FrozenState:
-        _tell("handling_start")
+    def _tell(self, state: FrozenState, change: str) -> FrozenState:
+        if self.special_rank in (None, state.initial_rank):
+            _log.info("[NestedRestarter] name=[InProcess] state=%s", change)
         return state
 
 
-class NestedRestarterHandlingCompleted(Initialize):
-    """For ``initialize``: a restart succeeded so far. Silent in iteration 0, where nothing has been handled."""
+class NestedRestarterHandlingStarting(_Teller, Abort):
+    """For ``abort``: an iteration was interrupted and a restart begins.
+
+    Args:
+        special_rank: only the rank that was started with this number logs; None, the default: all do.
+    """
 
     def __call__(self, state: FrozenState) -> FrozenState:
-        if state.iteration > 0:
-            _tell("handling_completed")
-        return state
+        return self._tell(state, "handling_start")
 
 
-class NestedRestarterFinalized(Completion):
-    """For ``completion``: the job is completed."""
+class NestedRestarterHandlingCompleted(_Teller, Initialize):
+    """For ``initialize``: a restart succeeded so far. Silent in iteration 0, where nothing has been handled.
 
-    def __call__(self, state: FrozenState) -> FrozenState:
-        _tell("finalized")
-        return state
-
-
-class NestedRestarterAborted(Terminate):
-    """For ``terminate``: this rank leaves without completing; the outer launcher takes over."""
+    Args:
+        special_rank: only the rank that was started with this number logs; None, the default: all do.
+    """
 
     def __call__(self, state: FrozenState) -> FrozenState:
-        _tell("aborted")
-        return state
+        return self._tell(state, "handling_completed") if state.iteration > 0 else state
+
+
+class NestedRestarterFinalized(_Teller, Completion):
+    """For ``completion``: the job is completed.
+
+    Args:
+        special_rank: only the rank that was started with this number logs; None, the default: all do.
+    """
+
+    def __call__(self, state: FrozenState) -> FrozenState:
+        return self._tell(state, "finalized")
+
+
+class NestedRestarterAborted(_Teller, Terminate):
+    """For ``terminate``: this rank leaves without completing; the outer launcher takes over.
+
+    Args:
+        special_rank: only the rank that was started with this number logs; None, the default: all do.
+    """
+
+    def __call__(self, state: FrozenState) -> FrozenState:
+        return self._tell(state, "aborted")

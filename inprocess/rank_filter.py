@@ -5,9 +5,9 @@ from __future__ import annotations
 import abc
 
 from .exception import OptionError
-from .state import Mode, State
+from .state import Mode, State, Status
 
-__all__ = ["MaxActiveWorldSize", "RankFilter", "WorldSizeDivisibleBy"]
+__all__ = ["ActiveWorldSizeDivisibleBy", "MaxActiveWorldSize", "RankFilter", "WorldSizeDivisibleBy"]
 
 
 class RankFilter(abc.ABC):
@@ -29,10 +29,10 @@ class MaxActiveWorldSize(RankFilter):
         self.limit = None if max_active_world_size is None else positive("max_active_world_size", max_active_world_size)
 
     def __call__(self, state: State) -> State:
-        return state if self.limit is None else keep_active(state, self.limit)
+        return _first_active(state, state.active_world_size if self.limit is None else self.limit)
 
 
-class WorldSizeDivisibleBy(RankFilter):
+class ActiveWorldSizeDivisibleBy(RankFilter):
     """The active world size is a multiple of `divisor`.
 
     Raises:
@@ -43,7 +43,18 @@ class WorldSizeDivisibleBy(RankFilter):
         self.divisor = positive("divisor", divisor)
 
     def __call__(self, state: State) -> State:
-        return keep_active(state, state.active_world_size // self.divisor * self.divisor)
+        return _first_active(state, state.active_world_size // self.divisor * self.divisor)
+
+
+class WorldSizeDivisibleBy(ActiveWorldSizeDivisibleBy):
+    """The same under its first name."""
+
+
+def _first_active(state: State, size: int) -> State:
+    """At most the ranks below `size` are active, each under its own rank: the older generation has no other."""
+    state.active_world_size = min(size, state.active_world_size)
+    state.status = Status.ACTIVE if state.rank < state.active_world_size else Status.INACTIVE
+    return state
 
 
 def keep_active(state: State, size: int) -> State:

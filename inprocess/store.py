@@ -37,6 +37,8 @@ from inprocess.protocol.messages import Entry
 from inprocess.protocol.ops import Add, Claim, Delete, Exist, Now, Op, Pause, Read, ReadAll, Set, Verb, Wait
 
 __all__ = [
+    "BarrierError",
+    "BarrierTimeout",
     "EtcdStore",
     "FileStore",
     "PrefixStore",
@@ -97,47 +99,77 @@ class StoreMixin:
         return _claim(self, Claim(key, value))
 
 
+#: the established API's words for what is raised where the other ranks do not come in time
+BarrierError = BarrierTimeout = TimeoutError
+
+
 class TCPStore(StoreMixin, _TCPStore):
-    """A client of a torch TCPStore server.
+    """A client of a torch TCPStore server, which the process with ``RANK`` 0 becomes where nobody has the port yet.
+
+    A Wrapper that is given this class needs no such server: its own lives in a monitor process.
 
     Args:
         host_name: default: the environment variable ``MASTER_ADDR``.
         port: default: ``MASTER_PORT``.
+        world_size: number of clients, with `wait_for_workers`; default: ``WORLD_SIZE``.
         timeout: for operations that wait; default 300 s.
-        is_master: serve as well; default False. The library's own server lives in a monitor process.
+        wait_for_workers: return once all clients are there; default False, as whoever needs a key waits for it.
+        multi_tenant: several servers in this process may share the port; default False.
+        use_libuv: the kind of server; default True, and False where torch was built without libuv.
+        is_master: serve as well; default: as above.
     """
 
     def __init__(
         self,
         host_name: str | None = None,
         port: int | None = None,
+        world_size: int | None = None,
         timeout: timedelta = timedelta(seconds=300),
-        is_master: bool = False,
+        wait_for_workers: bool = False,
+        multi_tenant: bool = False,
+        use_libuv: bool = True,
+        *,
+        is_master: bool | None = None,
     ) -> None:
         host = os.environ["MASTER_ADDR"] if host_name is None else host_name
         number = int(os.environ["MASTER_PORT"]) if port is None else port
-        make = functools.partial(super().__init__, host, number, is_master=is_master, timeout=timeout)
-        _with_libuv_or_without(lambda libuv: make(wait_for_workers=False, use_libuv=libuv))
+        if world_size is None and wait_for_workers:
+            world_size = int(os.environ["WORLD_SIZE"])
+        make = functools.partial(super().__init__, host, number, world_size, timeout=timeout, multi_tenant=multi_tenant)
+
+        def connect(serves: bool) -> None:
+            _with_libuv_or_without(
+                lambda libuv: make(is_master=serves, wait_for_workers=wait_for_workers, use_libuv=libuv and use_libuv)
+            )
+
+        if is_master is not None or os.environ.get("RANK") != "0":
+            connect(bool(is_master))
+            return
+        try:
+            connect(True)
+        except RuntimeError:  # somebody serves there already
+            connect(False)
 
 
 class FileStore(StoreMixin, _FileStore):
     """A store in one file on a file system that all ranks share. Slow (it polls); for where no port may be opened.
 
     Args:
-        path: the file; a fresh one for each job.
+        file_name: the file; a fresh one for each job.
+        world_size: number of processes, the last of which removes the file; default: it stays.
         timeout: for operations that wait; default 300 s.
     """
 
-    def __init__(self, path: str, timeout: timedelta = timedelta(seconds=300)) -> None:
-        super().__init__(path, -1)
+    def __init__(self, file_name: str, world_size: int = -1, timeout: timedelta = timedelta(seconds=300)) -> None:
+        super().__init__(file_name, world_size)
         self.set_timeout(timeout)
 
 
 class PrefixStore(StoreMixin, _PrefixStore):
-    """A view of another store in which each key has a prefix."""
+    """A view of another store in which each key has a prefix: a text, or the number of an iteration."""
 
-    def __init__(self, prefix: str, store: Any) -> None:
-        super().__init__(prefix, store)
+    def __init__(self, prefix: str | int, store: Any) -> None:
+        super().__init__(str(prefix), store)
         # torch keeps the part of it that is C++; of a class that is written in Python that is nothing
         self._kept = store
 
@@ -220,6 +252,11 @@ def connect(spec: StoreSpec, timeout: float, stopped: threading.Event | None = N
         base = getattr(importlib.import_module(module), name)(**spec.kwargs)
     else:
         base = _connect_tcp(spec, timeout, stopped or threading.Event())
+    return prefixed(spec, base)
+
+
+def prefixed(spec: StoreSpec, base: Any) -> Any:
+    """What `connect` answers, over a connection to the base store that is there already."""
     return PrefixStore(spec.prefix, base) if spec.prefix else base
 
 
@@ -278,7 +315,7 @@ def connect_to(
     reason = first_line(made[0]) if made else f"no answer within {timeout:g} s"
     raise StoreLost(
         f"{address}:{port} accepts connections but does not answer like a TCPStore ({reason}). Another program may be "
-        "listening on this port: choose another MASTER_PORT on every rank."
+        "listening on this port: choose another one on every rank (MASTER_PORT, or port in store_kwargs)."
     )
 
 
@@ -300,7 +337,7 @@ def _construct(
         try:
             _await_listener(address, port, deadline, given_up)
             begun = clock.monotonic()
-            store = TCPStore(address, port, timeout=timedelta(seconds=patience))
+            store = TCPStore(address, port, timeout=timedelta(seconds=patience), is_master=False)
             store.set_timeout(timedelta(seconds=max(timeout, 1.0)))
             made.append(store)
         except Exception as error:
@@ -415,8 +452,9 @@ def _await_server(spec: StoreSpec, deadline: float, timeout: float, stopped: thr
             raise StoreLost(f"gave up connecting to the store at {host}:{port}: the call has ended")
         pause = min(pause * 1.5, RETRY[1])
     raise TimeoutError(
-        f"no store at {host}:{port} (MASTER_ADDR:MASTER_PORT) within {timeout:g} s (barrier_timeout): {reason}. Rank 0 "
-        "serves it: check that rank 0 was started, that all ranks have the same address and the port is reachable."
+        f"no store at {host}:{port} (MASTER_ADDR:MASTER_PORT, or host_name and port in store_kwargs; this host, where "
+        f"only the port is given) within {timeout:g} s (barrier_timeout): {reason}. Rank 0 serves it: check that rank "
+        "0 was started, that all ranks have the same address and the port is reachable."
     )
 
 
@@ -497,8 +535,9 @@ def _listen(family: socket.AddressFamily, address: str, port: int, bind: str) ->
         if bind and error.errno == errno.EADDRNOTAVAIL:
             raise OptionError(f"store_kwargs: bind={bind!r} is no address of this machine, which serves it") from None
         raise OptionError(
-            f"MASTER_PORT={port}: cannot listen on {address}:{port}: {error.strerror}. Another job or program uses "
-            "this port (choose another MASTER_PORT on every rank), or two processes of this job have the same RANK."
+            f"MASTER_PORT={port} (or port in store_kwargs): cannot listen on {address}:{port}: {error.strerror}. "
+            "Another job or program uses this port (choose another one on every rank), or two processes of this job "
+            "have the same RANK."
         ) from None
     return listener
 
@@ -523,7 +562,8 @@ def _bound_to(bind: str, host: str) -> tuple[socket.AddressFamily, str]:
         if all(map(_is_loopback, here)) and address not in here:
             raise OptionError(
                 f"store_kwargs: bind={bind!r} is {address}, but the ranks of this machine look for the store at "
-                f"{here[0]}: that is what MASTER_ADDR={host!r} means here. Set MASTER_ADDR to {address} on every rank."
+                f"{here[0]}: that is what MASTER_ADDR={host!r} means here. Set MASTER_ADDR, or host_name in "
+                f"store_kwargs, to {address} on every rank."
             )
     return (socket.AF_INET6 if ":" in address else socket.AF_INET), address
 

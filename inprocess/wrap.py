@@ -8,11 +8,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 from inprocess import logs
 from inprocess.abort import AbortTorchDistributed
 from inprocess.call_wrapper import CallWrapper
+from inprocess.disabled import disabled
+from inprocess.errors import shown
 from inprocess.exception import OptionError
 from inprocess.hooks import Injector, adapt, adapt_rank_assignment
 from inprocess.job import Job
@@ -23,6 +25,7 @@ from inprocess.rank_assignment import ShiftRanks
 __all__ = ["CallWrapper", "Wrapper"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+W = TypeVar("W", bound="Wrapper")
 Duration = timedelta | float
 
 
@@ -30,22 +33,26 @@ class Wrapper:
     """Restarts the decorated function inside the same process, on all healthy ranks, when one of them fails.
 
     A call returns the function's value once all active ranks returned from the same iteration, None on reserve ranks.
-    It needs ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` in the environment, and the main thread.
+    ``@inprocess.Wrapper`` alone means ``@inprocess.Wrapper()``; mypy, other than pyright, knows the latter only.
+    It needs ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` in the environment, and the main thread. The
+    last two are not needed where ``store_kwargs`` has ``host_name`` and ``port``.
 
     All durations are ``datetime.timedelta`` or numbers of seconds.
 
     Args:
         store_factory: the store through which the ranks agree; default: a torch TCPStore that the monitor process of
             rank 0 serves at MASTER_ADDR:MASTER_PORT (or the one torchrun's agent serves there). An importable class or
-            function.
-        store_kwargs: its keyword arguments; for the default ``host_name``, ``port`` and ``bind``, the one address of
-            the host on which the stores listen (default: loopback where MASTER_ADDR is, otherwise all interfaces).
+            function. It is called in this process first: what it raises, the call raises.
+        store_kwargs: its keyword arguments; for the default ``host_name``, ``port`` (default: MASTER_ADDR, MASTER_PORT;
+            with ``port`` alone and no MASTER_ADDR all ranks are on this host) and ``bind``, the one address of the
+            host on which the stores listen (default: loopback where MASTER_ADDR is, otherwise all interfaces).
         initialize: hook ``(state) -> state`` before each run of the function. An Exception restarts; a BaseException
             such as RestartAbort (see ``RetryController``) makes everybody leave.
         abort: hook that unblocks what the main thread waits for; runs in the monitor thread. Default
             ``AbortTorchDistributed()``; None: nothing is aborted.
         finalize: hook after the function was left because of a fault.
-        health_check: hook before the function runs and after a fault; what it raises takes this rank out of the job.
+        health_check: hook before the function runs and after a fault. What it raises before is a fault like any other;
+            what it raises after one takes this rank out of the job, as a HealthCheckError.
         rank_assignment: ``(ctx) -> ctx``, who gets which rank; default ``ShiftRanks()``.
         rank_filter: the older generation's ``(state) -> state``, applied after ``rank_assignment``.
         monitor_thread_interval: pause before an interruption that was swallowed is raised again; 1 s.
@@ -76,7 +83,8 @@ class Wrapper:
             iteration of the call has ever made progress; default 10. From the third time on each restart waits, 0.05 s
             and up to 5 s; where the job made progress once, it continues with the longest pause. None: the same error
             is not counted, and nothing waits. See "A function that fails again and again" in the guide.
-        enabled: False: the function itself is returned, unchanged.
+        enabled: False: the function itself is returned, unchanged. Only where it has a parameter annotated plain
+            ``CallWrapper`` it gets one that does nothing, if the caller leaves it out; it runs once, in any thread.
 
     Raises:
         OptionError: (also a ValueError) an option is wrong; names it, its value and the remedy.
@@ -148,12 +156,34 @@ class Wrapper:
             terminate=adapt("terminate", terminate),
         )
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(cls, fn: F, /) -> F: ...  # type: ignore[misc]  # no instance
+
+        @overload
+        def __new__(cls: type[W], *others: Any, **options: Any) -> W: ...
+
+    def __new__(cls, *fn: Any, **options: Any) -> Any:
+        """For ``@Wrapper`` without parentheses: the wrapped function in place of a Wrapper."""
+        if not fn or cls.__init__ is not Wrapper.__init__:  # a subclass may take what it likes
+            return super().__new__(cls)
+        if len(fn) > 1 or not callable(fn[0]):
+            raise OptionError(
+                f"Wrapper({', '.join(map(shown, fn))}): options are given by name, as in Wrapper(soft_timeout=60); "
+                "only the function to be wrapped may stand without one"
+            )
+        return cls(**options)(fn[0])
+
+    # what inspect.signature shows of the class
+    __new__.__wrapped__ = __init__  # type: ignore[attr-defined]
+
     def __call__(self, fn: F) -> F:
-        """The wrapped function; the function itself with ``enabled=False``."""
+        """The wrapped function. With ``enabled=False`` the function itself, see there."""
         if not callable(fn):
             raise OptionError(f"Wrapper() decorates a function, not {fn!r}: write @inprocess.Wrapper() above it")
         if not self._options.enabled:
-            return fn
+            return disabled(fn)
         injector = Injector(fn, CallWrapper)
 
         @functools.wraps(fn)

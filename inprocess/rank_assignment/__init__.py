@@ -8,7 +8,7 @@ terminated. An assignment must therefore not remember "what I did last time" as 
 from ..exception import RankDiscarded
 from .base import RankAssignment, RankAssignmentCtx, RankFilter
 from .gather import gather
-from .groups import FilterCountGroupedByKey
+from .groups import FilterCountGroupedByKey, FilterGroupedByKey
 from .order import ActivateAllRanks, ActiveWorldSizeDivisibleBy, FillGaps, MaxActiveWorldSize, ShiftRanks
 from .tree import Layer, LayerFlag, Tree
 
@@ -17,6 +17,7 @@ __all__ = [
     "ActiveWorldSizeDivisibleBy",
     "FillGaps",
     "FilterCountGroupedByKey",
+    "FilterGroupedByKey",
     "Layer",
     "LayerFlag",
     "MaxActiveWorldSize",

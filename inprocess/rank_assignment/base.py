@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, overload
 
 from ..exception import RankDiscarded
 from ..rank_filter import keep_active
@@ -29,12 +29,17 @@ class RankAssignmentCtx:
     joined: set[int] = dataclasses.field(default_factory=set)
     #: limits set so far: each maps an active world size to one that is not larger; applied again after renumbering
     limits: list[Callable[[int], int]] = dataclasses.field(default_factory=list, repr=False)
-    #: gathers done so far, which gives each its own store key
-    gathers: int = dataclasses.field(default=0, repr=False)
+    #: the name of the last gather, under which its ranks may keep more; no other one in the store has it
+    gathered: str = dataclasses.field(default="", repr=False)
+    #: why this rank is among the terminated ones, where an assignment knows
+    reason: str = dataclasses.field(default="", repr=False)
 
 
 class RankAssignment(abc.ABC):
-    """Gives the surviving ranks their ranks and says which of them are active."""
+    """Gives the surviving ranks their ranks and says which of them are active.
+
+    A subclass may have the older generation's form instead: ``(state, terminated_ranks) -> (state, terminated_ranks)``.
+    """
 
     @abc.abstractmethod
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
@@ -45,14 +50,41 @@ class RankAssignment(abc.ABC):
         """
 
 
-class RankFilter(RankAssignment):
-    """A rank assignment that only lowers the active world size; it may stand before or after one that renumbers."""
+class BothForms(RankAssignment):
+    """A rank assignment of the library, which can be called in the form of either generation.
+
+    As the parameters are not named, what tells forms apart by them takes it for one of the newer generation.
+    """
+
+    @overload
+    def __call__(self, ctx: RankAssignmentCtx, /) -> RankAssignmentCtx: ...
+
+    @overload
+    def __call__(self, state: State, terminated_ranks: Collection[int], /) -> tuple[State, set[int]]: ...
+
+    def __call__(self, *args: Any) -> Any:
+        if len(args) == 1:
+            return self._assign(args[0])
+        state, terminated_ranks = args
+        ctx = self._assign(RankAssignmentCtx(state, state.store, set(terminated_ranks)))
+        return ctx.state, ctx.terminated_ranks
 
     @abc.abstractmethod
+    def _assign(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        """Change `ctx` and return it."""
+
+
+class RankFilter(BothForms):
+    """A rank assignment that only lowers the active world size; it may stand before or after one that renumbers.
+
+    A subclass defines `limit`, or `__call__` as any rank assignment; that one has to stand after what renumbers.
+    """
+
     def limit(self, active_world_size: int) -> int:
         """The largest acceptable size that is not larger than `active_world_size`."""
+        raise NotImplementedError(f"{type(self).__name__} must define limit(active_world_size), or __call__(ctx)")
 
-    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+    def _assign(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         ctx.limits.append(self.limit)
         if ctx.state.mode is Mode.INITIALIZED:
             return activate_all(ctx)
@@ -62,19 +94,30 @@ class RankFilter(RankAssignment):
 
 def activate_all(ctx: RankAssignmentCtx) -> RankAssignmentCtx:
     """Every rank is active under its own rank, as far as the limits set so far allow."""
-    state = ctx.state
-    state.active_rank, state.active_world_size, state.mode = state.rank, state.world_size, Mode.ACTIVE
+    ctx.state.activate_all_ranks()
+    return keep_limits(ctx)
+
+
+def keep_limits(ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+    """No more ranks are active than the limits set so far allow."""
     for limit in ctx.limits:
-        keep_active(state, limit(state.active_world_size))
+        keep_active(ctx.state, limit(ctx.state.active_world_size))
+    return ctx
+
+
+def discard_terminated(ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+    """RankDiscarded where this rank is among the terminated ones."""
+    state = ctx.state
+    if state.rank in ctx.terminated_ranks:
+        which = f"rank {state.rank} (initially {state.initial_rank})"
+        raise RankDiscarded(f"{which} {ctx.reason or 'is among the terminated ranks'}")
     return ctx
 
 
 def renumber(ctx: RankAssignmentCtx, new_rank: Callable[[int, list[int]], int]) -> RankAssignmentCtx:
     """Close the gaps: the rank becomes ``new_rank(rank, terminated ranks in order)``, and every rank active."""
-    state = ctx.state
+    state = discard_terminated(ctx).state
     terminated = sorted(rank for rank in ctx.terminated_ranks if 0 <= rank < state.world_size)
-    if state.rank in ctx.terminated_ranks:
-        raise RankDiscarded(f"rank {state.rank} (initially {state.initial_rank}) is among the terminated ranks")
     state.rank = new_rank(state.rank, terminated)
     state.world_size -= len(terminated)
     ctx.terminated_ranks, ctx.joined = set(), set()

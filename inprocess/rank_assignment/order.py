@@ -5,20 +5,20 @@ from __future__ import annotations
 import bisect
 
 from ..rank_filter import positive
-from .base import RankAssignment, RankAssignmentCtx, RankFilter, activate_all, renumber
+from .base import BothForms, RankAssignmentCtx, RankFilter, activate_all, renumber
 
 __all__ = ["ActivateAllRanks", "ActiveWorldSizeDivisibleBy", "FillGaps", "MaxActiveWorldSize", "ShiftRanks"]
 
 
-class ActivateAllRanks(RankAssignment):
+class ActivateAllRanks(BothForms):
     """Makes every rank active, whatever limits were set before it; changes no rank."""
 
-    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+    def _assign(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         ctx.limits.clear()
         return activate_all(ctx)
 
 
-class ShiftRanks(RankAssignment):
+class ShiftRanks(BothForms):
     """The survivors keep their order and close the gaps to the left::
 
         before   0 X 2 3 X X 6 7
@@ -27,11 +27,11 @@ class ShiftRanks(RankAssignment):
     Every rank is active, as far as the filters composed with it allow.
     """
 
-    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+    def _assign(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         return renumber(ctx, lambda rank, terminated: rank - bisect.bisect_left(terminated, rank))
 
 
-class FillGaps(RankAssignment):
+class FillGaps(BothForms):
     """Ranks that fit the new world size stay; those beyond it fill the gaps in order, so few ranks change::
 
         before   0 X 2 3 X X 6 7
@@ -40,7 +40,7 @@ class FillGaps(RankAssignment):
     Every rank is active, as far as the filters composed with it allow.
     """
 
-    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+    def _assign(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         world_size = ctx.state.world_size
 
         def fill(rank: int, terminated: list[int]) -> int:

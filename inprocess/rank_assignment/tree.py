@@ -20,7 +20,7 @@ from ..exception import InternalError, OptionError, RankDiscarded
 from ..rank_filter import positive
 from ..state import Mode
 from . import plan
-from .base import RankAssignment, RankAssignmentCtx
+from .base import BothForms, RankAssignmentCtx
 from .gather import publish, read
 from .groups import KeyOrFn, check_key, gather_next, key_of
 
@@ -65,7 +65,7 @@ class Layer:
             raise OptionError(f"flag={self.flag!r} must be None or made of LayerFlag.RESERVE and LayerFlag.BACKFILL")
 
 
-class Tree(RankAssignment):
+class Tree(BothForms):
     """Assigns ranks along a topology tree; each layer groups ranks by a key, the first layer's key is the same for all.
 
     At first, ranks are activated depth first as long as every branch above them has fewer than ``max_ranks`` active.
@@ -130,7 +130,7 @@ class Tree(RankAssignment):
         self._keys: tuple[str, ...] = ()
         self._books: tuple[_Book, ...] = ()  # (ended with, began from) of the last assignment of this call
 
-    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+    def _assign(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         state = ctx.state
         if not self._keys or state.active_world_size == 0:  # the beginning of a call: no ranks have come true yet
             layers = enumerate(self.layers)
@@ -188,7 +188,7 @@ class Tree(RankAssignment):
         teller = min((rank for rank, each in said.items() if each.has_books), default=None)
         if teller is None:
             return {}
-        key = f"rank_assignment/{ctx.gathers}/dead"
+        key = f"{ctx.gathered}/dead"
         if teller == ctx.state.rank:
             publish(ctx.store, key, _dead(self._books, began, ctx.terminated_ranks))
         data = read(ctx.store, key)

@@ -22,7 +22,13 @@ from inprocess.exception import OptionError
 from inprocess.logs import get_logger
 from inprocess.options import seconds
 
-__all__ = ["Fault", "InjectedException", "inject_fault"]
+__all__ = [
+    "Fault",
+    "InjectedException",
+    "clear_workload_exception",
+    "inject_fault",
+    "maybe_raise_workload_exception",
+]
 
 log = get_logger(__name__)
 
@@ -49,7 +55,7 @@ class Fault(enum.Enum):
     GPU_OOM = "gpu_oom"
     #: the next call of any ``torch.nn.Module`` never ends: the others wait for this rank in a collective
     STUCK_COLLECTIVE = "stuck_collective"
-    #: the next call of any ``torch.nn.Module`` raises InjectedException
+    #: the next call of any ``torch.nn.Module`` raises InjectedException, or `maybe_raise_workload_exception` does
     WORKLOAD_EXC = "workload_exc"
     #: InjectedException as an asynchronous exception; code that blocks in C sees it only afterwards
     ASYNC_EXC = "async_exc"
@@ -69,6 +75,15 @@ class Fault(enum.Enum):
     SIGTERM = "sigterm"
     #: the signal, to this process: it stands still, with all its threads
     SIGSTOP = "sigstop"
+
+    # the older generation's names of the same members
+    GPU = "gpu_error"
+    ABORT = "os_abort"
+    GIL = "lock_gil"
+    INT = "sigint"
+    KILL = "sigkill"
+    TERM = "sigterm"
+    STOP = "sigstop"
 
 
 GPU_FAULTS = frozenset({Fault.GPU_ERROR, Fault.GPU_SLEEP, Fault.GPU_OOM})
@@ -116,6 +131,20 @@ def inject_fault(
         strike = _prepare(plan[rank])
         threading.Thread(target=_strike, args=(wait, callback, strike), name="inprocess-fault", daemon=True).start()
     return plan
+
+
+def maybe_raise_workload_exception() -> None:
+    """Raise InjectedException here where ``Fault.WORKLOAD_EXC`` has struck and waits for the next call of a module.
+
+    For loops that call no ``torch.nn.Module``; the others need nothing.
+    """
+    if _forget_workload_exception():
+        raise InjectedException("injected into the workload")
+
+
+def clear_workload_exception() -> None:
+    """Take a ``Fault.WORKLOAD_EXC`` back that has struck and waits for the next call of a module, if there is one."""
+    _forget_workload_exception()
 
 
 def _strike(delay: float, callback: Callable[[], object] | None, strike: Callable[[], object]) -> None:
@@ -208,7 +237,8 @@ def _async_exception() -> None:
 # --- in the next forward: of the thread that calls it, which is the main thread or one of the user's
 
 
-def _at_next_forward(action: Callable[[object], object]) -> None:
+def _at_next_forward(action: Callable[[object], object], waiting: list[Any]) -> None:
+    """Until then the hook is in `waiting`; one that somebody takes out of there does nothing any more."""
     from torch.nn.modules.module import register_module_forward_pre_hook  # noqa: PLC0415  (only here)
 
     registered = threading.Event()
@@ -216,23 +246,44 @@ def _at_next_forward(action: Callable[[object], object]) -> None:
     def strike(module: object, args: object) -> None:
         registered.wait()  # it may be called before it has its own handle
         hook.remove()
-        action(module)
+        if _taken(hook, waiting):
+            action(module)
 
     hook = register_module_forward_pre_hook(strike)
+    waiting.append(hook)
     registered.set()
 
 
+def _taken(hook: object, waiting: list[Any]) -> bool:
+    try:
+        waiting.remove(hook)
+    except ValueError:
+        return False
+    return True
+
+
+#: hooks of WORKLOAD_EXC that wait for the next forward
+_workload: list[Any] = []
+
+
 def _workload_exception() -> None:
-    _at_next_forward(_fail)
+    _at_next_forward(_fail, _workload)
 
 
 def _fail(module: object) -> None:
     raise InjectedException(f"injected into the forward of {type(module).__name__}")
 
 
+def _forget_workload_exception() -> bool:
+    found = bool(_workload)
+    while _workload:
+        _workload.pop().remove()
+    return found
+
+
 def _stuck_collective() -> None:
     """Between two steps: all collectives so far were joined, so none is ever paired with a wrong one."""
-    _at_next_forward(lambda module: threading.Event().wait())
+    _at_next_forward(lambda module: threading.Event().wait(), [])
 
 
 def _gpu_oom() -> None:
@@ -247,7 +298,7 @@ def _gpu_oom() -> None:
         while True:
             taken.append(torch.empty(portion, dtype=torch.uint8, device=torch.device("cuda", device)))
 
-    _at_next_forward(take_all)
+    _at_next_forward(take_all, [])
 
 
 # --- kernels

@@ -82,7 +82,7 @@ class Tcp:
         self.clients: list[Driving] = []
 
     def __call__(self) -> Driving:
-        connection = store.TCPStore("127.0.0.1", self._server.port, timedelta(seconds=20))
+        connection = store.TCPStore("127.0.0.1", self._server.port, timeout=timedelta(seconds=20))
         self.clients.append(Driving(store.PrefixStore(self._prefix, connection) if self._prefix else connection))
         return self.clients[-1]
 
@@ -142,7 +142,7 @@ def connect(
         shared = HashStore()
         yield lambda: Driving(shared)
     elif request.param == "file":
-        yield lambda: Driving(store.FileStore(str(tmp_path / "store"), timedelta(seconds=20)))
+        yield lambda: Driving(store.FileStore(str(tmp_path / "store"), timeout=timedelta(seconds=20)))
     elif request.param.startswith("etcd"):
         stores = Etcd(cluster, tmp_path.name, prefix="call/3" if request.param == "etcd prefixed" else "")
         yield stores
@@ -390,7 +390,7 @@ def test_torch_has_no_methods_of_our_names(theirs: type) -> None:
 @pytest.mark.parametrize("kind", ["tcp", "prefix", "file"])
 def test_methods_of_our_own(kind: str, tmp_path: Path) -> None:
     server = store.serve("127.0.0.1", 0)
-    own: Any = store.TCPStore("127.0.0.1", server.port, timedelta(seconds=20))
+    own: Any = store.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=20))
     if kind == "prefix":
         own = store.PrefixStore("call/3", own)
     elif kind == "file":

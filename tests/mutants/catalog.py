@@ -1286,8 +1286,8 @@ LOOP = (
         "test_exceptions",
         "fault_is_kept_secret",
         "who raised does not tell the others",
-        "counts = self._interrupt(record)",
-        "counts = True",
+        "            return self._interrupt(record)\n        finally:",
+        "            return True\n        finally:",
     ),
     _loop(
         "test_exceptions",
@@ -1335,7 +1335,7 @@ LOOP = (
         "test_leaving",
         "leave_without_interruption",
         "who leaves does not interrupt the others",
-        "            self._interrupt(record, abort)\n",
+        "            self._interrupt(self._record(Interruption.BASE_EXCEPTION, error, in_words(error)), abort)\n",
         "            pass\n",
     ),
     _loop(
@@ -1354,10 +1354,10 @@ LOOP = (
     ),
     _loop(
         "test_hooks",
-        "hooks_raise_quietly",
-        "a rank whose health check raises restarts instead of leaving",
-        "if quit_on_exception or not isinstance(error, Exception):",
-        "if not isinstance(error, Exception):",
+        "unfit_for_any_reason",
+        "a rank whose health check raises after a fault leaves with that, and not with a HealthCheckError",
+        "        except Exception as error:\n            raise HealthCheckError(",
+        "        except ZeroDivisionError as error:\n            raise HealthCheckError(",
     ),
 )
 

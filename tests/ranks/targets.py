@@ -681,6 +681,39 @@ def run_disabled(context: Context) -> Any:
     return Wrapper(enabled=False)(alone) is alone
 
 
+def run_disabled_inside(context: Context) -> Any:
+    """Inside one that is not disabled, which is interrupted there."""
+    from inprocess import CallWrapper, Wrapper, current_call
+
+    @Wrapper(enabled=False)
+    def inner(context: Context, inner_call: CallWrapper) -> bool:
+        context.point("inner")
+        return current_call() is inner_call
+
+    def outer(context: Context, call: CallWrapper) -> list[bool]:
+        before = current_call() is call
+        return [before, inner(context), current_call() is call]
+
+    value = context.wrap(outer)()
+    return [*value, current_call() is None]
+
+
+def run_disabled_around(context: Context) -> Any:
+    """Around one that is not disabled."""
+    from inprocess import CallWrapper, Wrapper, current_call
+
+    def inner(context: Context, call: CallWrapper) -> bool:
+        context.point("inner")
+        return current_call() is call
+
+    @Wrapper(enabled=False)
+    def outer(call: CallWrapper) -> list[bool]:
+        before = current_call() is call
+        return [before, context.wrap(inner)(), current_call() is call]
+
+    return [*outer(), current_call() is None]
+
+
 def run_injected(context: Context) -> Any:
     from inprocess import CallWrapper, Wrapper, current_call
 
@@ -690,6 +723,9 @@ def run_injected(context: Context) -> Any:
     def optional(config: str, *, call: Optional[CallWrapper] = None) -> str:  # noqa: UP045 (the subject of the test)
         return type(call).__name__
 
+    def named(inprocess_call_wrapper: Optional[Any] = None) -> str:  # noqa: UP045 (as Megatron-LM has it)
+        return type(inprocess_call_wrapper).__name__
+
     def nothing() -> str:
         return type(current_call()).__name__
 
@@ -697,6 +733,7 @@ def run_injected(context: Context) -> Any:
     functions = {
         "annotated": wrap(annotated),
         "optional": functools.partial(wrap(optional), "config"),
+        "named": wrap(named),
         "current_call": wrap(nothing),
         "partial": wrap(functools.partial(optional, "config")),
     }

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
 
-from inprocess.exception import HealthCheckError, RestartAbort
+from inprocess.exception import HealthCheckError, RankShouldRestart, RestartAbort
 from inprocess.finalize import ThreadedFinalize
 from tests.harness import At, Raise
 from tests.harness.child import Context
@@ -38,8 +42,6 @@ def test_initialize_raises_a_base_exception(launch, rank):
     [
         ("finalize", 0, ValueError),
         ("finalize", 0, RestartAbort),
-        ("health_check", 0, ValueError),
-        ("health_check", 0, HealthCheckError),
         ("rank_assignment", 1, ValueError),
         ("rank_assignment", 1, RuntimeError),
         ("rank_assignment", 1, KeyboardInterrupt),
@@ -51,6 +53,100 @@ def test_the_rank_whose_hook_raises_leaves(launch, hook, iteration, kind, rank):
     assert ranks[rank].exception in (kind.__name__, "HealthCheckError"), ranks[rank].trace
     assert "injected" in ranks[rank].message + ranks[rank].trace
     checks.went_on(ranks, without=[rank], iteration=ranks[1].entries()[-1][0])
+
+
+FAILS: dict[str, Callable[[int], bool]] = {
+    "once": lambda call: call == 1,
+    "always": lambda call: True,
+    "before each run": lambda call: call % 2 == 1,
+}
+
+
+def with_a_check(context: Context) -> dict[str, Any]:
+    """It fails on one rank in some of its calls, which are counted from 1."""
+    rank, fails, kind = context.args["rank"], FAILS[context.args["fails"]], context.args["kind"]
+    calls = itertools.count(1)
+
+    def check(state: Any) -> Any:
+        if state.initial_rank == rank and fails(next(calls)):
+            if kind is FrozenInstanceError:
+                state.rank = 7
+            raise kind("bad memory")
+        return state
+
+    return {**KILLING, "health_check": check, "max_repeats": 3}
+
+
+def run_checked(context: Context) -> Any:
+    try:
+        return targets.run_train(context)
+    except BaseException as error:
+        context.emit("cause", type=type(error.__cause__).__name__)
+        raise
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_check_that_fails_once_costs_one_restart(launch, rank):
+    args = {"rank": rank, "fails": "once", "kind": ValueError}
+    ranks = launch(run_checked, 3, args=args, wrapper=with_a_check).wait()
+    checks.went_on(ranks)
+    assert "ValueError: bad memory" in ranks[0].log
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("kind", [ValueError, HealthCheckError, FrozenInstanceError])
+def test_a_rank_leaves_whose_check_fails_again(launch, kind, rank):
+    """The last one writes to the state."""
+    args = {"rank": rank, "fails": "always", "kind": kind}
+    ranks = launch(run_checked, 3, args=args, wrapper=with_a_check).wait()
+    checks.failed(ranks, {rank: "HealthCheckError"})
+    assert ranks[rank].message.startswith(f"this rank is not fit to go on: {kind.__name__}: ")
+    assert [cause["type"] for cause in ranks[rank].of("cause")] == [kind.__name__]
+    checks.went_on(ranks, without=[rank])
+
+
+def test_a_check_that_fails_before_every_run_is_a_repeat(launch):
+    args = {"rank": 1, "fails": "before each run", "kind": ValueError}
+    ranks = launch(run_checked, 2, args=args, wrapper=with_a_check).wait()
+    checks.failed(ranks, dict.fromkeys(range(2), "RestartAbort"))
+    assert "ValueError: bad memory" in ranks[0].message
+    assert ranks[1].entries() == []
+
+
+REQUESTS = 4
+
+
+def asks(context: Context, call: Any) -> list[int]:
+    rank, size = targets.place_in_world()
+    if call.iteration < REQUESTS and rank == 1:
+        raise RankShouldRestart("the loss is too high")
+    if call.iteration < REQUESTS:
+        threading.Event().wait()
+    return [call.iteration, rank, size]
+
+
+def run_asks(context: Context) -> Any:
+    return context.wrap(asks)()
+
+
+def test_a_function_that_asks_for_a_restart(launch):
+    """As often as it likes: that is no error."""
+    ranks = launch(run_asks, 2, wrapper={**KILLING, "max_repeats": 2}).wait()
+    checks.went_on(ranks, iteration=REQUESTS)
+    assert ranks[0].log.count("rank 1 asked for a restart: the loss is too high [") == REQUESTS
+    assert "Traceback" not in ranks[1].log
+
+
+def initialize_that_asks(state: Any) -> Any:
+    if state.iteration == 0 and state.rank == 1:
+        raise RankShouldRestart
+    return state
+
+
+def test_a_hook_that_asks_for_a_restart(launch):
+    ranks = launch(targets.run_train, 2, wrapper={**KILLING, "initialize": initialize_that_asks}).wait()
+    checks.went_on(ranks)
+    assert "rank 1 asked for a restart [" in ranks[0].log
 
 
 @pytest.mark.parametrize("kind", [ValueError, RestartAbort], ids=lambda kind: kind.__name__)

@@ -27,7 +27,7 @@ Play = Callable[..., Ranks]
 
 
 def plant(port: int, key: str, value: bytes) -> None:
-    base = store.TCPStore("127.0.0.1", port, timedelta(seconds=20))
+    base = store.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=20))
     store.PrefixStore(PREFIX, base).set(key, value)
 
 

@@ -53,6 +53,13 @@ def test_disabled_wrapper_returns_the_function_itself(launch):
     assert launch(targets.run_disabled, 1).wait().values == [True]
 
 
+@pytest.mark.parametrize("target", [targets.run_disabled_inside, targets.run_disabled_around])
+def test_disabled_and_not_inside_one_another(launch, target):
+    """Whichever is the inner one is current, also in an iteration after one that was left by an error."""
+    ranks = launch(target, 2, faults={At(1, step="inner"): Raise()}).wait()
+    assert ranks.values == [[True] * 4] * 2
+
+
 def test_every_way_to_get_the_call(launch):
     (rank,) = launch(targets.run_injected, 1).wait()
     assert rank.exception is None, rank.trace

@@ -41,7 +41,7 @@ def serve() -> Iterator[Serve]:
 
 
 def works(address: str, port: int) -> bool:
-    connection = store.TCPStore(address, port, timedelta(seconds=20))
+    connection = store.TCPStore(address, port, timeout=timedelta(seconds=20))
     connection.set("key", "value")
     return bool(connection.get("key") == b"value")
 
@@ -123,7 +123,7 @@ def test_the_option() -> None:
         agents._bind(options, serves=False)
     with pytest.raises(OptionError, match="bind=5 must be"):
         agents._bind(Options.build(store_kwargs={"bind": 5}), serves=True)
-    mine = Options.build(store_factory=store.FileStore, store_kwargs={"path": "/x", "bind": "1"})
+    mine = Options.build(store_factory=store.FileStore, store_kwargs={"file_name": "/x", "bind": "1"})
     assert agents._bind(mine, serves=False) == "", "another store's own argument"
 
 

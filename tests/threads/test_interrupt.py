@@ -12,6 +12,7 @@ import math
 import multiprocessing.process
 import os
 import queue
+import re
 import resource
 import select
 import signal
@@ -437,12 +438,53 @@ def test_swallowed_interruption_is_raised_again_and_its_place_logged(
             swallow()
         spin_a_while()
 
+    gate.who = "rank 1 (initial rank 3)"
     with caplog.at_level(logging.WARNING, "inprocess.interrupt"):
         assert run_interrupted(gate, fn, retry_after=0.02) == Interrupted()
     assert len(times) == 3
-    assert len(caplog.records) >= 3
-    assert "test_interrupt.py" in caplog.text
-    assert "in spin_a_while was swallowed" in caplog.text
+    assert gate._interrupter.swallowed == {False: 3, True: 0}
+    (line,) = (record.getMessage() for record in caplog.records if "was swallowed" in record.getMessage())
+    assert line.startswith("rank 1 (initial rank 3): the interruption raised at ")
+    assert re.search(r"test_interrupt\.py:\d+ in spin_a_while, called from .*test_interrupt\.py:\d+ in swallow, ", line)
+    assert "in fn was swallowed (`except BaseException`, " in line, "no farther than the function"
+    assert "(1 so far in this call); the main thread is at " in line
+    assert "Let RankShouldRestart pass: " in line
+
+
+def swallow_twice(go: Go) -> None:
+    go()
+    for _ in range(2):
+        with contextlib.suppress(BaseException):
+            spin_a_while()
+    spin_a_while()
+
+
+def test_swallowed_interruptions_are_reported_once_and_then_rarely(
+    interrupter: Interrupter, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also over the iterations of a call."""
+    for ahead, reports in ((0.0, 1), (0.0, 1), (interrupt.SWALLOWED_EVERY, 2), (0.0, 2)):
+        for dropped in interrupter._report_at:
+            interrupter._report_at[dropped] -= ahead
+        gate = interrupter.new_gate()
+        assert run_interrupted(gate, swallow_twice, retry_after=0.02) == Interrupted()
+        assert len([record for record in caplog.records if "was swallowed" in record.getMessage()]) == reports
+    assert interrupter.swallowed[False] == 8
+    assert "(5 so far in this call)" in caplog.text
+
+
+def test_what_python_dropped_is_reported_beside_what_was_swallowed(
+    gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first says little about the second, which the user is to mend."""
+    for dropped in (True, True, False, True, False):
+        gate._dropped = dropped
+        gate._report_swallowed()
+    assert [("dropped by Python" in line, "Let RankShouldRestart pass" in line) for line in caplog.messages] == [
+        (True, False),
+        (False, True),
+    ]
+    assert all("raising it again" in line and line.startswith("this rank: ") for line in caplog.messages)
 
 
 def test_dropped_by_a_destructor_is_raised_again_at_once(

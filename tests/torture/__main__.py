@@ -70,7 +70,7 @@ def report(torture: Torture, seconds: float) -> None:
     under_way = torture.under_way.total()
     print(f"{torture.windows:,} windows opened and closed in {seconds:.0f} s")
     print(f"{under_way:,} with an interruption under way; {torture.asker.carried_out:,} interruptions carried out")
-    print(f"{torture.asker.parked:,} seen parked, {torture.counts.swallowed:,} raised again")
+    print(f"{torture.asker.parked:,} seen parked, {torture.swallowed:,} raised again")
     print(f"{torture.counts.unanswered:,} reported as unanswered")
     for moment, count in sorted(torture.moments.items()):
         print(f"  aimed {moment}: {count:,}")

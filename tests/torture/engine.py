@@ -142,10 +142,9 @@ class Counts(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.swallowed = self.unanswered = 0
+        self.unanswered = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.swallowed += "raising it again" in record.msg
         self.unanswered += "has not answered" in record.msg
 
 
@@ -170,6 +169,11 @@ class Torture:
         self._board = Board.create()
         self._call = CallWrapper(self._board, lambda: None)
         self._stack = contextlib.ExitStack()
+
+    @property
+    def swallowed(self) -> int:
+        """Interruptions that were raised again."""
+        return sum(self._interrupter.swallowed.values())
 
     @property
     def windows(self) -> int:

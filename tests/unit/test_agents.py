@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import socket
+import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from inprocess import Wrapper, job, store
+from inprocess import Wrapper, agents, job, store
 from inprocess.agents import _store_spec
 from inprocess.environment import Launch
 from inprocess.exception import OptionError, TimeoutError
@@ -20,8 +22,12 @@ from inprocess.protocol.messages import FIRST_JOINER, Entry
 from inprocess.store import FileStore, Seat, StoreSpec, TCPStore
 
 
+def a_launch(agent_store: bool = False, host: str = "10.0.0.1", port: int = 29500) -> Launch:
+    return Launch(rank=0, world_size=2, host=host, port=port, agent_store=agent_store, attempt="0")
+
+
 def a_job(agent_store: bool = False, calls: int = 2, place: int = 0, outside: bool = False) -> Job:
-    launch = Launch(rank=0, world_size=2, host="10.0.0.1", port=29500, agent_store=agent_store, attempt="0")
+    launch = a_launch(agent_store)
     return Job(launch, (0, 1), place, 2, calls, outside=outside)
 
 
@@ -39,6 +45,89 @@ def test_tcp_store(factory: Any) -> None:
         spec(store_kwargs={"hostname": "10.0.0.2"})
 
 
+# --- where MASTER_ADDR and MASTER_PORT are not needed --------------------------------------------------------------
+
+
+def unset(**options: Any) -> StoreSpec:
+    """Of a process that has RANK and WORLD_SIZE alone."""
+    return _store_spec(Options.build(**options), Job(a_launch(host="", port=0), (0, 1), 0, 2))
+
+
+@pytest.fixture
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+LIMIT = datetime.timedelta(seconds=3)
+
+
+@pytest.mark.usefixtures("no_variables")
+@pytest.mark.parametrize(
+    ("kwargs", "host"),
+    [
+        ({"host_name": "10.0.0.2", "port": 1234, "timeout": LIMIT}, "10.0.0.2"),
+        ({"port": 1234, "timeout": LIMIT}, "127.0.0.1"),
+        ({"host_name": None, "port": "1234"}, "127.0.0.1"),
+    ],
+)
+def test_store_kwargs_in_place_of_variables(kwargs: dict[str, Any], host: str) -> None:
+    found = unset(store_kwargs=kwargs)
+    assert (found.host, found.port) == (host, 1234)
+
+
+@pytest.mark.usefixtures("no_variables")
+@pytest.mark.parametrize(
+    ("kwargs", "name"),
+    [({}, "MASTER_ADDR"), ({"timeout": LIMIT}, "MASTER_ADDR"), ({"host_name": "10.0.0.2"}, "MASTER_PORT")],
+)
+def test_what_nobody_says_is_an_error(kwargs: dict[str, Any], name: str) -> None:
+    with pytest.raises(OptionError, match=f"variable {name} is not set.*store_kwargs="):
+        unset(store_kwargs=kwargs)
+
+
+@pytest.mark.usefixtures("no_variables")
+def test_each_variable_stands_in_for_what_is_left_out() -> None:
+    assert (spec(store_kwargs={"port": 1}).host, spec(store_kwargs={"host_name": "h"}).port) == ("10.0.0.1", 29500)
+
+
+@pytest.mark.parametrize("options", [{"store_kwargs": {"port": 1234}}, {"store_factory": FileStore}])
+def test_ranks_on_several_hosts_need_an_address(no_variables: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    no_variables.setenv("LOCAL_WORLD_SIZE", "1")
+    with pytest.raises(OptionError) as caught:
+        unset(**options)
+    assert next(iter(options)) in str(caught.value)
+    assert "LOCAL_WORLD_SIZE=1 with WORLD_SIZE=2" in str(caught.value)
+    assert "Set MASTER_ADDR" in str(caught.value)
+
+
+@pytest.mark.parametrize("port", [0, 65536, -1, True, "first", 1.0, ""])
+def test_a_port_that_is_none(port: object) -> None:
+    with pytest.raises(OptionError, match=f"store_kwargs: port={port!r} is no port: pass a number"):
+        spec(store_kwargs={"port": port})
+
+
+@pytest.mark.parametrize("host", ["", " ", 5, b"h"])
+def test_a_host_that_is_none(host: object) -> None:
+    with pytest.raises(OptionError, match=f"store_kwargs: host_name={host!r} is no name: pass a name"):
+        spec(store_kwargs={"host_name": host})
+
+
+@pytest.mark.usefixtures("no_variables")
+def test_a_store_of_the_users_and_no_address(caplog: Any) -> None:
+    """The others find this host as they find the store, or are on it."""
+    assert unset(store_factory=FileStore, store_kwargs={"host_name": "10.0.0.2"}).host == "10.0.0.2"
+    assert not caplog.records
+    assert unset(store_factory=FileStore).host == "127.0.0.1"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    with pytest.raises(OptionError, match="MASTER_ADDR is not set"):
+        unset(store_factory=Outliving, store_kwargs={"founds": 1})
+
+
+# --- stores of the user's ------------------------------------------------------------------------------------------
+
+
 def test_only_a_server_of_ours_is_told_from_the_one_of_the_call_before() -> None:
     assert spec().stale_key.startswith("inprocess/0/1/")
     assert not spec(calls=1).stale_key
@@ -47,11 +136,100 @@ def test_only_a_server_of_ours_is_told_from_the_one_of_the_call_before() -> None
 
 
 def test_another_store_class() -> None:
-    found = spec(store_factory=FileStore, store_kwargs={"path": "/shared/store"})
-    assert (found.factory, found.kwargs) == ("inprocess.store:FileStore", {"path": "/shared/store"})
+    found = spec(store_factory=FileStore, store_kwargs={"file_name": "/shared/store"})
+    assert (found.factory, found.kwargs) == ("inprocess.store:FileStore", {"file_name": "/shared/store"})
     assert StoreSpec.from_json(found.to_json()) == found
     with pytest.raises(OptionError, match="must be a class or function at the top level"):
         spec(store_factory=lambda: None)
+
+
+class Refused(Exception):
+    """Of the user's own."""
+
+
+def refuse(**kwargs: Any) -> None:
+    raise Refused(kwargs)
+
+
+@pytest.fixture
+def as_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 of one, in a process that has made no call yet."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(job, "_jobs", {})
+
+
+@pytest.mark.usefixtures("as_launched")
+@pytest.mark.parametrize("local", [False, True])
+def test_what_the_constructor_raises_is_what_the_call_raises(local: bool) -> None:
+    """Also where something else is wrong: it is local, or has an argument that does not reach the monitor."""
+    raised: list[Exception] = []
+
+    class Local:
+        def __init__(self, **kwargs: Any) -> None:
+            raised.append(Refused(kwargs))
+            raise raised[0]
+
+    kwargs = {"url": "there", "timeout": LIMIT}
+    wrapped = Wrapper(store_factory=Local if local else refuse, store_kwargs=kwargs)(lambda: None)
+    with pytest.raises(Refused) as caught:
+        wrapped()
+    assert caught.value.args == (kwargs,)
+    assert not local or caught.value is raised[0]
+    (known,) = job._jobs.values()
+    assert known.calls == 0
+
+
+@pytest.mark.usefixtures("as_launched")
+def test_a_local_factory_that_works_cannot_be_imported() -> None:
+    made = []
+
+    def local(path: str) -> FileStore:
+        made.append(path)
+        return FileStore(path)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/store"
+        with pytest.raises(OptionError, match=r"store_factory=<function .*local.* must be .* Move it to a module"):
+            Wrapper(store_factory=local, store_kwargs={"path": path})(lambda: None)()
+    assert made == [path]
+
+
+@pytest.mark.usefixtures("as_launched")
+def test_a_constructor_that_does_not_return() -> None:
+    end, ended = threading.Event(), threading.Event()
+
+    def hangs() -> None:
+        end.wait()
+        ended.set()
+
+    limits = {"soft_timeout": 0.01, "hard_timeout": 0.02, "heartbeat_timeout": 0.03, "barrier_timeout": 0.04}
+    limits |= {f"{name}_interval": 0.001 for name in ("monitor_thread", "monitor_process", "heartbeat")}
+    try:
+        with pytest.raises(TimeoutError, match=r"store_factory=.*hangs.* within barrier_timeout=0\.04s: check"):
+            Wrapper(store_factory=hangs, **limits, progress_watchdog_interval=0.001)(lambda: None)()
+    finally:
+        end.set()
+        assert ended.wait(10)
+
+
+def test_the_store_that_was_tried_is_the_one_of_the_main_thread(tmp_path: Path) -> None:
+    """One that is served where it is made first, in this process, say, must not go."""
+    kwargs = {"file_name": str(tmp_path / "store")}
+    tried = agents._try_factory(Options.build(store_factory=FileStore, store_kwargs=kwargs))
+    half = agents.Agents.__new__(agents.Agents)  # all that `connect` needs
+    half._store, half._tried = None, tried
+    half._spec = StoreSpec(factory="no.module:to_import", prefix="call")
+    for _ in range(2):
+        half.connect(1.0)
+    half._store.set("key", "value")
+    assert tried.get("call/key") == b"value"
+
+
+@pytest.mark.parametrize("factory", [None, TCPStore, type("Entered", (), {"inprocess_enter": None})])
+def test_stores_that_are_not_tried(factory: Any) -> None:
+    """Nobody serves ours yet, and one that outlives jobs is asked for its arguments first."""
+    assert agents._try_factory(Options.build(store_factory=factory, store_kwargs={"port": 1})) is None
 
 
 class Outliving:

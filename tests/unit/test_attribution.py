@@ -97,6 +97,14 @@ def test_summary_tells_a_first_exception_from_its_echo():
     assert summary(records) == "rank 1 raised an exception: ValueError: nan [train.py:7 in step] (1 more noticed it)"
 
 
+def test_summary_of_a_request():
+    request = record(1, Interruption.REQUESTED, "the loss is too high", "/a/b/train.py:7 in step")
+    echo = record(0, Interruption.EXCEPTION, "RuntimeError: Connection closed by peer")
+    assert summary([echo, request]) == (
+        "rank 1 asked for a restart: the loss is too high [train.py:7 in step] (1 more noticed it)"
+    )
+
+
 def test_summary_joins_ranks_that_report_the_same():
     records = [record(rank, Interruption.EXCEPTION, "OSError: disk", initial=rank + 1) for rank in (1, 0)]
     assert summary(records) == "ranks 0, 1 (initially 1, 2) raised an exception: OSError: disk"

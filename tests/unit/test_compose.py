@@ -51,8 +51,37 @@ def test_the_last_part_runs_first() -> None:
     assert Compose(lambda value: value + "f", Add("a"))("") == "af"
 
 
-def test_none_leaves_the_value() -> None:
-    assert Compose(lambda value: None, Add("a"), lambda value: None)("x") == "xa"
+def nothing(*args: object) -> None:
+    """A part that forgets to return."""
+
+
+def test_none_leaves_the_value_and_is_warned_of() -> None:
+    for parts, times in (((Add("a"), nothing), 1), ((Add("a"), nothing, nothing), 2)):
+        with pytest.warns(UserWarning, match=r"nothing .* returned None: the part that runs next gets") as told:
+            assert Compose(*parts)("x") == "xa"
+        assert len(told) == times
+        assert {warning.filename for warning in told} == {__file__}
+
+
+def test_none_of_the_part_that_ran_last_is_the_result() -> None:
+    seen = []
+    with pytest.warns(UserWarning, match="returned None"):
+        assert Compose(seen.append, Add("a"))("x") is None
+    assert seen == ["xa"]
+    with pytest.warns(UserWarning, match="returned None"):
+        assert Compose(nothing, lambda state, error: state + 1)(1, "error") is None
+
+
+def test_where_nothing_is_passed_nothing_is_missed() -> None:
+    """Warnings are errors here."""
+    assert Compose(nothing, nothing)() is None
+    assert Compose(nothing)(None) is None
+    assert Compose(lambda: "a")() == "a"
+
+
+def test_falsy_values_are_values() -> None:
+    assert Compose(lambda value: value + 1, lambda value: 0)(5) == 1
+    assert Compose(lambda value: False)(5) is False
 
 
 def test_two_arguments() -> None:
@@ -64,7 +93,8 @@ def test_two_arguments() -> None:
 
     assert Compose(first, first)(1, "error") == 3
     assert seen == [(1, "error"), (2, "error")]
-    assert Compose(lambda state, gone: (state + 1, []), lambda state, gone: None)(1, [2]) == (2, [])
+    with pytest.warns(UserWarning, match="returned None"):
+        assert Compose(lambda state, gone: (state + 1, gone), lambda state, gone: None)(1, [2]) == (2, [2])
 
 
 @pytest.mark.parametrize(

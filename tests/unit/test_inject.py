@@ -112,6 +112,75 @@ def test_no_annotation() -> None:
     assert run(lambda x, call=None: (x, call), 1) == (1, None)
 
 
+def named(x, inprocess_call_wrapper=None):
+    return x, inprocess_call_wrapper
+
+
+ANY_ANNOTATION = [*ASKING, *NOT_ASKING, Optional[Any], "Optional[Any]", "Any"]  # noqa: UP045 - Megatron-LM's
+
+
+@pytest.mark.parametrize("annotation", ANY_ANNOTATION, ids=lambda annotation: type(annotation).__name__)
+def test_one_name_asks_whatever_its_annotation(annotation: object) -> None:
+    def fn(x, inprocess_call_wrapper=None):
+        return x, inprocess_call_wrapper
+
+    fn.__annotations__ = {"inprocess_call_wrapper": annotation}
+    assert run(fn, 1) == run(named, 1) == (1, CALL)
+    assert run(fn, 1, None) == run(fn, 1, inprocess_call_wrapper=None) == (1, None)
+    assert run(functools.partial(fn, inprocess_call_wrapper="own"), 1) == (1, "own")
+
+
+def test_one_name_in_other_places() -> None:
+    def required(inprocess_call_wrapper, x):
+        return inprocess_call_wrapper, x
+
+    def keyword(x, *, inprocess_call_wrapper: Any):
+        return inprocess_call_wrapper, x
+
+    def together(call: CallWrapper, inprocess_call_wrapper):
+        return call, inprocess_call_wrapper
+
+    assert run(required, 1) == run(required, x=1) == run(keyword, 1) == (CALL, 1)
+    assert run(together) == (CALL, CALL)
+    assert run(decorated(named), 1) == (1, CALL)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["inprocess_call", "call_wrapper", "_inprocess_call_wrapper", "inprocess_call_wrapper_", "INPROCESS_CALL_WRAPPER"],
+)
+def test_no_other_name_asks(name: str) -> None:
+    fn = eval(f"lambda x, {name}: ({name},)")
+    fn.__annotations__ = {name: Optional[Any]}  # noqa: UP045
+    assert Injector(fn, CallWrapper).bind((1,), {}, CALL) == ((1,), {})
+
+
+def test_the_name_of_what_takes_the_rest_does_not_ask() -> None:
+    def positions(*inprocess_call_wrapper):
+        return inprocess_call_wrapper
+
+    def keywords(**inprocess_call_wrapper):
+        return inprocess_call_wrapper
+
+    assert run(positions, 1) == (1,)
+    assert run(keywords, x=1) == {"x": 1}
+
+
+PLAIN = [CallWrapper, "CallWrapper", "'CallWrapper'"]
+
+
+@pytest.mark.parametrize("annotation", [*ASKING, *NOT_ASKING], ids=lambda annotation: type(annotation).__name__)
+def test_plain_annotations_only(annotation: object) -> None:
+    is_plain = any(annotation is each for each in PLAIN)
+    injector = Injector(as_objects(annotation), CallWrapper, plain_only=True)
+    assert injector.is_asked is is_plain
+    assert injector.bind((1,), {}, CALL) == ((1,), {"call": CALL} if is_plain else {})
+
+
+def test_the_name_does_not_ask_where_only_plain_annotations_do() -> None:
+    assert not Injector(named, CallWrapper, plain_only=True).is_asked
+
+
 def required(call: CallWrapper):
     return call
 

@@ -20,7 +20,14 @@ import pytest
 
 from inprocess.exception import OptionError
 from inprocess.tools import inject_fault as module
-from inprocess.tools.inject_fault import GPU_FAULTS, Fault, InjectedException, inject_fault
+from inprocess.tools.inject_fault import (
+    GPU_FAULTS,
+    Fault,
+    InjectedException,
+    clear_workload_exception,
+    inject_fault,
+    maybe_raise_workload_exception,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -265,6 +272,32 @@ def test_a_module_that_is_called_at_once_finds_the_hook_whole(torch):
     strike(Fault.WORKLOAD_EXC)
     threads[0].join(10)
     assert called.is_set() and not torch.hooks
+
+
+def test_a_workload_without_modules_raises_where_it_asks(torch):
+    maybe_raise_workload_exception()  # nothing has struck
+    strike(Fault.WORKLOAD_EXC)
+    with pytest.raises(InjectedException):
+        maybe_raise_workload_exception()
+    assert not torch.hooks
+    maybe_raise_workload_exception()
+
+
+def test_a_workload_raises_in_one_of_two_places(torch):
+    strike(Fault.WORKLOAD_EXC)
+    with pytest.raises(InjectedException):
+        torch.forward()
+    maybe_raise_workload_exception()
+
+
+def test_a_workload_exception_is_taken_back_even_while_a_module_is_called(torch):
+    strike(Fault.WORKLOAD_EXC)
+    (hook,) = torch.hooks
+    clear_workload_exception()
+    assert not torch.hooks
+    torch.hooks.append(hook)  # torch walks through a copy
+    torch.forward()
+    maybe_raise_workload_exception()
 
 
 # --- one process per fault; all of them start at the same time

@@ -29,7 +29,7 @@ ONLY = {
     ),
     "change a variable": (
         r"os\.environ\.(update|pop|setdefault|clear)\(|os\.environ\[[^]]+\] = |del os\.environ|putenv\(",
-        {"environment.py", "run.py", "launcher/meeting.py"},
+        {"environment.py", "run.py", "launcher/job.py", "launcher/meeting.py"},
     ),
 }
 

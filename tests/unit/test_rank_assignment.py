@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -11,21 +14,25 @@ from inprocess import rank_filter as older
 from inprocess.compose import Compose
 from inprocess.exception import InternalError, OptionError
 from inprocess.exception import RankDiscarded as ExceptionRankDiscarded
+from inprocess.exception import TimeoutError as OurTimeoutError
 from inprocess.hooks import adapt_rank_assignment
 from inprocess.rank_assignment import (
     ActivateAllRanks,
     ActiveWorldSizeDivisibleBy,
     FillGaps,
     FilterCountGroupedByKey,
+    FilterGroupedByKey,
+    Layer,
     MaxActiveWorldSize,
     RankAssignment,
     RankAssignmentCtx,
     RankDiscarded,
     RankFilter,
     ShiftRanks,
+    Tree,
     gather,
 )
-from inprocess.state import Mode, State
+from inprocess.state import Mode, State, Status
 
 from .cluster import Cluster, drawn
 
@@ -221,3 +228,267 @@ def test_gather_ends_with_the_stores_error() -> None:
     with pytest.raises(RuntimeError):
         gather(store, "name", 0, 2, (), "a")
     assert store.get("name/0") == b"a"
+
+
+# --- called as the older generation calls them, and what users derive from ours
+
+
+class OlderShift(ShiftRanks):
+    """A user's, of the older form, on top of ours."""
+
+    def __call__(self, state: State, terminated_ranks: set[int]) -> tuple[State, set[int]]:  # type: ignore[override]
+        assert state.store is not None
+        return super().__call__(state, terminated_ranks)
+
+
+class OlderBase(RankAssignment):
+    """A user's own, of the older form."""
+
+    def __call__(self, state: State, terminated_ranks: set[int]) -> tuple[State, set[int]]:  # type: ignore[override]
+        if state.rank in terminated_ranks:
+            raise RankDiscarded("mine")
+        state.rank -= sum(rank < state.rank for rank in terminated_ranks)
+        state.world_size -= len(terminated_ranks)
+        return state, set()
+
+
+class Newer(ShiftRanks):
+    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:  # type: ignore[override]
+        return super().__call__(ctx)
+
+
+class Untouched(ShiftRanks):
+    pass
+
+
+class AnyForm(ShiftRanks):
+    def __call__(self, *args: Any) -> Any:
+        return super().__call__(*args)
+
+
+class FirstTwo(RankFilter):
+    """A user's filter of the newer form without `limit`: it writes to the state."""
+
+    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:  # type: ignore[override]
+        size = min(2, ctx.state.active_world_size)
+        active = ctx.state.rank < size
+        ctx.state.mode = Mode.ACTIVE if active else Mode.INACTIVE
+        ctx.state.active_rank, ctx.state.active_world_size = ctx.state.rank if active else None, size
+        return ctx
+
+
+def older_filter(state: State) -> State:
+    """A user's: that generation knows no active rank."""
+    state.active_world_size = min(2, state.active_world_size)
+    state.status = Status.ACTIVE if state.rank < state.active_world_size else Status.INACTIVE
+    return state
+
+
+def in_older_form(assign: Callable[..., Any], before: str, store: object = None) -> list[tuple[int, int, set[int]]]:
+    """(rank, world size, terminated ranks) on each rank of `before`; a rank that is terminated is asked, too."""
+    places = before.split()
+    terminated = {rank for rank, place in enumerate(places) if place == "X"}
+
+    def run(rank: int) -> Any:
+        state = State(rank, len(places), store=store)
+        try:
+            state, left = assign(state, frozenset(terminated))
+        except RankDiscarded:
+            return None
+        return state.rank, state.world_size, left
+
+    with ThreadPoolExecutor(len(places)) as pool:
+        return list(pool.map(run, range(len(places))))
+
+
+@pytest.mark.parametrize("assign", [ShiftRanks(), OlderBase(), Untouched(), AnyForm(), Compose(ShiftRanks())])
+def test_shift_in_the_older_form(assign: Callable[..., Any]) -> None:
+    assert in_older_form(assign, "0 X 2 X") == [(0, 2, set()), None, (1, 2, set()), None]
+
+
+def test_fill_gaps_in_the_older_form() -> None:
+    found = in_older_form(FillGaps(), "0 X 2 3 X X 6 7")
+    assert [each and each[0] for each in found] == [0, None, 2, 3, None, None, 1, 4]
+
+
+def test_our_assignments_change_the_state_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    state = State()
+    terminated = {0}
+    after, left = ShiftRanks()(state, terminated)
+    assert (after is state, state.rank, state.active_world_size, left, terminated) == (True, 1, 2, set(), {0})
+    assert older.MaxActiveWorldSize(1)(state).status is Status.INACTIVE
+
+
+@pytest.mark.parametrize("kind", [older.MaxActiveWorldSize, older.WorldSizeDivisibleBy])
+def test_older_filters_on_a_state_of_that_generation(kind: Any) -> None:
+    """Its rank alone says who is active, also where it was set after the state was made."""
+    for rank, status in enumerate([Status.ACTIVE] * 4 + [Status.INACTIVE] * 2):
+        state = State()
+        state.rank, state.world_size, state.active_world_size = rank, 6, 6
+        assert kind(4)(state).status is status
+        assert (state.active_world_size, state.active_rank) == (4, rank if rank < 4 else None)
+
+
+@pytest.mark.parametrize("assign", [OlderShift(), OlderBase(), Newer(), Untouched(), AnyForm()])
+def test_what_users_derive_runs_under_a_wrapper(assign: object) -> None:
+    def checked(part: object, before: str, after: str) -> None:
+        places = before.split()
+        terminated = {rank for rank, place in enumerate(places) if place == "X"}
+        made = adapt_rank_assignment(part)
+        states = [
+            made(ctx_of(rank, len(places), terminated, object())).state
+            for rank in range(len(places))
+            if rank not in terminated
+        ]
+        assert [state.active_rank for state in states] == [int(a) if a != "." else None for a in after.split()]
+        assert all(state.store is None for state in states)
+
+    checked(assign, "0 X 2 3", "0 1 2")
+    checked(Compose(MaxActiveWorldSize(2), assign), "0 X 2 3", "0 1 .")
+    checked(Compose(assign, MaxActiveWorldSize(2)), "0 X 2 3", "0 1 .")
+    checked(Compose(assign, MaxActiveWorldSize(2)), "0 1 2 3", "0 1 . .")
+    checked(Compose(FirstTwo(), assign), "0 X 2 3", "0 1 .")
+
+
+def test_a_users_filter_stands_alone() -> None:
+    for rank, active_rank in enumerate((0, 1, None)):
+        ctx = adapt_rank_assignment(FirstTwo())(RankAssignmentCtx(State(rank, 3), None, set()))
+        assert (ctx.state.active_rank, ctx.state.active_world_size) == (active_rank, 2)
+    check(ShiftRanks(), "0 X 2 3", "0 2 .3", older_filter)
+
+
+def test_a_filter_without_a_limit() -> None:
+    class Nothing(RankFilter):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"Nothing must define limit"):
+        Nothing()(ctx_of(0, 1))
+
+
+def test_a_part_that_terminates_its_own_rank_discards_it() -> None:
+    """The next one, which does not look at that, is not asked."""
+    newer = Compose(lambda ctx: pytest.fail("asked"), lambda ctx: setattr(ctx, "terminated_ranks", {1}))
+    two = Compose(lambda ctx: pytest.fail("asked"), lambda state, terminated_ranks: (state, {1}))
+    for assign in (newer, two):
+        with pytest.raises(RankDiscarded, match="rank 1"):
+            adapt_rank_assignment(assign)(ctx_of(1, 3))
+
+
+def test_the_store_is_taken_back_also_where_an_assignment_raises() -> None:
+    def fails(state: State, terminated_ranks: set[int]) -> None:
+        assert state.store == "store"
+        raise ValueError
+
+    ctx = ctx_of(0, 1, store="store")
+    with pytest.raises(ValueError):
+        adapt_rank_assignment(fails)(ctx)
+    assert ctx.state.store is None
+
+
+# --- groups without a Wrapper
+
+
+@pytest.fixture
+def hash_store() -> dist.Store:
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=20))
+    return store
+
+
+PAIRS = FilterGroupedByKey(
+    key_or_fn=lambda rank, world_size: f"{rank // 2} of {world_size // 2}", condition=lambda count: count == 2
+)
+
+
+def test_a_filter_in_the_older_form_only_says_who_is_terminated(hash_store: dist.Store) -> None:
+    assert FilterGroupedByKey is FilterCountGroupedByKey
+    assert in_older_form(PAIRS, "0 1 X 3", hash_store) == [
+        (0, 4, {2, 3}),
+        (1, 4, {2, 3}),
+        (2, 4, {2}),
+        (3, 4, {2, 3}),
+    ]
+
+
+def test_one_store_serves_any_number_of_assignments(hash_store: dist.Store) -> None:
+    """Of the same ranks and of others, in both forms, one filter after another in one assignment."""
+    whole = FilterCountGroupedByKey("all", lambda count: count == 4, timeout=20)
+    assign = Compose(ShiftRanks(), whole, PAIRS)
+    kept = [(0, 4, set()), (1, 4, set()), None, None, (2, 4, set()), (3, 4, set())]
+    for _ in range(3):
+        assert in_older_form(assign, "0 1 X 3 4 5", hash_store) == kept
+        assert in_older_form(assign, "0 X 2 3 X 5", hash_store) == [None] * 6
+        assert in_older_form(assign, "0 1 2 3", hash_store) == [(rank, 4, set()) for rank in range(4)]
+        assert in_older_form(PAIRS, "0 1", hash_store) == [(0, 2, set()), (1, 2, set())]
+
+    def newer(rank: int) -> int:
+        return Compose(FillGaps(), PAIRS)(ctx_of(rank, 4, store=hash_store)).state.rank
+
+    for _ in range(2):
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(newer, range(4))) == [0, 1, 2, 3]
+
+
+def test_a_tree_uses_one_store_again(hash_store: dist.Store) -> None:
+    """Also for the places of the dead, which are others each time."""
+    trees = [Tree([Layer()]) for _ in range(4)]
+    states = {rank: State(rank, 4) for rank in range(4)}
+    for dead in (set(), {1}, {0}):
+        terminated = {states.pop(name).rank for name in dead}
+        contexts = [RankAssignmentCtx(state, hash_store, set(terminated)) for state in states.values()]
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda tree, ctx: tree(ctx), [trees[name] for name in states], contexts))
+    assert {name: state.rank for name, state in states.items()} == {2: 0, 3: 1}
+
+
+def test_why_a_rank_is_discarded() -> None:
+    with pytest.raises(RankDiscarded, match=r"rank 0 \(initially 0\) is discarded: its group '0 of 0' has 1 healthy"):
+        adapt_rank_assignment(PAIRS)(ctx_of(0, 1))
+
+
+@pytest.mark.parametrize("form", ["newer", "older"])
+def test_a_filter_without_a_store(form: str) -> None:
+    with pytest.raises(OptionError, match=r"of 2 ranks needs a store: set state\.store"):
+        PAIRS(ctx_of(0, 2)) if form == "newer" else PAIRS(State(0, 2), set())
+
+
+def test_ranks_that_do_not_come(hash_store: dist.Store) -> None:
+    late = FilterGroupedByKey("a", bool, timeout=timedelta(milliseconds=5))
+    with pytest.raises(OurTimeoutError, match=r"1 of 3 ranks came within timeout=0:00:00\.005"):
+        late(State(0, 3, store=hash_store), set())
+    with pytest.raises(OptionError, match="timeout='soon'"):
+        FilterGroupedByKey("a", bool, timeout="soon")
+
+
+def test_a_store_that_fails_is_not_late(hash_store: dist.Store) -> None:
+    class Gone:
+        set, add, calls = hash_store.set, hash_store.add, 0
+
+        def wait(self, *_: object) -> None:
+            self.add = self.fail
+            raise RuntimeError("the wait")
+
+        def fail(self, *_: object) -> int:
+            raise RuntimeError("the store")
+
+    with pytest.raises(RuntimeError, match="the store"):
+        FilterGroupedByKey("a", bool, timeout=1)(State(0, 2, store=Gone()), set())
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        (lambda state: state.rank, "'1'"),
+        (lambda state, extra=7: extra, "'7'"),
+        (lambda rank, world_size: rank + world_size, "'4'"),
+        (lambda *args: len(args), "'1'"),
+        (PAIRS.key_or_fn, "'0 of 1'"),
+        (str, '"FrozenState(rank=1'),
+        ("a", "'a'"),
+    ],
+)
+def test_keys_of_both_generations(key: object, expected: str) -> None:
+    reason = FilterGroupedByKey(key, lambda count: False)(ctx_of(1, 3, {0, 2})).reason
+    assert f"group {expected}" in reason

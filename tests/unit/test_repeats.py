@@ -19,6 +19,7 @@ ECHO = InterruptionRecord(
 )
 DEATH = InterruptionRecord(1, Interruption.TERMINATED, message="killed by SIGKILL")
 JOIN = InterruptionRecord(1, Interruption.JOINED)
+REQUEST = InterruptionRecord(1, Interruption.REQUESTED, message="the loss is too high")
 HANG = InterruptionRecord(1, Interruption.SOFT_TIMEOUT)
 LEFT = InterruptionRecord(1, Interruption.BASE_EXCEPTION, message="KeyboardInterrupt")
 
@@ -113,6 +114,7 @@ def test_a_call_that_progressed_once_has_done_so_for_ever() -> None:
         ([said(9), said()], [JOIN, A], (0, 0, False, False)),
         ([said(9), said()], [HANG, A], (0, 0, False, False)),
         ([said(9), said()], [LEFT, A], (0, 0, False, False)),
+        ([said(9), said()], [REQUEST], (0, 0, False, False)),
         ([said(), said()], [], (0, 0, False, False)),
         ([said(), said()], [A], (0, 0, False, False)),  # max_repeats=None
         ([said(4, limit=3, ran=True)], [A], (4, LONGEST_PAUSE, False, True)),
