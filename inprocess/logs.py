@@ -29,6 +29,7 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
+from inprocess import clock
 from inprocess.exception import RankShouldRestart
 
 __all__ = ["end", "get_logger", "leave", "lose"]
@@ -161,13 +162,22 @@ class _Queue:
 
     def end(self, seconds: float) -> bool:
         """Have everything written and the writer ended; False: it takes longer, and is abandoned."""
-        writer = self._writer
-        if writer is None or not writer.is_alive() or writer is threading.current_thread():
+        if self._writer is threading.current_thread():
             return True
-        self._lines.put(None)
-        writer.join(seconds)
-        self._abandoned_at = self._written if writer.is_alive() else -1
-        return self._abandoned_at < 0
+        until = clock.monotonic() + seconds
+        while self._has_writer.locked():  # by the writer, or by a thread that is just starting one
+            self._lines.put(None)  # it need not linger
+            if not self._has_writer.acquire(timeout=max(0.0, until - clock.monotonic())):
+                self._abandoned_at = self._written
+                return False
+            self._has_writer.release()
+            # a line that came in between found a writer, too
+            if not self._lines.empty() and self._has_writer.acquire(blocking=False):
+                self._start()
+        self._abandoned_at = -1
+        if self._writer is not None and self._writer.ident is not None:
+            self._writer.join(max(0.0, until - clock.monotonic()))
+        return True
 
     def leave(self) -> bool:
         """As `end`; but one that was abandoned and has written nothing since is not waited for again."""

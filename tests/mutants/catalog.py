@@ -1168,6 +1168,12 @@ MONITOR = (
         "if line is None:",
     ),
     lines(
+        "starter_is_overlooked",
+        "the end does not wait for a writer that is just being started",
+        "while self._has_writer.locked():",
+        "while self._writer is not None and self._writer.is_alive():",
+    ),
+    lines(
         "abandoned_and_waited_for",
         "a log that blocks is waited for at the end of each call",
         "return self._abandoned_at != self._written and self.end(END)",

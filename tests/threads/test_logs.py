@@ -263,7 +263,7 @@ def test_a_line_that_comes_just_as_the_writer_ends_is_written(kept: Kept, monkey
 
         def __init__(self) -> None:
             self.lock = threading.Lock()
-            self.acquire = self.lock.acquire
+            self.acquire, self.locked = self.lock.acquire, self.lock.locked
             self.late = ["late"]
 
         def release(self) -> None:
@@ -272,9 +272,37 @@ def test_a_line_that_comes_just_as_the_writer_ends_is_written(kept: Kept, monkey
             self.lock.release()
 
     monkeypatch.setattr(logs._queue, "_has_writer", Lying())
+    monkeypatch.setattr(logs, "LINGER", 0.001)
+    arrived = threading.Event()
+    kept.addFilter(lambda record: record.getMessage() != "late" or arrived.set() or True)
     log.info("1")
+    assert arrived.wait(SOON)  # without anybody who waits for the end
     written()
     assert kept.lines == ["1", "late"]
+
+
+def test_a_writer_that_another_thread_is_just_starting_is_waited_for(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is the line lost that came to it meanwhile."""
+    reached, go, start = threading.Event(), threading.Event(), threading.Thread.start
+
+    def start_late(thread: threading.Thread) -> None:
+        if thread.name == "inprocess-log":
+            reached.set()
+            assert go.wait(SOON)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+    another = threading.Thread(target=log.info, args=("1",))
+    another.start()
+    assert reached.wait(SOON)
+    log.info("2")
+    assert not logs.end(0.01)
+    go.set()
+    written()
+    another.join(SOON)
+    assert kept.lines == ["1", "2"]
 
 
 def test_where_no_thread_can_be_started_the_next_line_tries_again(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
