@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -13,6 +16,14 @@ from inprocess import store
 from tests.harness.ports import ReservedPort
 
 PATIENCE = timedelta(seconds=20)
+#: until its standard input ends
+SERVE = """
+import sys
+from inprocess import store
+server = store.serve("127.0.0.1", 0)
+print(server.port, flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -34,14 +45,22 @@ def test_the_first_rank_serves(port: int, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_first_rank_is_a_client_where_somebody_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another process; torch's own attempt to serve would keep two descriptors."""
     monkeypatch.setenv("RANK", "0")
-    server = store.serve("127.0.0.1", 0)
-    client = store.TCPStore("127.0.0.1", server.port, timeout=PATIENCE)
-    client.set("key", "value")
-    assert server.get("key") == b"value"
-    with pytest.raises(RuntimeError):
-        store.TCPStore("127.0.0.1", server.port, timeout=PATIENCE, is_master=True)
-    del client
+    with subprocess.Popen([sys.executable, "-c", SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdin and server.stdout
+        try:
+            port = int(server.stdout.readline())
+            before = set(os.listdir("/proc/self/fd"))
+            client = store.TCPStore("127.0.0.1", port, timeout=PATIENCE)
+            client.set("key", "value")
+            assert client.get("key") == b"value"
+            assert len(set(os.listdir("/proc/self/fd")) - before) == 1
+            with pytest.raises(RuntimeError):
+                store.TCPStore("127.0.0.1", port, timeout=PATIENCE, is_master=True)
+            del client
+        finally:
+            server.stdin.close()
 
 
 @pytest.mark.parametrize("rank", [None, "1"])
