@@ -113,6 +113,8 @@ FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.05
 #: seconds for which the main thread waits for the abort at most
 PARK = 0.05
+#: how many calls deep the handler may get where it is called within itself, and to spare
+ROOM = 20
 #: seconds for which code of the standard library that takes a lock is left alone
 PATIENCE = 0.1
 #: seconds for which an import is left alone: a module that is imported by half stays broken in every later iteration
@@ -388,6 +390,7 @@ class Gate:
         """In the handler."""
         if not self._is_inside(frame) or self._runs(logging.__file__, frame):
             return
+        _room()  # the lock is given back, also where another signal is handled in between
         if self._abort_ends.acquire(timeout=PARK):
             self._abort_ends.release()
 
@@ -660,6 +663,12 @@ _WHOLE = {
         _run_pending,
     )
 } | set(map(id, logs.whole()))
+
+
+def _room(calls: int = ROOM) -> None:
+    """RecursionError here, rather than half-way through what follows."""
+    if calls:
+        _room(calls - 1)
 
 
 def leave_alone(code: CodeType) -> None:

@@ -208,6 +208,46 @@ def test_the_interrupt_finds_the_main_thread_about_to_give_the_lock_back(gate: G
     assert gate._raised_where.startswith(f"{__file__}:")
 
 
+class InterruptedLock:
+    """A lock with which another signal comes at the moment the main thread has it."""
+
+    def __init__(self, signum: int) -> None:
+        self._signum, self._lock = signum, threading.Lock()
+        self.release, self.locked = self._lock.release, self._lock.locked
+        self.taken = 0
+
+    def acquire(self, timeout: float) -> bool:
+        taken = self._lock.acquire(timeout=timeout)
+        self.taken += 1
+        signal.raise_signal(self._signum)
+        return taken
+
+
+def test_near_the_recursion_limit_the_lock_is_given_back_or_not_taken(gate: Gate) -> None:
+    signum = gate._interrupter.signum
+    lock = InterruptedLock(signum)
+    gate._abort_ends = lock  # type: ignore[assignment]
+
+    def down() -> None:
+        """On the way back there is one call more room each time. `suppress` would need some itself."""
+        try:  # noqa: SIM105
+            down()
+        except RecursionError:
+            pass
+        try:  # noqa: SIM105
+            signal.raise_signal(signum)
+        except RecursionError:
+            pass
+        assert not lock.locked()
+
+    def fn() -> None:
+        gate.parking = True
+        down()
+
+    assert isinstance(gate.run(fn), Returned)
+    assert lock.taken > 100
+
+
 def test_no_lock_is_held_after_it(gate: Gate) -> None:
     """The same with real threads: a second abort of the same iteration, when the store is lost, waits for nothing."""
 
