@@ -197,7 +197,8 @@ def _lease(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
         text = f"no heartbeat got through for {_seconds(view.limits.lease)} (0.9 * heartbeat_timeout)"
         record = _record(seen, view, Interruption.UNRESPONSIVE, text)
         yield view.lease_until, Kill(record, at_once=True)
-    if view.cut_off_at is not None:
+    # who joins is in nobody's way, and waits for the store by itself, as long as barrier_timeout allows
+    if view.cut_off_at is not None and seen.phase is not Phase.JOIN:
         text = f"cut off from the others, it did not leave within {_seconds(view.limits.hard)} (hard_timeout)"
         yield view.cut_off_at + view.limits.hard, _kill(seen, view, text)
 

@@ -92,6 +92,7 @@ FENCE = "kill unresponsive at once"
         ("store lost: goes", 99, seen(progress=99 * S, phase=Phase.ABORT), view(lease_until=9, cut_off_at=10 * S), []),
         ("store lost, stays", 100, seen(progress=99 * S, phase=Phase.ABORT), view(lease_until=9, cut_off_at=S), [HARD]),
         ("store lost, nobody else", 191, seen(progress=191 * S), view(cut_off_at=101 * S), [HARD]),
+        ("store lost as it joins", 191, seen(progress=191 * S, phase=Phase.JOIN), view(cut_off_at=101 * S), []),
         ("left", 1000, seen(left=True), view(lease_until=27 * S, cut_off_at=0, interrupted_at=0), []),
         ("is being killed", 1000, RUN, view(killed=True, lease_until=27 * S), []),
     ],
