@@ -39,6 +39,8 @@ def loss_of(many: int) -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def little_is_much(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(leftovers, "WORTH_A_WARNING", SIZE // 2)
+    # a ceiling, not a duration: the heap of a process that ran thousands of tests, on a busy machine
+    monkeypatch.setattr(leftovers, "SECONDS", 20.0)
     gc.collect()
     yield
     _kept.clear()
@@ -245,6 +247,7 @@ def test_nothing_holds_more_than_before(said: Any) -> None:
 
 def test_the_time_for_the_search_is_bounded(said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """However large the heap: each pass takes 0.3 s here, so there is one."""
+    monkeypatch.setattr(leftovers, "SECONDS", 0.5)
     now, passes = [100.0], []
     original = gc.get_referrers
 
