@@ -81,23 +81,32 @@ def unix_names(inodes: Container[int]) -> Iterator[str]:
 def copy_of(descriptor: int, inode: int | None = None) -> socket.socket | None:
     """A copy of a socket, to look at it or to shut it down: what is called of it waits for nothing.
 
-    None where it is none, or closed, or the number has been given to another file than the one of that inode. The
-    socket stays as it is: where the program has set a default timeout, Python would make one that it wraps
+    None where it is none, or closed, or the number has been given to another file than the one of that inode. No other
+    file is copied, since closing the copy would release the program's locks on that file, and may wait for its disk.
+    The socket stays as it is: where the program has set a default timeout, Python would make one that it wraps
     non-blocking, for all who have it.
     """
+    if not _is_socket(descriptor, inode):
+        return None
     try:
         copy = os.dup(descriptor)
-    except OSError:
-        return None
-    status = os.fstat(copy)
-    if inode not in (None, status.st_ino) or not stat.S_ISSOCK(status.st_mode):
-        os.close(copy)
+    except OSError:  # closed meanwhile
         return None
     try:
-        return socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK, fileno=copy)
+        if _is_socket(copy, inode):  # it may have been given to another file since
+            return socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK, fileno=copy)
     except OSError:  # of a kind that has no address, such as AF_ALG
-        os.close(copy)
-        return None
+        pass
+    os.close(copy)
+    return None
+
+
+def _is_socket(descriptor: int, inode: int | None) -> bool:
+    try:
+        status = os.fstat(descriptor)
+    except OSError:  # closed
+        return False
+    return stat.S_ISSOCK(status.st_mode) and inode in (None, status.st_ino)
 
 
 # --- epoll --------------------------------------------------------------------------------------------------------

@@ -1695,6 +1695,12 @@ making = _in("nccl_bootstrap.py", "tests/threads/test_nccl_bootstrap.py")
 ending = _in("nccl_shutdown.py", "tests/threads/test_nccl_shutdown.py")
 thread_state = _in("torch_state.py", "tests/threads/test_torch_state.py")
 NCCL = (
+    _in("procfs.py", "tests/threads/test_connecting.py")(
+        "files_are_copied",
+        "a descriptor is copied before it is known to be a socket's, and the locks on a file are lost with the copy",
+        "    if not _is_socket(descriptor, inode):\n        return None\n",
+        "",
+    ),
     waking("wakes_anybody", "a thread with few descriptors is spoken to", "len(poll.descriptors) > DESCRIPTORS and "),
     waking("wakes_any_poll", "a thread that waits for another time is spoken to", " and poll.timeout_ms == POLL_MS"),
     waking(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,6 +77,16 @@ def test_a_default_timeout_of_the_programs_changes_no_socket() -> None:
         finally:
             socket.setdefaulttimeout(None)
         assert theirs.recv(1) == b""
+
+
+def test_the_programs_locks_on_files_stay(tmp_path: Path) -> None:
+    """A process loses them when it closes any descriptor of the file, also a copy."""
+    take = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'a'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    with open(tmp_path / "locked", "w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        dict(store.connections())
+        other = subprocess.run([sys.executable, "-c", take, file.name], check=False, capture_output=True, text=True)
+    assert "BlockingIOError" in other.stderr
 
 
 def test_a_socket_that_has_no_address_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
