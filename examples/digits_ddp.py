@@ -315,9 +315,7 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     for name in ("nproc", "min_ranks", "steps", "batch", "checkpoint_every", "log_every"):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')}={getattr(args, name)}: must be at least 1")
-    fault = fault_schedule.idle(args.faults, ranks, args.steps)
-    if fault is not None:
-        parser.error(f"--faults: {fault} would never strike with {ranks} ranks and {args.steps} steps")
+    fault_schedule.refuse_idle(parser, args.faults, ranks, args.steps)
     args.temporary = "RANK" in os.environ and not args.checkpoint_dir
     if args.temporary:
         args.checkpoint_dir = shared_directory(parser)

@@ -82,6 +82,13 @@ def idle(faults: Iterable[Fault], ranks: int, steps: int) -> Fault | None:
     return next((fault for fault in faults if fault.rank >= ranks or fault.step >= steps), None)
 
 
+def refuse_idle(parser: argparse.ArgumentParser, faults: Iterable[Fault], ranks: int, steps: int) -> None:
+    """End with a usage error that names it, if there is such a one."""
+    fault = idle(faults, ranks, steps)
+    if fault is not None:
+        parser.error(f"--faults: {fault} would never strike with {ranks} ranks and {steps} steps")
+
+
 def in_words(code: int) -> str:
     """What became of a process that ended with this exit code, as `subprocess` has it."""
     if code < 0:

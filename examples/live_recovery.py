@@ -168,9 +168,7 @@ def arguments(description: str) -> argparse.Namespace:
             parser.error(f"--{name}={value}: must be at least 1")
     if args.faults is None:
         args.faults = fault_schedule.usual(ranks, args.steps)
-    fault = fault_schedule.idle(args.faults, ranks, args.steps)
-    if fault is not None:
-        parser.error(f"--faults: {fault} would never strike with {ranks} ranks and {args.steps} steps")
+    fault_schedule.refuse_idle(parser, args.faults, ranks, args.steps)
     return args
 
 

@@ -12,7 +12,6 @@ import json
 import os
 import socket
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -22,6 +21,7 @@ from inprocess.board import LEASE, Board
 from inprocess.environment import Borrowed, Launch, StandardStreams
 from inprocess.exception import OptionError, RestartError, StoreLost, TimeoutError
 from inprocess.failures import Failures
+from inprocess.finalize import run_in_thread
 from inprocess.held import held
 from inprocess.interpreter import SLICE, pass_time
 from inprocess.interrupt import Interrupter
@@ -390,27 +390,12 @@ def _try_factory(options: Options) -> Any:
     factory = options.store_factory
     if factory is None or factory is TCPStore or hasattr(factory, "inprocess_enter"):
         return None
-    made: list[Any] = []
-    failed: list[BaseException] = []
-
-    def construct() -> None:
-        try:
-            made.append(factory(**options.store_kwargs))
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=construct, name="inprocess-store", daemon=True)
+    overdue = (
+        f"store_factory={factory!r} has made no store within barrier_timeout={options.barrier_timeout:g}s: check that "
+        "what it connects to is there, and is waited for no longer than that"
+    )
     with contextlib.closing(StandardStreams()):
-        thread.start()
-        thread.join(options.barrier_timeout)
-    if failed:
-        raise failed.pop()
-    if not made:
-        raise TimeoutError(
-            f"store_factory={factory!r} has made no store within barrier_timeout={options.barrier_timeout:g}s: check "
-            "that what it connects to is there, and is waited for no longer than that"
-        )
-    return made.pop()
+        return run_in_thread("store", options.barrier_timeout, lambda: factory(**options.store_kwargs), overdue)
 
 
 def _store_spec(options: Options, job: Job) -> StoreSpec:
@@ -479,13 +464,13 @@ def _port(kwargs: Mapping[str, Any], launch: Launch) -> int:
     given = kwargs.get("port")
     if given is None:
         return launch.port or environment.master_port()
-    text = str(given)
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 65535:
+    port = environment.whole(str(given), 1, 65535)
+    if port is None:
         raise OptionError(
             f"store_kwargs: port={given!r} is no port: pass a number in 1..65535, the same on all ranks, or leave it "
             "out, for MASTER_PORT"
         )
-    return int(text)
+    return port
 
 
 def _own_host(options: Options, launch: Launch) -> str:

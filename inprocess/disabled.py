@@ -15,10 +15,11 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from typing import Any, TypeVar
 
 from inprocess.call_wrapper import CallWrapper, Inside, given_limit
+from inprocess.environment import whole
 from inprocess.exception import OptionError, RestartError
 from inprocess.hooks import Injector
 from inprocess.learned import LearnedTimeouts
-from inprocess.state import FrozenState, Mode
+from inprocess.state import FrozenState, State
 
 __all__ = ["DisabledCall", "disabled"]
 
@@ -40,16 +41,9 @@ class DisabledCall(CallWrapper):
     def state(self) -> FrozenState:
         """That of the first iteration, all ranks active: by torch.distributed, else by ``RANK`` and ``WORLD_SIZE``,
         else of one process alone."""
-        rank, size = _place()
-        return FrozenState(
-            rank=rank,
-            world_size=size,
-            active_rank=rank,
-            active_world_size=size,
-            initial_rank=rank,
-            initial_world_size=size,
-            mode=Mode.ACTIVE,
-        )
+        state = State(*_place())
+        state.activate_all_ranks()
+        return state.freeze()
 
     @property
     def store(self) -> Any:
@@ -168,8 +162,9 @@ def _number(name: str, absent: int) -> int:
     text = os.environ.get(name, "").strip()
     if not text:
         return absent
-    if not (text.isascii() and text.isdigit()):
+    number = whole(text, 0, sys.maxsize)
+    if number is None:
         raise OptionError(
             f"{name}={text!r} is not a number: start the script with a launcher that sets it, or unset it"
         )
-    return int(text)
+    return number

@@ -87,7 +87,7 @@ def elsewhere(launch: Launch, environ: Mapping[str, str] | None = None) -> str:
         ("LOCAL_RANK", "RANK", launch.rank),
     ):
         text = env.get(local, "").strip()
-        if text.isascii() and text.isdigit() and int(text) < number:
+        if whole(text, 0, number - 1) is not None:
             return f"{local}={text} with {name}={number}"
     return ""
 
@@ -114,9 +114,15 @@ def _text(env: Mapping[str, str], name: str) -> str:
 
 def _number(env: Mapping[str, str], name: str, low: int, high: int) -> int:
     text = _text(env, name)
-    if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+    number = whole(text, low, high)
+    if number is None:
         raise OptionError(f"the environment variable {name}={text!r} is not a number in {low}..{high}. {_REMEDY}")
-    return int(text)
+    return number
+
+
+def whole(text: str, low: int, high: int) -> int | None:
+    """The number from `low` to `high` that a text is; None where it is none."""
+    return int(text) if text.isascii() and text.isdigit() and low <= int(text) <= high else None
 
 
 class Borrowed:

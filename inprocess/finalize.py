@@ -6,7 +6,7 @@ import abc
 import datetime
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from .exception import OptionError, TimeoutError
 from .interpreter import await_end
@@ -14,6 +14,8 @@ from .options import seconds
 from .state import FrozenState
 
 __all__ = ["Finalize", "ThreadedFinalize"]
+
+T = TypeVar("T")
 
 
 class Finalize(abc.ABC):
@@ -59,23 +61,27 @@ class ThreadedFinalize(Finalize):
         return state
 
 
-def run_in_thread(name: str, timeout: float, fn: Callable[[], object]) -> None:
-    """Run `fn` in a daemon thread, wait for it, and raise what it raised.
+def run_in_thread(name: str, timeout: float, fn: Callable[[], T], overdue: str = "") -> T:
+    """Run `fn` in a daemon thread, wait for it, and answer or raise what it did.
 
     Raises:
-        TimeoutError: it took longer than `timeout` seconds.
+        TimeoutError: it took longer than `timeout` seconds; with the text `overdue`, if there is one.
     """
+    returned: list[T] = []
     raised: list[BaseException] = []
 
     def run() -> None:
         try:
-            fn()
+            returned.append(fn())
         except BaseException as error:  # not only Exception: the caller must learn of every end
             raised.append(error)
 
     thread = threading.Thread(target=run, name=f"inprocess-{name}", daemon=True)
     thread.start()
     if not await_end(thread, timeout):
-        raise TimeoutError(f"{name} did not end within timeout={timeout:g}s: raise the timeout, or find what blocks it")
+        raise TimeoutError(
+            overdue or f"{name} did not end within timeout={timeout:g}s: raise the timeout, or find what blocks it"
+        )
     if raised:
         raise raised.pop()  # popped, so that no frame keeps the exception alive
+    return returned.pop()

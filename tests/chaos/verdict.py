@@ -317,19 +317,19 @@ def _rosters(facts: Facts) -> list[str]:
         for event in result.of("roster"):
             found[event["iteration"]].add(tuple(event["members"]))
     lines = [f"iteration {i}: the ranks gathered {sorted(some)}" for i, some in found.items() if len(some) > 1]
-    rosters = [min(found[iteration]) for iteration in sorted(found)]
+    rosters = {iteration: min(found[iteration]) for iteration in sorted(found)}
     begun = [
         (result.rank, min(e["iteration"] for e in entered)) for result in facts.ranks if (entered := result.of("enter"))
     ]
-    lines += [f"order of ranks: {roster}" for roster in rosters if not _ordered(facts.job, roster)]
-    for earlier, later in itertools.pairwise(sorted(found)):
-        before, after = min(found[earlier]), min(found[later])
+    lines += [f"order of ranks: {roster}" for roster in rosters.values() if not _ordered(facts.job, roster)]
+    for (earlier, before), (later, after) in itertools.pairwise(rosters.items()):
         # then everybody is back in its place; a process that replaces another one has its name
         joins = set(after).difference(before) or [name for name, first in begun if earlier < first <= later]
         if facts.job.assignment in ("gaps", "tree") and not joins and not _keeps_places(before, after):
             lines.append(f"{facts.job.assignment}: {before} became {after}")
     sizes = {facts.job.active(members) for members in range(1, facts.job.world_size + 1)}
-    lines += [f"{len(roster)} ranks, expected one of {sorted(sizes)}" for roster in rosters if len(roster) not in sizes]
+    counts = map(len, rosters.values())
+    lines += [f"{count} ranks, expected one of {sorted(sizes)}" for count in counts if count not in sizes]
     return lines
 
 

@@ -18,6 +18,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from inprocess import procfs
+
 #: pytest writes this one itself between the two snapshots
 IGNORED_VARIABLES = frozenset({"PYTEST_CURRENT_TEST"})
 #: logging.Handler classes that pytest puts on and takes off by itself
@@ -86,15 +88,15 @@ def _in_words(descriptor: int, target: str) -> str:
     """With the addresses of a socket, and the state of a TCP one."""
     if not target.startswith("socket:"):
         return target
-    words = [target]
-    try:
-        with socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK, fileno=os.dup(descriptor)) as copy:
-            words += [copy.family.name, str(copy.getsockname())]
-            with contextlib.suppress(OSError):  # not TCP
-                words.append(f"state {copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]}")
+    copy = procfs.copy_of(descriptor)
+    if copy is None:  # closed meanwhile
+        return target
+    with copy:
+        words = [target, copy.family.name, str(copy.getsockname())]
+        with contextlib.suppress(OSError):  # not TCP
+            words.append(f"state {copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]}")
+        with contextlib.suppress(OSError):  # not connected
             words.append(f"to {copy.getpeername()}")
-    except OSError as error:  # closed meanwhile, or not connected
-        words.append(error.strerror or "")
     return ", ".join(words)
 
 
