@@ -82,8 +82,8 @@ class Bootstrap:
         self._suspects.clear()
         if left:
             log.info(
-                "threads that stay of NCCL communicators whose making was interrupted: %d (NCCL does not end all of "
-                "them)",
+                "%d threads of NCCL stay: the creation of their communicators was interrupted, and NCCL does not "
+                "end all threads then",
                 len(left),
             )
 

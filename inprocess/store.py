@@ -146,9 +146,8 @@ class TCPStore(StoreMixin, _TCPStore):
             connect(bool(is_master))
             return
         try:
-            # looked at first: where it cannot serve, torch says so on standard error and keeps two descriptors
-            connect(not _is_served(host, number))
-        except RuntimeError:  # somebody else was faster
+            connect(True)
+        except RuntimeError:  # somebody else serves there
             connect(False)
 
 
@@ -364,13 +363,6 @@ def _listens(family: int, where: Any, seconds: float) -> bool:
         probe.settimeout(min(2.0, seconds))
         # where nobody listens on a port that may be chosen automatically, a probe can meet itself
         return probe.connect_ex(where) == 0 and probe.getsockname() != probe.getpeername()
-
-
-def _is_served(host: str, port: int) -> bool:
-    with contextlib.suppress(OSError):
-        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return _listens(family, where, 1.0)
-    return False
 
 
 def _limit_silence(address: str, port: int, seconds: float) -> None:

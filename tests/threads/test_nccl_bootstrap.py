@@ -261,4 +261,4 @@ def test_threads_that_nccl_leaves_are_counted(
             assert is_cut(bootstrap, pair)
         bootstrap.begin()
         bootstrap.end()
-    assert "threads that stay of NCCL communicators whose making was interrupted: 1 " in caplog.text
+    assert "1 threads of NCCL stay: the creation of their communicators was interrupted" in caplog.text
