@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import datetime
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -11,7 +13,7 @@ from typing import Any, TypeVar
 from .exception import OptionError, TimeoutError
 from .interpreter import await_end
 from .options import seconds
-from .state import FrozenState
+from .state import FrozenState, State
 
 __all__ = ["Finalize", "ThreadedFinalize"]
 
@@ -24,6 +26,23 @@ class Finalize(abc.ABC):
     @abc.abstractmethod
     def __call__(self, state: FrozenState) -> FrozenState | None:
         """Release what the function left behind and return the state (None: unchanged)."""
+
+
+def both_forms(call: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """Let a hook's method be called as in the older generation, too: ``(state, exception)``, both of which it answers.
+
+    Subclasses of that generation's programs do so. It keeps its signature, by which a Wrapper knows the newer form.
+    """
+
+    @functools.wraps(call)
+    def either(self: Any, state: State | FrozenState, *older: BaseException | None) -> Any:
+        if not older:
+            return call(self, state)
+        (exception,) = older
+        call(self, dataclasses.replace(state.freeze(), fn_exception=exception))
+        return state, exception
+
+    return either
 
 
 class ThreadedFinalize(Finalize):
@@ -56,6 +75,7 @@ class ThreadedFinalize(Finalize):
         self.args = tuple(args)
         self.kwargs = dict(kwargs or {})
 
+    @both_forms
     def __call__(self, state: FrozenState) -> FrozenState:
         run_in_thread("ThreadedFinalize", self.timeout, lambda: self.fn(*self.args, **self.kwargs))
         return state

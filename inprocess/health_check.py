@@ -17,7 +17,7 @@ from inprocess.logs import get_logger
 
 from . import gpu, nic
 from .exception import HealthCheckError, TimeoutError
-from .finalize import run_in_thread
+from .finalize import both_forms, run_in_thread
 from .options import seconds
 from .rank_filter import positive
 from .state import FrozenState
@@ -63,13 +63,11 @@ class FaultCounter(HealthCheck):
     def __init__(self, max_rank_faults: int | None = None) -> None:
         self.max_rank_faults = None if max_rank_faults is None else positive("max_rank_faults", max_rank_faults)
         self.faults = 0
-        self._counted: tuple[int, int] | None = None
 
+    @both_forms
     def __call__(self, state: FrozenState) -> FrozenState:
-        fault = (state.iteration, id(state.fn_exception))  # not the exception itself: it keeps frames alive
-        if state.fn_exception is None or fault == self._counted:  # checks run twice around a restart
+        if state.fn_exception is None:
             return state
-        self._counted = fault
         self.faults += 1
         if self.max_rank_faults is not None and self.faults > self.max_rank_faults:
             raise FaultCounterExceeded(
@@ -103,6 +101,7 @@ class CudaHealthCheck(HealthCheck):
         self.timeout = seconds("timeout", timeout)
         self._probe: _Probe | None = None  # the last one
 
+    @both_forms
     def __call__(self, state: FrozenState) -> FrozenState:
         if not gpu.cuda_in_use():
             _not_checked("CUDA", "this process has not used it yet")

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 import sys
 import types
 import typing
@@ -31,6 +32,7 @@ from .exception import OptionError
 from .rank_assignment import RankAssignmentCtx, RankFilter, ShiftRanks, Tree
 from .rank_assignment.base import activate_all, discard_terminated, keep_limits
 from .rank_filter import RankFilter as OlderRankFilter
+from .rank_filter import first_active
 from .state import FrozenState, Mode, State
 
 __all__ = ["Injector", "adapt", "adapt_rank_assignment", "inject"]
@@ -39,9 +41,9 @@ Hook = Callable[[FrozenState], FrozenState]
 Assignment = Callable[[RankAssignmentCtx], RankAssignmentCtx]
 Args = tuple[Any, ...]
 
-# parts of names by which an optional second parameter is known as the older generation's
-_EXCEPTION_NAMES = ("exc", "err")
-_TERMINATED_NAMES = ("terminated",)
+# names by which an optional second parameter is known as the older generation's, whose own is `train_ex`
+_EXCEPTION_NAMES = re.compile(r"exc|err|(^|_)ex$", re.IGNORECASE)
+_TERMINATED_NAMES = re.compile("terminated", re.IGNORECASE)
 
 #: the parameter of Megatron-LM's ``pretrain``, which it annotates ``Optional[Any]`` so as to need no import
 CALL_NAME = "inprocess_call_wrapper"
@@ -118,7 +120,7 @@ def _is_state(value: object) -> bool:
     return isinstance(value, State | FrozenState)
 
 
-def _takes_two(name: str, fn: object, one: str, two: str, optional_names: tuple[str, ...]) -> bool:
+def _takes_two(name: str, fn: object, one: str, two: str, optional: re.Pattern[str] | None = None) -> bool:
     """Whether `fn` takes two positional arguments, as hooks of the older generation do, rather than one."""
     if isinstance(fn, type):
         raise OptionError(f"{name}={fn.__name__} is a class: pass an instance, {fn.__name__}(...)")
@@ -136,8 +138,7 @@ def _takes_two(name: str, fn: object, one: str, two: str, optional_names: tuple[
         raise OptionError(f"{name}={fn!r} must take {one}, or {two} as in the older generation; it takes {_shown(fn)}")
     if len(required) == 2:
         return True
-    second = positional[1].name.lower() if len(positional) > 1 else ""
-    return any(known in second for known in optional_names)
+    return optional is not None and len(positional) > 1 and optional.search(positional[1].name) is not None
 
 
 def _shown(fn: Callable[..., Any]) -> str:
@@ -160,18 +161,38 @@ def _adapt_assignment(fn: Callable[..., Any]) -> Assignment:
     def newer(ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         if isinstance(fn, RankFilter) and ctx.state.mode is Mode.INITIALIZED:
             activate_all(ctx)  # a filter of the user's lowers an active world size
+        before = dataclasses.replace(ctx.state)
         result = fn(ctx)
         if result is not None and not isinstance(result, RankAssignmentCtx):
             raise TypeError(f"rank_assignment={shown(fn)} returned {_kind(result)}: return the ctx, or nothing")
-        return discard_terminated(ctx if result is None else result)  # the next part need not look at that
+        ctx = discard_terminated(ctx if result is None else result)  # the next part need not look at that
+        _follow_rank(ctx.state, before)
+        return ctx
 
     return newer
+
+
+def _follow_rank(state: State, before: State) -> None:
+    """Who was active under its rank is so under its new one, where a part renumbers and says no more than that."""
+
+    def activity(of: State) -> tuple[Mode, int | None, int]:
+        return of.mode, of.active_rank, of.active_world_size
+
+    by_rank = before.rank if before.rank < before.active_world_size else None
+    if (
+        before.mode is not Mode.INITIALIZED
+        and before.active_rank == by_rank
+        and activity(state) == activity(before)
+        and (state.rank, state.world_size) != (before.rank, before.world_size)
+    ):
+        first_active(state, state.world_size)
 
 
 def _older_assignment(fn: Callable[..., Any], ctx: RankAssignmentCtx) -> RankAssignmentCtx:
     if ctx.terminated_ranks:
         ctx.state.mode = Mode.INITIALIZED  # an active rank of before says nothing once ranks are numbered anew
     ctx.state.store = ctx.store
+    before = dataclasses.replace(ctx.state)
     try:
         result = fn(ctx.state, ctx.terminated_ranks)
     finally:
@@ -184,13 +205,14 @@ def _older_assignment(fn: Callable[..., Any], ctx: RankAssignmentCtx) -> RankAss
         ctx.terminated_ranks = set(terminated)
         ctx.state.store = None
     discard_terminated(ctx)
+    _follow_rank(ctx.state, before)
     return activate_all(ctx) if ctx.state.mode is Mode.INITIALIZED else keep_limits(ctx)
 
 
 def _adapt_filter(fn: Callable[..., Any]) -> Assignment:
     if isinstance(fn, RankFilter):
         return fn
-    if _takes_two("rank_filter", fn, "(state)", "(state)", ()):
+    if _takes_two("rank_filter", fn, "(state)", "(state)"):
         raise OptionError(f"rank_filter={fn!r} must take (state); it takes {_shown(fn)}")
 
     def older(ctx: RankAssignmentCtx) -> RankAssignmentCtx:

@@ -29,7 +29,7 @@ class MaxActiveWorldSize(RankFilter):
         self.limit = None if max_active_world_size is None else positive("max_active_world_size", max_active_world_size)
 
     def __call__(self, state: State) -> State:
-        return _first_active(state, state.active_world_size if self.limit is None else self.limit)
+        return first_active(state, state.active_world_size if self.limit is None else self.limit)
 
 
 class ActiveWorldSizeDivisibleBy(RankFilter):
@@ -43,14 +43,14 @@ class ActiveWorldSizeDivisibleBy(RankFilter):
         self.divisor = positive("divisor", divisor)
 
     def __call__(self, state: State) -> State:
-        return _first_active(state, state.active_world_size // self.divisor * self.divisor)
+        return first_active(state, state.active_world_size // self.divisor * self.divisor)
 
 
 class WorldSizeDivisibleBy(ActiveWorldSizeDivisibleBy):
     """The same under its first name."""
 
 
-def _first_active(state: State, size: int) -> State:
+def first_active(state: State, size: int) -> State:
     """At most the ranks below `size` are active, each under its own rank: the older generation has no other."""
     state.active_world_size = min(size, state.active_world_size)
     state.status = Status.ACTIVE if state.rank < state.active_world_size else Status.INACTIVE

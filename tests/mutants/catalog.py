@@ -1802,6 +1802,34 @@ NCCL = (
     ),
 )
 
+hooks = _in("hooks.py", "tests/unit/test_hooks.py")
+assignments = _in("hooks.py", "tests/unit/test_rank_assignment.py")
+HOOKS = (
+    hooks(
+        "an_optional_exception",
+        "a hook of the older generation, whose exception is optional, never sees it",
+        "exc|err|(^|_)ex$",
+        "exc|err",
+    ),
+    assignments(
+        "active_under_the_old_rank",
+        "who is renumbered by a part of the user's keeps its active rank",
+        "        first_active(state, state.world_size)\n",
+        "        pass\n",
+    ),
+    assignments(
+        "what_a_part_says_is_lost",
+        "a part of the user's that says who is active is overruled",
+        "        and activity(state) == activity(before)\n",
+    ),
+    _in("finalize.py", "tests/unit/test_health_check.py")(
+        "an_exception_beside_the_state",
+        "a check that is called in the older form sees no exception",
+        "dataclasses.replace(state.freeze(), fn_exception=exception)",
+        "state.freeze()",
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *PROTOCOL,
     *COORDINATOR,
@@ -1821,4 +1849,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *WATCHING,
     *LEFTOVERS,
     *NCCL,
+    *HOOKS,
 )

@@ -9,7 +9,8 @@ import pytest
 
 from inprocess.exception import OptionError, TimeoutError
 from inprocess.finalize import ThreadedFinalize
-from inprocess.state import FrozenState
+from inprocess.hooks import adapt
+from inprocess.state import FrozenState, State
 
 STATE = FrozenState(rank=0, world_size=1, initial_rank=0, initial_world_size=1)
 
@@ -55,3 +56,11 @@ def test_arguments_are_checked() -> None:
         ThreadedFinalize("1", print)
     with pytest.raises(OptionError, match="fn=3"):
         ThreadedFinalize(1, 3)
+
+
+def test_in_the_older_form() -> None:
+    state, error, called = State(0, 1), ValueError(), []
+    finalize = ThreadedFinalize(30, called.append, (1,))
+    assert finalize(state, error) == (state, error)
+    assert called == [1]
+    assert adapt("finalize", finalize)(state.freeze()) == state.freeze()

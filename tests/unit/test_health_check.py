@@ -24,7 +24,7 @@ from inprocess.health_check import (
     FaultCounter,
     FaultCounterExceeded,
 )
-from inprocess.state import FrozenState
+from inprocess.state import FrozenState, State
 from tests.unit.fake_nvml import FakeGpu, FakeNvml
 from tests.unit.test_nic import Tree, write
 
@@ -35,16 +35,25 @@ def failed(iteration: int, error: Exception) -> FrozenState:
     return dataclasses.replace(STATE, iteration=iteration, fn_exception=error)
 
 
-def test_fault_counter_counts_own_faults_once_each() -> None:
-    check, errors = FaultCounter(2), [ValueError(str(i)) for i in range(3)]
+def test_fault_counter_counts_own_faults() -> None:
+    check = FaultCounter(2)
     for i in range(2):
-        check(failed(i, errors[i]))
-        check(failed(i, errors[i]))  # again, before the next iteration
-        check(STATE)
+        check(failed(i, ValueError()))
+        check(STATE)  # before the next iteration, or after a fault of another rank
     assert check.faults == 2
     with pytest.raises(FaultCounterExceeded, match="failed 3 times, more than max_rank_faults=2"):
-        check(failed(2, errors[2]))
+        check(failed(2, ValueError()))
     assert issubclass(FaultCounterExceeded, HealthCheckError)
+
+
+def test_checks_in_the_older_form() -> None:
+    """As subclasses call them: the exception beside the state, and both come back."""
+    check, state, error = FaultCounter(1), State(0, 1), ValueError()
+    assert check(state, None) == (state, None)
+    assert check(state, error) == (state, error)
+    with pytest.raises(FaultCounterExceeded):
+        check(state, error)
+    assert CudaHealthCheck()(state, error) == (state, error)
 
 
 def test_fault_counter_without_a_limit() -> None:

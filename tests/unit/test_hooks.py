@@ -34,8 +34,13 @@ def older_by_name(state, exception=None):
     return dataclasses.replace(state, iteration=4)
 
 
-def newer_with_option(state, verbose=False):
-    assert verbose is False
+def older_by_its_own_name(state, train_ex=None):
+    assert train_ex is ERROR
+    return dataclasses.replace(state, iteration=4), train_ex
+
+
+def newer_with_option(state, extra=False):
+    assert extra is False
     return dataclasses.replace(state, iteration=5)
 
 
@@ -56,6 +61,7 @@ def with_thawed_state(state):
         (Method().older, 2),
         (Method(), 3),
         (older_by_name, 4),
+        (older_by_its_own_name, 4),
         (newer_with_option, 5),
         (functools.partial(with_bound_argument, 6), 6),
         (with_thawed_state, 7),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -350,6 +351,46 @@ def test_what_users_derive_runs_under_a_wrapper(assign: object) -> None:
     checked(Compose(assign, MaxActiveWorldSize(2)), "0 X 2 3", "0 1 .")
     checked(Compose(assign, MaxActiveWorldSize(2)), "0 1 2 3", "0 1 . .")
     checked(Compose(FirstTwo(), assign), "0 X 2 3", "0 1 .")
+
+
+def backwards(ctx: RankAssignmentCtx) -> None:
+    ctx.state.rank = ctx.state.world_size - 1 - ctx.state.rank
+
+
+def older_backwards(state: State, terminated_ranks: set[int]) -> tuple[State, set[int]]:
+    return dataclasses.replace(state, rank=state.world_size - 1 - state.rank), terminated_ranks
+
+
+def leader_last(ctx: RankAssignmentCtx) -> None:
+    """Says by itself who is active: rank 0 alone, which gets the last rank."""
+    state, leads = ctx.state, ctx.state.rank == 0
+    state.rank = (state.rank - 1) % state.world_size
+    state.mode, state.active_rank = (Mode.ACTIVE, 0) if leads else (Mode.INACTIVE, None)
+    state.active_world_size = 1
+
+
+@pytest.mark.parametrize("turn", [backwards, older_backwards])
+@pytest.mark.parametrize(
+    ("parts", "before", "after"),
+    [
+        ((ShiftRanks(),), "0 X 2 3", "3 2 0"),
+        ((MaxActiveWorldSize(2), ShiftRanks()), "0 X 2 3", "3 2 .0"),
+        ((MaxActiveWorldSize(2), ActivateAllRanks()), "0 1 2", "2 1 .0"),
+        ((older.MaxActiveWorldSize(2), ShiftRanks()), "0 1 2", "2 1 .0"),
+        ((backwards, ShiftRanks()), "0 1 2", "0 1 2"),
+    ],
+)
+def test_a_users_part_renumbers_ranks_that_are_active_already(
+    turn: object, parts: tuple[Any, ...], before: str, after: str
+) -> None:
+    check(Compose(turn, *parts), before, after)
+    filters = [part for part in parts if "MaxActive" in type(part).__name__]
+    check(Compose(*filters, turn, *(part for part in parts if part not in filters)), before, after)
+
+
+def test_a_users_part_that_says_who_is_active() -> None:
+    states = [adapt_rank_assignment(Compose(leader_last, ShiftRanks()))(ctx_of(rank, 3)).state for rank in range(3)]
+    assert [(state.rank, state.active_rank) for state in states] == [(2, 0), (0, None), (1, None)]
 
 
 def test_a_users_filter_stands_alone() -> None:
