@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from typing import Any
 
 from inprocess import clock, fence
@@ -202,38 +201,24 @@ class _Atomic:
 _current: CallWrapper | None = None
 
 
+#: those of functions whose Wrapper is disabled, in any thread, the latest last; a list changes as a whole
+_disabled: list[CallWrapper] = []
+
+
 class Inside:
-    """``with Inside(call):`` a function of a disabled Wrapper runs, in any thread or task; several may at a time.
+    """``with Inside(call):`` a function of a disabled Wrapper runs; several may at a time."""
 
-    Threads that it starts see it as well, unless a call is running that is not disabled.
-    """
-
-    __slots__ = ("_before", "_outer", "call")
+    __slots__ = ("_call",)
 
     def __init__(self, call: CallWrapper) -> None:
-        self.call = call
-        self._before: Inside | None = None
-        self._outer: CallWrapper | None = None
+        self._call = call
 
     def __enter__(self) -> None:
-        self._before, self._outer = _inside.get(), _current
-        _insides.append(self)
-        _inside.set(self)
+        _disabled.append(self._call)
 
     def __exit__(self, *exc_info: object) -> None:
-        _insides.remove(self)
-        if _inside.get() is self:  # a coroutine may be closed in another task than its own
-            _inside.set(self._before)
+        _disabled.remove(self._call)
 
-    def is_innermost(self) -> bool:
-        """Or else a call that is not disabled has begun in it."""
-        return _current is None or _current is self._outer
-
-
-#: those that are entered, anywhere, the latest last; a list changes as a whole, whichever thread does it
-_insides: list[Inside] = []
-#: the innermost of this thread or task; it may have been left, where a task outlives the function
-_inside: ContextVar[Inside | None] = ContextVar("inprocess_inside", default=None)
 
 # a restart of the call around may interrupt the function, and must find this done or not begun
 leave_alone(Inside.__enter__.__code__)
@@ -243,15 +228,10 @@ leave_alone(Inside.__exit__.__code__)
 def current_call() -> CallWrapper | None:
     """The CallWrapper of the wrapped function that is running in this process, or None outside one.
 
-    In a function whose Wrapper is disabled it is the one that does nothing, where the function has been given that.
+    In a function whose Wrapper is disabled it is the one that does nothing, where the function has been given that and
+    none that restarts is running.
     """
-    insides = tuple(_insides)
-    if not insides:
-        return _current
-    mine = _inside.get()
-    if mine not in insides:
-        return insides[-1].call if _current is None else _current
-    return mine.call if mine.is_innermost() else _current
+    return next(reversed(_disabled.copy()), None) if _current is None else _current
 
 
 def restarting_call() -> CallWrapper | None:

@@ -141,7 +141,7 @@ class FrozenState:
 
 
 def _variable(name: str, default: str) -> int:
-    value = os.environ.get(name, default)
+    value = os.environ.get(name, "").strip() or default
     try:
         return int(value)
     except ValueError:
