@@ -395,7 +395,10 @@ def _try_factory(options: Options) -> Any:
         "what it connects to is there, and is waited for no longer than that"
     )
     with contextlib.closing(StandardStreams()):
-        return run_in_thread("store", options.barrier_timeout, lambda: factory(**options.store_kwargs), overdue)
+        made = run_in_thread("store", options.barrier_timeout, lambda: factory(**options.store_kwargs), overdue)
+    if not all(hasattr(made, name) for name in ("get", "set", "add")):
+        raise OptionError(f"store_factory={factory!r} returned {made!r}, which is no store of torch.distributed")
+    return made
 
 
 def _store_spec(options: Options, job: Job) -> StoreSpec:

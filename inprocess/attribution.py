@@ -34,7 +34,7 @@ _WORDS = {
     Interruption.SOFT_TIMEOUT: "made no progress",
     Interruption.HARD_TIMEOUT: "did not answer and was killed",
     Interruption.TERMINATED: "process died",
-    Interruption.UNRESPONSIVE: "does not answer",
+    Interruption.UNRESPONSIVE: "did not answer",
     Interruption.MONITOR_PROCESS_EXCEPTION: "monitor process failed",
     Interruption.JOINED: "joins",
     Interruption.REQUESTED: "asked for a restart",
@@ -162,6 +162,8 @@ def _silence(records: Sequence[InterruptionRecord]) -> str:
 
 #: the message of a rank that waited, where all did
 WAITED = "waited"
+#: where a rank is whose function has returned
+RETURNED = "returned"
 
 
 def standstill(
@@ -191,6 +193,8 @@ def standstill(
 
 def _whereabouts(group: Sequence[InterruptionRecord], place: str) -> str:
     one = len(group) == 1
+    if group[0].where == RETURNED:
+        return f"{_ranks(group)} had returned from the function"
     if group[0].where:
         return f"{_ranks(group)} {'was' if one else 'were'} at {place}"
     return f"{_ranks(group)} could not say where {'it was' if one else 'they were'}{place}"

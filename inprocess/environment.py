@@ -26,8 +26,9 @@ CHANGED = (
 LAUNCHER, LAUNCHER_KEY = "INPROCESS_LAUNCHER", "INPROCESS_LAUNCHER_KEY"
 
 _REMEDY = (
-    "Start the script with a launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (torchrun, SLURM, "
-    "Kubernetes), or set them yourself; store_kwargs={'host_name': ..., 'port': ...} does in place of the last two."
+    "Start the script with a launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (`inprocess run`, "
+    "torchrun, SLURM, Kubernetes), or set them yourself; store_kwargs={'host_name': ..., 'port': ...} does in place of "
+    "the last two. Wrapper(enabled=False) runs the function as it is, without them."
 )
 
 
@@ -55,6 +56,8 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
     MASTER_ADDR and MASTER_PORT are not needed where the options say where the store is, see `master_addr`.
     """
     env = os.environ if environ is None else environ
+    if not any(env.get(name, "").strip() for name in ("RANK", "WORLD_SIZE")):
+        raise OptionError(f"the environment variables RANK and WORLD_SIZE are not set. {_REMEDY}")
     world_size = _number(env, "WORLD_SIZE", 1, FIRST_JOINER)
     rank = _number(env, "RANK", 0, FIRST_JOINER)
     if rank >= world_size:

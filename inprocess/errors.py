@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple
 
-__all__ = ["Portrait", "in_words", "shown", "where"]
+__all__ = ["PACKAGE", "Portrait", "in_words", "inside", "shown", "where"]
 
 #: this package's own folder, whose lines are no place of the user's
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -100,13 +100,18 @@ def _chain(error: BaseException) -> tuple[_One, ...]:
     return tuple(reversed(found))
 
 
-def _lines(step: TracebackType | None) -> tuple[_Line, ...]:
-    """Without those through which this library called the function."""
-    found: list[_Line] = []
+def inside(step: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames through which this library called the function."""
+    while step is not None and step.tb_next is not None and step.tb_frame.f_code.co_filename.startswith(PACKAGE):
+        step = step.tb_next
+    return step
+
+
+def _lines(trace: TracebackType | None) -> tuple[_Line, ...]:
+    step, found = inside(trace), []
     while step is not None:
         code = step.tb_frame.f_code
-        if found or not code.co_filename.startswith(PACKAGE) or step.tb_next is None:
-            found.append(_Line(code.co_filename, step.tb_lineno, code.co_name))
+        found.append(_Line(code.co_filename, step.tb_lineno, code.co_name))
         step = step.tb_next
     return tuple(found)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 
 from inprocess.attribution import Interruption, InterruptionRecord, is_echo
-from inprocess.errors import Portrait
+from inprocess.errors import Portrait, inside
 from inprocess.logs import get_logger
 from inprocess.protocol.book import Book
 from inprocess.protocol.messages import Decision
@@ -80,7 +80,9 @@ class Failures:
 
     def cause(self, decision: Decision) -> BaseException | None:
         """Of the RestartAbort with which a row of the same error ends, on a rank that raised it."""
-        return self.error if decision.repeats and self.repeats else None
+        if self.error is None or not decision.repeats or not self.repeats:
+            return None
+        return self.error.with_traceback(inside(self.error.__traceback__))
 
     def begin(self) -> None:
         """Another iteration begins; what it is interrupted for before the function runs may still be that error."""

@@ -96,7 +96,10 @@ def _epoll_of(task: str) -> int | None:
         return None
     except PermissionError:  # then by class
         return None
-    log.warning("Gloo's event thread is busy for long; its connections were not shut down")
+    log.warning(
+        "a thread of Gloo's stays busy, so its connections were not shut down: a rank that waits in a collective there "
+        "is released by the timeout of its process group"
+    )
     return None
 
 

@@ -99,7 +99,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from inprocess import clock, logs
-from inprocess.errors import in_words
+from inprocess.errors import PACKAGE, in_words
 from inprocess.exception import InternalError, OptionError, RankShouldRestart, RestartAbort, RestartError
 from inprocess.forks import guarded
 from inprocess.logs import get_logger
@@ -763,7 +763,7 @@ def _places(frame: FrameType | None) -> str:
     """A frame and those around it, as far as the user's function goes where it is in that; innermost first."""
     places: list[str] = []
     while frame is not None and frame.f_code is not _CALL_CODE and len(places) < PLACES:
-        if frame.f_code.co_filename != __file__:
+        if not frame.f_code.co_filename.startswith(PACKAGE):
             places.append(_place(frame))
         frame = frame.f_back
     return ", called from ".join(places) or "an unknown place"

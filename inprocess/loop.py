@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from inprocess import clock, coordinator, fence, forks, torch_state
 from inprocess.agents import Agents, Lost
-from inprocess.attribution import Interruption, InterruptionRecord, ranges, standstill, summary
+from inprocess.attribution import RETURNED, Interruption, InterruptionRecord, ranges, standstill, summary
 from inprocess.call_wrapper import CallWrapper, set_current
 from inprocess.coordinator import JOINING
 from inprocess.errors import in_words, where
@@ -49,7 +49,7 @@ from inprocess.nccl_bootstrap import bootstrap
 from inprocess.nccl_shutdown import shutdowns
 from inprocess.options import Options
 from inprocess.protocol.book import Book
-from inprocess.protocol.messages import Arrival, Decision, Fate, Kind, Outcome, Verdict
+from inprocess.protocol.messages import Arrival, Decision, Fate, Kind, Outcome, Spot, Verdict
 from inprocess.protocol.ops import Verb
 from inprocess.protocol.phases import TRANSITIONS, Event, Phase, next_phase
 from inprocess.protocol.rounds import seat
@@ -491,7 +491,11 @@ class Loop:
             self._loss = error
 
     def _finalize(self) -> Event:
-        self._hook("finalize")
+        try:
+            self._hook("finalize")
+        except BaseException as error:
+            log.warning("%s leaves the job: its finalize hook raised %s", _who(self._state), in_words(error))
+            raise
         return Event.QUIT if self._leaving is not None else Event.OK
 
     def _recheck(self) -> Event:
@@ -522,12 +526,17 @@ class Loop:
             repeats=self._failures.repeats,
             limit=self._options.max_repeats,
             progressed=self._call._progressed,
-            spot=self._agents.thread.spot(self._book.iteration),
+            spot=self._spot(),
         )
         self._do(coordinator.end_round(self._book, arrival))
         following = self._book.iteration + 1
         self._next_iteration(self._take("next", following, self._options.barrier_timeout, self._name_missing("end")))
         return Event.OK
+
+    def _spot(self) -> Spot | None:
+        """Where this rank was when nobody made progress."""
+        spot = self._agents.thread.spot(self._book.iteration)
+        return Spot(RETURNED) if spot is not None and self._has_returned else spot
 
     def _next_iteration(self, decision: Decision) -> None:
         self._failures.settle(_who(self._state), decision)
@@ -715,16 +724,18 @@ class Loop:
         return letter
 
     def _name_missing(self, name: str) -> Callable[[float], str]:
-        def overdue(timeout: float) -> str:
+        def overdue(_: float) -> str:
+            timeout = self._options.barrier_timeout
             try:
                 self._agents.connect(NAMING)
                 absent = self._do(coordinator.missing(self._book.iteration, name, self._book.roster))
             except (StoreLost, TimeoutError) as error:
                 return f"nobody arrived within barrier_timeout={timeout:g}s: {error}"
+            book = self._book
+            who = f"initial rank{'s' if len(absent) > 1 else ''} {ranges(map(book.place_of, absent))}"
+            when = self._phase.value + (f", iteration {book.iteration}" if book.iteration >= 0 else "")
             return (
-                f"initial ranks {ranges(map(self._book.place_of, absent))} did not arrive within "
-                f"barrier_timeout={timeout:g}s "
-                f"({self._phase.value}, iteration {self._book.iteration}, {len(self._book.roster)} members). Check "
+                f"{who} did not arrive within barrier_timeout={timeout:g}s ({when}, {len(book.roster)} members). Check "
                 "that all of them were started with the same WORLD_SIZE, or raise barrier_timeout."
             )
 

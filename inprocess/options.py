@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import difflib
+import functools
 import math
 import os
 import signal
@@ -76,8 +77,9 @@ class Options:
         """
         for name, value in kwargs.items():
             if name not in _NAMES:
-                near = difflib.get_close_matches(name, _NAMES, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(sorted(_NAMES))}"
+                near = difflib.get_close_matches(name, (*_NAMES, *HOOKS), n=1)
+                known = f"known options: {', '.join(sorted((*_NAMES, *HOOKS)))}"
+                hint = f"did you mean {near[0]!r}?" if near else known
                 raise OptionError(f"unknown option {name}={value!r}: {hint}")
         given = {name: _CONVERT.get(name, _seconds_above_zero)(name, value) for name, value in kwargs.items()}
         options = cls(**given)
@@ -97,6 +99,17 @@ class Options:
 JOIN = ("now", "next_restart")
 MOST_STANDBYS = 16
 MOST_REPEATS = 1_000_000
+#: the other options of `Wrapper`: what the user's code does at certain moments
+HOOKS = (
+    "initialize",
+    "abort",
+    "finalize",
+    "health_check",
+    "completion",
+    "terminate",
+    "rank_assignment",
+    "rank_filter",
+)
 _NAMES = frozenset(field.name for field in dataclasses.fields(Options))
 
 # (smaller, larger, why): each pair must be strictly increasing; what follows from others is not repeated
@@ -116,13 +129,17 @@ def _check_order(options: Options) -> None:
     for small, large, why in _ORDER:
         low, high = getattr(options, small), getattr(options, large)
         if not low < high:
+            defaults = [name for name in (small, large) if getattr(options, name) == getattr(Options, name)]
+            known = f" ({' and '.join(defaults)}: the default{'s' if len(defaults) > 1 else ''})" if defaults else ""
             raise OptionError(
-                f"{small}={low:g}s must be less than {large}={high:g}s, because {why}: lower {small} or raise {large}"
+                f"{small}={low:g}s must be less than {large}={high:g}s{known}, because {why}: lower {small} or raise "
+                f"{large}. The order is soft_timeout < hard_timeout < barrier_timeout, and heartbeat_timeout < "
+                "barrier_timeout; each interval is shorter than the timeout that it serves"
             )
 
 
-def seconds(name: str, value: object) -> float:
-    """`value` (a ``timedelta`` or a number of seconds, >= 0) as seconds.
+def seconds(name: str, value: object, *, positive: bool = False) -> float:
+    """`value` (a ``timedelta`` or a number of seconds, >= 0, or > 0 where it must be `positive`) as seconds.
 
     Raises:
         OptionError: it is something else; the message names the option `name`.
@@ -133,16 +150,13 @@ def seconds(name: str, value: object) -> float:
         result = float(value) if abs(value) <= LONGEST else math.inf
     else:
         raise OptionError(f"{name}={value!r} is no duration: pass a datetime.timedelta or a number of seconds")
-    if not 0 <= result <= LONGEST:  # false for nan too
-        raise OptionError(f"{name}={value!r} is out of range: pass a duration from 0 to {LONGEST:g} seconds")
+    if not 0 <= result <= LONGEST or (positive and not result):  # false for nan too
+        least = "greater than 0, and at most" if positive else "from 0 to"
+        raise OptionError(f"{name}={value!r} is out of range: pass a duration {least} {LONGEST:g} seconds")
     return result
 
 
-def _seconds_above_zero(name: str, value: object) -> float:
-    result = seconds(name, value)
-    if result == 0:
-        raise OptionError(f"{name}={value!r} must be greater than zero: pass a datetime.timedelta or seconds")
-    return result
+_seconds_above_zero = functools.partial(seconds, positive=True)
 
 
 def _store_factory(name: str, value: object) -> Callable[..., Any] | None:

@@ -39,10 +39,13 @@ def main(given: Sequence[str] | None = None) -> None:
 
 
 def program(given: Sequence[str] | None = None) -> None:
-    """`main` as a program: a signal, such as that of a scheduler, ends it with one line, not with a traceback."""
+    """`main` as a program: neither a signal, such as that of a scheduler, nor a failed job ends it with a traceback of
+    this one; torch's report of the workers that failed is printed."""
     try:
         main(given)
     except Exception as error:
+        if hasattr(error, "failures"):  # torch's ChildFailedError
+            sys.exit(str(error))
         number = getattr(error, "sigval", None)  # torch's SignalException
         if number is None:
             raise

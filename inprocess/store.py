@@ -453,8 +453,8 @@ def _await_server(spec: StoreSpec, deadline: float, timeout: float, stopped: thr
         pause = min(pause * 1.5, RETRY[1])
     raise TimeoutError(
         f"no store at {host}:{port} (MASTER_ADDR:MASTER_PORT, or host_name and port in store_kwargs; this host, where "
-        f"only the port is given) within {timeout:g} s (barrier_timeout): {reason}. Rank 0 serves it: check that rank "
-        "0 was started, that all ranks have the same address and the port is reachable."
+        f"only the port is given) within {timeout:.3g} s: {reason}. Rank 0 serves it: check that rank 0 was started, "
+        "that all ranks have the same address and the port is reachable."
     )
 
 

@@ -6,6 +6,8 @@ Where the host of the store is lost, another ``Loop`` goes on with the call, ove
 from __future__ import annotations
 
 import functools
+import inspect
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
@@ -184,7 +186,10 @@ class Wrapper:
             raise OptionError(f"Wrapper() decorates a function, not {fn!r}: write @inprocess.Wrapper() above it")
         if not self._options.enabled:
             return disabled(fn)
+        _refuse_later(fn)
         injector = Injector(fn, CallWrapper)
+        if not injector.is_asked:
+            _warn_of_no_annotation(fn)
 
         @functools.wraps(fn)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -207,3 +212,36 @@ class Wrapper:
             value = loop.run()
             if (lost := loop.lost) is None:
                 return value
+
+
+def _refuse_later(fn: Callable[..., Any]) -> None:
+    """A call of such a function runs none of it."""
+    for kind, is_one in _LATER.items():
+        if is_one(fn) or is_one(type(fn).__call__):
+            raise OptionError(
+                f"{shown(fn)} is {kind}: its body would run after the call, where nothing restarts it. Wrap an "
+                "ordinary function that runs it to its end, such as one that calls asyncio.run()"
+            )
+
+
+_LATER: dict[str, Callable[[object], bool]] = {
+    "a coroutine function (async def)": inspect.iscoroutinefunction,
+    "a generator function": inspect.isgeneratorfunction,
+    "an asynchronous generator function": inspect.isasyncgenfunction,
+}
+
+
+def _warn_of_no_annotation(fn: Callable[..., Any]) -> None:
+    """Where a parameter looks as if it should get the CallWrapper."""
+    try:
+        parameters = inspect.signature(fn).parameters
+    except (ValueError, TypeError):  # written in C without a signature
+        return
+    for name in ("call", "call_wrapper"):
+        parameter = parameters.get(name)
+        if parameter is not None and parameter.annotation is parameter.empty and parameter.default is None:
+            warnings.warn(
+                f"the parameter {name!r} of {shown(fn)} gets no CallWrapper, for want of an annotation: write "
+                f"`{name}: inprocess.CallWrapper`",
+                stacklevel=3,
+            )

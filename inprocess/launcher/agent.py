@@ -22,7 +22,16 @@ from torch.distributed.elastic.utils.api import macros
 from inprocess import clock
 from inprocess.attribution import ranges
 from inprocess.launcher.control import ControlServer
-from inprocess.launcher.decisions import Fail, Respawn, RestartAll, Rules, Situation, after_failure, why_ended
+from inprocess.launcher.decisions import (
+    Fail,
+    Respawn,
+    RestartAll,
+    Rules,
+    Situation,
+    after_failure,
+    no_restart_left,
+    why_ended,
+)
 from inprocess.launcher.ft_config import Settings
 from inprocess.launcher.limits import Limits
 from inprocess.launcher.meeting import Meeting, Met
@@ -303,7 +312,7 @@ class Agent(LocalElasticAgent):
             case RestartAll():
                 self._restart_all(why)
             case Fail(because):
-                log.error("%s. The job has failed: %s", self._told.together(why), because)
+                log.error("%s. The job has failed: %s", self._told_together(why), because)
                 self._setup.meeting.say_over(f"{why} ({because})")
                 return self._fail()
         return None
@@ -338,7 +347,7 @@ class Agent(LocalElasticAgent):
     def _restart_all(self, why: str) -> None:
         self._remaining_restarts -= 1
         number = self._worker_group.spec.max_restarts - self._remaining_restarts
-        told, limit = self._told.together(why), self._worker_group.spec.max_restarts
+        told, limit = self._told_together(why), self._worker_group.spec.max_restarts
         log.warning("%s; all workers are restarted, %d of %d", told, number, limit)
         self._setup.meeting.want_restart(why)
         self._restart_workers(self._worker_group)
@@ -391,7 +400,7 @@ class Agent(LocalElasticAgent):
             raise JobOver(f"the job has ended: {news.why}")
         if news.kind == "few":
             if self._remaining_restarts <= 0:
-                raise JobOver(f"the job has ended: {news.why}, and --max-restarts={self._setup.rules.restarts}")
+                raise JobOver(f"the job has ended: {news.why}, and {no_restart_left(self._setup.rules)}")
             self._restart_all(news.why)
             return None
         log.warning("all workers are restarted: %s", news.why)
@@ -449,7 +458,7 @@ class Agent(LocalElasticAgent):
             place.process = place.due = None
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float | None = None, **_: object) -> None:
-        if before := self._told.together():
+        if before := self._told_together():
             log.warning("%s", before)
         for helper in (self._worker_watchdog, self._health_check_server):  # torch's own, where its variables ask for it
             if helper is not None:
@@ -457,6 +466,15 @@ class Agent(LocalElasticAgent):
         self._worker_watchdog = self._health_check_server = None
         if self._pcontext is not None:
             self._crew.close(death_sig, self._setup.grace if timeout is None else timeout)
+
+    def _told_together(self, *why: str) -> str:
+        """The failures just before and this one. Who was to be started again alone is not, something else happens."""
+        ranks = self._told.ranks()
+        for place in self._places.values():
+            if place.rank in ranks:
+                place.respawned -= 1
+                self._respawned[place.worker.local_rank] = place.respawned
+        return self._told.together(*why)
 
     def summary(self) -> str:
         """One line about what happened on this node."""

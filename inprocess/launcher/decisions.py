@@ -72,7 +72,14 @@ def after_failure(rules: Rules, now: Situation) -> Respawn | RestartAll | Fail:
         return Fail(f"it has used up its restarts (--max-restarts={rules.respawns} for each worker)")
     if now.restarted < rules.restarts:
         return RestartAll()
-    return Fail(f"all workers would have to be restarted, and --max-restarts={rules.restarts}")
+    return Fail(f"all workers would have to be restarted, and {no_restart_left(rules)}")
+
+
+def no_restart_left(rules: Rules) -> str:
+    """Why not all workers are restarted."""
+    if rules.restarts:
+        return f"that has been done {rules.restarts} times: pass a larger --max-restarts to allow more"
+    return "that is not allowed: pass --max-restarts=N to allow it N times"
 
 
 def delay(rules: Rules, n: int) -> float:

@@ -43,6 +43,10 @@ class Told:
         if line := self._lines.pop(rank, None):
             self._say(f"{line.why}; {line.remedy}")
 
+    def ranks(self) -> list[int]:
+        """Those of which nothing has been told yet."""
+        return list(self._lines)
+
     def due(self) -> list[float]:
         """When lines are to be told."""
         return [line.due for line in self._lines.values()]

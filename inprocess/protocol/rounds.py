@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
 
-from inprocess.attribution import WAITED, Interruption, InterruptionRecord
+from inprocess.attribution import RETURNED, WAITED, Interruption, InterruptionRecord
 from inprocess.protocol import repeats
 from inprocess.protocol.messages import FIRST_JOINER, MAX_RECORDS, MAX_STUCK, Arrival, Decision, Kind, Start, Ticket
 
@@ -89,7 +89,8 @@ def decide_end(
 
 
 def _stuck(arrivals: Mapping[int, Arrival], records: Sequence[InterruptionRecord]) -> list[InterruptionRecord]:
-    """After a soft timeout: who did not wait for others, with its place in the code; where all waited, everybody.
+    """After a soft timeout: who did not wait for others, with its place in the code; else who had returned from the
+    function, for whom the others may wait; where all waited, everybody.
 
     Who died could not say where it was; it may be the one that the others waited for, so it comes first.
     """
@@ -97,7 +98,12 @@ def _stuck(arrivals: Mapping[int, Arrival], records: Sequence[InterruptionRecord
         return []
     silent = [_spot(member, arrival, records) for member, arrival in arrivals.items() if _is_silent(arrival)]
     said = {member: arrival for member, arrival in arrivals.items() if arrival.where}
-    named = [_spot(member, arrival, records) for member, arrival in said.items() if not arrival.waits]
+    back = {member: arrival for member, arrival in said.items() if arrival.where == RETURNED}
+    named = [
+        _spot(member, arrival, records) for member, arrival in said.items() if not arrival.waits and member not in back
+    ]
+    if not silent and not named:
+        named = [_spot(member, arrival, records) for member, arrival in back.items()]
     if not silent and not named:
         named = [_spot(member, arrival, records, WAITED) for member, arrival in said.items()]
     return [*_by_rank(silent), *_by_rank(named)]

@@ -50,7 +50,7 @@ def test_without_a_number_a_script_that_is_not_wrapped_fails_at_once(run: Run, h
     launcher = run("--nproc-per-node", "1", wrapped=False)
     hub.next().tell("exit 5")
     assert launcher.finish() == 1
-    assert "all workers would have to be restarted, and --max-restarts=0" in launcher.err
+    assert "all workers would have to be restarted, and that is not allowed: pass --max-restarts=N" in launcher.err
 
 
 @pytest.mark.parametrize("rendezvous", ["standalone", "c10d", "static"])

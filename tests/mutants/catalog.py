@@ -47,8 +47,14 @@ PROTOCOL = (
     rounds(
         "victims_are_accused",
         "ranks that wait for the one that hangs are named like it",
-        "in said.items() if not arrival.waits]",
-        "in said.items()]",
+        "if not arrival.waits and member not in back",
+        "if member not in back",
+    ),
+    rounds(
+        "who_returned_is_no_suspect",
+        "nobody is named where all others wait for a rank that has returned",
+        "for member, arrival in back.items()]",
+        "for member, arrival in []]",
     ),
     rounds("the_dead_are_forgotten", "a rank that could not say where it was is not named", "*_by_rank(silent), "),
     rounds(

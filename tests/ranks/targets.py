@@ -379,6 +379,8 @@ def _hang(context: Context, call: Any) -> list[int]:
         _backward(context, call)
     elif where == "mismatch":
         (_receives if dist.get_rank() else _sends)()
+    elif dist.get_rank() == 0 and where == "returned":
+        return []
     elif dist.get_rank() == 0:
         faults.spin() if where == "loop" else context.point("hang")
     else:

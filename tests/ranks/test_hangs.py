@@ -46,6 +46,13 @@ def test_a_rank_that_computes_for_ever(launch):
     assert told(ranks) == "rank 0 was at faults.py in spin; 2 waited for others"
 
 
+def test_a_rank_that_returns_while_others_wait_for_it(launch):
+    """As where a loader has fewer batches on one rank than on the others."""
+    ranks = launch(targets.run_hang, 3, wrapper=HASTY, args={"where": "returned"}).wait()
+    checks.went_on(ranks)
+    assert told(ranks) == "rank 0 had returned from the function; 2 waited for others"
+
+
 def test_all_wait_for_others(launch):
     """One is in another collective than the others: nobody is named alone."""
     ranks = launch(targets.run_hang, 2, wrapper=HASTY, args={"where": "mismatch"}).wait()

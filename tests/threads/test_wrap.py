@@ -6,6 +6,7 @@ import copy
 import inspect
 import re
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +44,44 @@ def test_without_parentheses(outside_a_job: None) -> None:
     for fn in (mine, inprocess.Wrapper()(train)):  # both need a job
         with pytest.raises(OptionError, match="WORLD_SIZE"):
             fn(1)
+
+
+async def later() -> None: ...
+
+
+def steps() -> Any:
+    yield
+
+
+async def later_steps() -> Any:
+    yield
+
+
+class Later:
+    async def __call__(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("fn", "kind"),
+    [(later, "a coroutine"), (steps, "a generator"), (later_steps, "an asynchronous generator"), (Later(), "a corou")],
+)
+def test_functions_whose_body_runs_later(fn: Any, kind: str) -> None:
+    with pytest.raises(OptionError, match=f"is {kind}.* nothing restarts it"):
+        inprocess.Wrapper()(fn)
+    assert inprocess.Wrapper(enabled=False)(fn) is fn
+
+
+@pytest.mark.parametrize("name", ["call", "call_wrapper"])
+def test_a_parameter_without_an_annotation(name: str) -> None:
+    space: dict[str, Any] = {"CallWrapper": inprocess.CallWrapper}
+    exec(f"def bare({name}=None): ...\ndef given({name}: object = None): ...\ndef other({name}, x): ...\n", space)
+    exec(f"def asks({name}: CallWrapper = None): ...", space)
+    with pytest.warns(UserWarning, match=f"the parameter '{name}' of <function bare.* write `{name}: inprocess"):
+        inprocess.Wrapper()(space["bare"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for fn in (space["given"], space["other"], space["asks"], len):
+            inprocess.Wrapper()(fn)
 
 
 def test_a_method_without_parentheses(outside_a_job: None) -> None:

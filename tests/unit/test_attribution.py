@@ -24,7 +24,7 @@ def test_json_and_back(record: InterruptionRecord) -> None:
             InterruptionRecord(2, Interruption.TERMINATED, 2, "killed\nby SIGKILL"),
             "rank 2: process died: killed by SIGKILL",
         ),
-        (InterruptionRecord(0, Interruption.UNRESPONSIVE), "rank 0: does not answer"),
+        (InterruptionRecord(0, Interruption.UNRESPONSIVE), "rank 0: did not answer"),
     ],
 )
 def test_one_line(record: InterruptionRecord, line: str) -> None:

@@ -22,6 +22,13 @@ def test_without_one_of_the_two(missing: str) -> None:
         environment.read({name: value for name, value in RANKS.items() if name != missing})
 
 
+def test_without_both() -> None:
+    with pytest.raises(
+        OptionError, match=r"variables RANK and WORLD_SIZE are not set\. Start .*inprocess run.*enabled=False"
+    ):
+        environment.read({"RANK": " "})
+
+
 def test_the_address_of_the_store() -> None:
     env = RANKS | {"MASTER_ADDR": " 10.0.0.1 ", "MASTER_PORT": "29500"}
     launch = environment.read(env)

@@ -10,7 +10,8 @@ import pytest
 
 import inprocess
 from inprocess import errors
-from inprocess.errors import Portrait, in_words, shown, where
+from inprocess.errors import Portrait, in_words, inside, shown, where
+from inprocess.forks import guarded
 
 
 class Hostile(Exception):
@@ -163,3 +164,13 @@ def test_a_disk_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     errors._reader.join()
     assert len(asked) == 1
     assert all("in fail\nValueError: the words" in text for text in texts)
+
+
+def test_a_traceback_without_the_librarys_frames_around_it() -> None:
+    def fails() -> None:
+        raise ValueError
+
+    error = pytest.raises(ValueError, guarded, fails).value
+    trace = inside(error.__traceback__.tb_next)
+    assert trace is not None and trace.tb_frame.f_code is fails.__code__
+    assert inside(None) is None

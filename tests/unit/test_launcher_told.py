@@ -28,6 +28,7 @@ def test_a_failure_is_told_a_moment_later(told: Told, said: list[str]) -> None:
 def test_failures_are_told_together_when_the_job_has_failed(told: Told, said: list[str]) -> None:
     told.failed(3, "rank 3 failed", "again", now=10.0)
     told.failed(1, "rank 1 failed", "again", now=10.5)
+    assert told.ranks() == [3, 1]
     assert told.together("rank 2 failed") == "rank 3 failed; rank 1 failed; rank 2 failed"
     assert (told.together(), told.due(), said) == ("", [], [])
 

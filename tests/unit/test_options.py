@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import inspect
 import signal
 from pathlib import Path
 
 import pytest
 
 from inprocess.exception import OptionError
-from inprocess.options import Options, seconds
+from inprocess.options import HOOKS, Options, seconds
+from inprocess.wrap import Wrapper
 
 
 def test_defaults() -> None:
@@ -37,7 +40,7 @@ def test_what_is_no_duration(value: object) -> None:
 def test_zero_is_a_duration_only_for_last_call_wait() -> None:
     assert seconds("x", 0) == 0
     Options.build(last_call_wait=0)
-    with pytest.raises(OptionError, match="heartbeat_interval=0 must be greater than zero"):
+    with pytest.raises(OptionError, match="heartbeat_interval=0 is out of range: pass a duration greater than 0"):
         Options.build(heartbeat_interval=0)
 
 
@@ -70,8 +73,24 @@ def test_the_monitors_interval_stays_below_the_barriers_timeout() -> None:
 def test_unknown_options() -> None:
     with pytest.raises(OptionError, match=r"sof_timeout=3: did you mean 'soft_timeout'\?"):
         Options.build(sof_timeout=3)
-    with pytest.raises(OptionError, match="known options: barrier_timeout"):
+    with pytest.raises(OptionError, match=r"initalize=<built-in function print>: did you mean 'initialize'\?"):
+        Options.build(initalize=print)
+    with pytest.raises(OptionError, match="known options: abort, barrier_timeout, .*, rank_filter, soft_timeout"):
         Options.build(zzz=3)
+
+
+def test_every_option_of_the_wrapper_is_known() -> None:
+    options = {field.name for field in dataclasses.fields(Options)}
+    assert {*inspect.signature(Wrapper.__init__).parameters} - {"self", "unknown"} == {*options, *HOOKS}
+
+
+def test_an_order_with_a_default() -> None:
+    with pytest.raises(
+        OptionError, match=r"soft_timeout=300s must be less than hard_timeout=90s \(hard_timeout: the def"
+    ):
+        Options.build(soft_timeout=300)
+    with pytest.raises(OptionError, match=r"soft_timeout=5s must be less than hard_timeout=4s, because"):
+        Options.build(soft_timeout=5, hard_timeout=4)
 
 
 def test_paths() -> None:

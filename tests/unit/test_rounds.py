@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from inprocess.attribution import Interruption, InterruptionRecord, standstill
+from inprocess.attribution import RETURNED, Interruption, InterruptionRecord, standstill
 from inprocess.protocol.messages import FIRST_JOINER as J
 from inprocess.protocol.messages import MAX_RECORDS, MAX_STUCK, Arrival, Kind, Start, Ticket, dump, load_decision
 from inprocess.protocol.rounds import MISSING, decide_end, decide_start, seat
@@ -222,9 +222,19 @@ DEAD = Arrival(Kind.DEAD, place=2)
             [SILENCE],
             "all 2 ranks waited for others: rank 0 was at train.py:8 in first, rank 1 was at b.py:9 in g",
         ),
+        (
+            [at(0, FIRST, True), at(1, RETURNED), at(2, FIRST, True), at(3, RETURNED)],
+            [SILENCE],
+            "ranks 1, 3 had returned from the function; 2 waited for others",
+        ),
+        (
+            [at(0, FIRST, True), at(1, RETURNED), at(2, "b.py:9 in g")],
+            [SILENCE],
+            "rank 2 was at b.py:9 in g; 1 waited for others",
+        ),
         ([at(rank, f"a.py:{rank} in f") for rank in range(4)], [KILLED, SILENCE], ""),
     ],
-    ids=["one", "two at one place", "killed", "silent", "all wait", "no soft timeout"],
+    ids=["one", "two at one place", "killed", "silent", "all wait", "returned", "one besides", "no soft timeout"],
 )
 def test_who_hangs(arrivals: list[Arrival], records: list[InterruptionRecord], says: str) -> None:
     """Those that did not wait are named with their places; those that could not say come first."""
