@@ -26,9 +26,9 @@ CHANGED = (
 LAUNCHER, LAUNCHER_KEY = "INPROCESS_LAUNCHER", "INPROCESS_LAUNCHER_KEY"
 
 _REMEDY = (
-    "Start the script with a launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (`inprocess run`, "
-    "torchrun, SLURM, Kubernetes), or set them yourself; store_kwargs={'host_name': ..., 'port': ...} does in place of "
-    "the last two. Wrapper(enabled=False) runs the function as it is, without them."
+    "Start the script with a launcher (`inprocess run`, torchrun, SLURM, Kubernetes), or set RANK, WORLD_SIZE, "
+    "MASTER_ADDR and MASTER_PORT yourself (store_kwargs={'host_name': ..., 'port': ...} in place of the last two). "
+    "Wrapper(enabled=False) needs none of them."
 )
 
 

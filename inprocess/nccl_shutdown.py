@@ -1,4 +1,7 @@
-"""What the program asks of NCCL's groups during a call, where that may cost the process.
+"""What the program asks of its process groups during a call, where that may cost the process.
+
+*Groups that it destroys.* Each is kept for a while, so that nothing else is its last owner: see `held`. All that
+follows is for NCCL alone.
 
 *Shutdown beside abort.* ``destroy_process_group()`` destroys a communicator; an abort beside it, or after it, uses what
 is no more, and a healthy rank gets SIGSEGV (torch 2.13 with NCCL 2.29: none of 8 trials survived 15 restarts; with what
@@ -23,6 +26,7 @@ from typing import Any
 import torch.distributed as dist
 
 from inprocess import groups
+from inprocess.held import held
 from inprocess.interrupt import leave_alone
 from inprocess.logs import get_logger
 
@@ -87,7 +91,7 @@ class Shutdowns:
         self._replaced: list[_Replaced] = []
 
     def begin(self, kind: Any = None, backend: Any = None) -> None:
-        """A call begins. Does nothing where torch has no NCCL.
+        """A call begins. Where torch has no NCCL, only what is destroyed is noted.
 
         Args:
             kind: the class of groups; default None: ``torch.distributed.ProcessGroup``.
@@ -95,11 +99,11 @@ class Shutdowns:
         """
         if self._replaced:
             return
+        nccl = kind is not None or dist.is_nccl_available()
         if kind is None:
-            if not (dist.is_available() and dist.is_nccl_available()):
-                return
             kind, backend = dist.ProcessGroup, getattr(dist, "ProcessGroupNCCL", None)
-        methods = ((kind, SHUTDOWN, self._shutdown), (kind, ABORT, self._abort), (backend, SPLIT, _warn_of_split))
+        methods = [(kind, SHUTDOWN, self._shutdown if nccl else _note)]
+        methods += [(kind, ABORT, self._abort), (backend, SPLIT, _warn_of_split)] if nccl else []
         self._replaced = [_Replaced(*method) for method in methods if hasattr(*method[:2])]
 
     def end(self) -> None:
@@ -112,6 +116,7 @@ class Shutdowns:
             return self._ends.setdefault(group, _End())
 
     def _shutdown(self, original: Method, group: Any) -> None:
+        held.destroyed(group)
         end = self._end_of(group)
         if not end.lock.acquire(blocking=False):  # it is being ended
             return
@@ -143,6 +148,11 @@ class Shutdowns:
         finally:
             if alone:
                 end.lock.release()
+
+
+def _note(original: Method, group: Any) -> None:
+    held.destroyed(group)
+    original(group)
 
 
 def _warn_of_split(original: Method, group: Any, *args: Any) -> None:

@@ -292,8 +292,9 @@ def connect_to(
     deadline, stopped = clock.monotonic() + timeout, stopped or threading.Event()
     done, given_up = threading.Event(), threading.Event()
     arguments = (made, done, given_up, address, port, timeout, attempt)
-    threading.Thread(target=_construct, args=arguments, name="inprocess-connect", daemon=True).start()
+    thread = threading.Thread(target=_construct, args=arguments, name="inprocess-connect", daemon=True)
     try:
+        thread.start()  # in here: it waits for the thread to run, and may be interrupted then
         # a join that is interrupted takes the thread for one that has ended
         while not done.wait(max(0.0, min(LOOK, deadline - clock.monotonic()))):
             if stopped.is_set() or clock.monotonic() >= deadline:

@@ -436,7 +436,7 @@ class Run:
         """Those that wait for it (`KillTogether`): all stand still before the first one dies."""
         events = [event for rank in self.ranks for event in rank.events if event["event"] == "together"]
         waiting = [event for event in events if self._killed.isdisjoint(event["pids"])]
-        if waiting and len(waiting) == waiting[0]["count"]:
+        if waiting and len(waiting) >= waiting[0]["count"]:
             pids = [pid for event in waiting for pid in event["pids"]]
             self._killed.update(pids)
             for signum in (signal.SIGSTOP, signal.SIGKILL):

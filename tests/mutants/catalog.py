@@ -1810,6 +1810,28 @@ NCCL = (
 
 hooks = _in("hooks.py", "tests/unit/test_hooks.py")
 assignments = _in("hooks.py", "tests/unit/test_rank_assignment.py")
+destroyed = _in("held.py", "tests/unit/test_held.py")
+GROUPS = (
+    destroyed(
+        "a_reducer_is_the_last_owner",
+        "a group that the program destroys is not kept",
+        "self._destroyed = [*kept, group]",
+        "self._destroyed = kept",
+    ),
+    destroyed(
+        "destroyed_groups_pile_up",
+        "all groups that the program destroys are kept until the next iteration",
+        "            _in_background(alone.clear)\n",
+        "            self._destroyed += alone\n",
+    ),
+    _in("store.py", "tests/threads/test_connecting.py")(
+        "a_start_that_is_interrupted",
+        "a connection attempt goes on where its start was interrupted",
+        "    try:\n        thread.start()  # in here: it waits for the thread to run, and may be interrupted then\n",
+        "    thread.start()\n    try:\n",
+    ),
+)
+
 HOOKS = (
     hooks(
         "an_optional_exception",
@@ -1856,4 +1878,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *LEFTOVERS,
     *NCCL,
     *HOOKS,
+    *GROUPS,
 )

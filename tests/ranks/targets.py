@@ -409,6 +409,27 @@ def _receives() -> None:
     dist.recv(torch.ones(1), src=0)
 
 
+def run_last_backward(context: Context) -> Any:
+    return context.wrap(_last_backward)()
+
+
+def _last_backward(context: Context, call: Any) -> None:
+    for _ in range(context.args["times"]):
+        call.ping()
+        _ends_with_backward()
+
+
+def _ends_with_backward() -> None:
+    """Returns while Gloo's worker may still be freeing an operation of the backward pass; then the model goes."""
+    dist.init_process_group("gloo", timeout=LONG)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    large = torch.ones(1_000_000)
+    loss = model(torch.ones(2)).sum()
+    loss.register_hook(lambda _: dist.all_reduce(large, async_op=True) and None)
+    loss.backward()
+    dist.destroy_process_group()
+
+
 def run_unprotected(context: Context) -> Any:
     return context.wrap(_unprotected)()
 
@@ -690,7 +711,7 @@ def run_disabled_inside(context: Context) -> Any:
     @Wrapper(enabled=False)
     def inner(context: Context, inner_call: CallWrapper) -> bool:
         context.point("inner")
-        return current_call() is inner_call
+        return current_call() is not inner_call
 
     def outer(context: Context, call: CallWrapper) -> list[bool]:
         before = current_call() is call
@@ -833,7 +854,7 @@ def run_misuse(context: Context) -> Any:
         "torch.distributed initialized": lambda: _call_while_initialized(function),
         "outside the main thread": lambda: _call_in_thread(function),
     }
-    return {name: _error_of(attempt) for name, attempt in tries.items()}
+    return {name: _error_of(attempt)[:160] for name, attempt in tries.items()}  # an event is not long
 
 
 def _error_of(attempt: Callable[[], Any]) -> str:

@@ -7,8 +7,15 @@ import pytest
 
 from tests import growth
 
+from . import targets
+
 #: of an iteration's groups, which end in the background
 COUNTED = ("groups", "threads", "descriptors", "sockets")
+
+
+def test_a_function_that_returns_right_after_its_last_backward_pass(launch):
+    """In one of ten such calls torch alone waits for ever, in the destructor of the model's reducer."""
+    launch(targets.run_last_backward, 1, args={"times": 150}).wait()
 
 
 @pytest.mark.parametrize("kind", ["tensor parallel", "sharded", "pending"])

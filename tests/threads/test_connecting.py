@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from inprocess import procfs, store
-from inprocess.exception import StoreLost
+from inprocess.exception import RankShouldRestart, StoreLost
 from tests.harness.ports import ReservedPort
 
 
@@ -46,6 +46,25 @@ def test_a_server_that_comes_later(monkeypatch: pytest.MonkeyPatch, capfd: pytes
         assert server.get("a") == b"1"
         del connection, server, connecting
     assert "frame #" not in capfd.readouterr().err
+
+
+def test_an_interruption_while_the_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread runs already, and the caller still waits for it to say so: it ends, though nobody takes its result."""
+    started: list[threading.Thread] = []
+
+    class Thread(threading.Thread):
+        def start(self) -> None:
+            super().start()
+            started.append(self)
+            raise RankShouldRestart
+
+    with ReservedPort() as port:
+        monkeypatch.setattr(store.threading, "Thread", Thread)
+        with pytest.raises(RankShouldRestart):
+            store.connect_to("127.0.0.1", port.number, timeout=60.0)
+        monkeypatch.undo()
+        started[0].join(10)
+        assert not started[0].is_alive()
 
 
 def test_a_probe_that_meets_itself_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -271,10 +271,12 @@ def test_what_the_program_puts_there_stays(shutdowns: Shutdowns, monkeypatch: Pa
 
 
 def test_torch_itself_where_it_has_nccl(monkeypatch: Patch, group: None) -> None:
-    """And nothing where it has none. Afterwards groups end as before."""
+    """And where it has none only shutdowns are noted. Afterwards groups end as before."""
     before = methods()
     own = Shutdowns()
     own.begin()
+    assert methods()[0] != before[0] and methods()[1] == before[1]
+    own.end()
     assert methods() == before
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     for _ in range(2):

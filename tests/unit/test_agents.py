@@ -196,6 +196,12 @@ def test_a_local_factory_that_works_cannot_be_imported() -> None:
 
 
 @pytest.mark.usefixtures("as_launched")
+def test_a_factory_that_makes_no_store() -> None:
+    with pytest.raises(OptionError, match=r"store_factory=<built-in function print> returned None, which is no store"):
+        Wrapper(store_factory=print)(lambda: None)()
+
+
+@pytest.mark.usefixtures("as_launched")
 def test_a_constructor_that_does_not_return() -> None:
     end, ended = threading.Event(), threading.Event()
 

@@ -170,7 +170,9 @@ def test_a_traceback_without_the_librarys_frames_around_it() -> None:
     def fails() -> None:
         raise ValueError
 
-    error = pytest.raises(ValueError, guarded, fails).value
-    trace = inside(error.__traceback__.tb_next)
+    with pytest.raises(ValueError) as caught:
+        guarded(fails)
+    assert caught.value.__traceback__ is not None
+    trace = inside(caught.value.__traceback__.tb_next)
     assert trace is not None and trace.tb_frame.f_code is fails.__code__
     assert inside(None) is None

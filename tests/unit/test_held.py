@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 
@@ -52,6 +53,13 @@ def in_a_cycle(age: int = 0) -> Group:
     for _ in range(age):
         gc.collect(1)
     return group
+
+
+def settled() -> None:
+    """What is let go of in the background is gone."""
+    for thread in threading.enumerate():
+        if thread.name == "inprocess-abort":
+            thread.join()
 
 
 def test_groups_that_nobody_has_cost_no_collection(collections: list[int]) -> None:
@@ -107,3 +115,23 @@ def test_a_group_that_is_referred_to_is_let_go_later(collections: list[int]) -> 
     assert gone() is not None
     held.end()
     assert gone() is None
+
+
+def test_groups_that_the_program_destroys(collections: list[int]) -> None:
+    """Each stays until the next one that is destroyed, and longer where somebody has it."""
+    held, groups = Held(), [Group() for _ in range(3)]
+    gone = [weakref.ref(group) for group in groups]
+    held.destroyed(groups[0])  # outside a call
+    held.begin()
+    mine = groups[1]
+    while groups:
+        held.destroyed(groups.pop(0))
+    settled()
+    assert [each() is None for each in gone] == [True, False, False]
+    held.begin()
+    settled()
+    assert [each() is None for each in gone] == [True, False, True]
+    del mine
+    assert gone[1]() is not None
+    held.end()
+    assert gone[1]() is None
