@@ -854,7 +854,7 @@ def run_misuse(context: Context) -> Any:
         "torch.distributed initialized": lambda: _call_while_initialized(function),
         "outside the main thread": lambda: _call_in_thread(function),
     }
-    return {name: _error_of(attempt)[:210] for name, attempt in tries.items()}  # an event is not long
+    return {name: _error_of(attempt)[:230] for name, attempt in tries.items()}  # an event is not long
 
 
 def _error_of(attempt: Callable[[], Any]) -> str:
