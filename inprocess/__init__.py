@@ -7,6 +7,8 @@ them.
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -115,11 +117,23 @@ __all__ = [
 ]
 
 
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(f"inprocess.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        remedy = f"`{sys.executable} -m pip install torch`"
+        raise ModuleNotFoundError(
+            f"inprocess.{name} needs torch, which is not installed: {remedy}", name="torch"
+        ) from None
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(importlib.import_module(f"inprocess.{_HOME[name]}"), name)
+        return getattr(_module(_HOME[name]), name)
     if name in _MODULES:
-        return importlib.import_module(f"inprocess.{name}")
+        return _module(name)
     raise AttributeError(f"module 'inprocess' has no attribute {name!r}")
 
 

@@ -65,7 +65,14 @@ def _help() -> str:
     lines = [USAGE, "", "commands:"]
     lines += [f"  {name:<11}{about}" for name, (_, about) in COMMANDS.items()]
     lines += ["", "options:", *(f"  {name:<11}{about}" for name, about in OPTIONS.items() if name != "-h")]
-    return "\n".join([*lines, "", "`inprocess COMMAND --help` has the options of one."])
+    lines += [
+        "",
+        "`inprocess COMMAND --help` has the options of one. Other programs: `python -m inprocess.compat script.py`",
+    ]
+    lines += [
+        "runs a script written for nvidia-resiliency-ext, `python -m inprocess.wait_daemon` waits for the monitors."
+    ]
+    return "\n".join(lines)
 
 
 def _versions() -> str:

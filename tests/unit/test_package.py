@@ -53,3 +53,11 @@ def test_listed_modules_exist() -> None:
         path.parent.name for path in (ROOT / "inprocess").glob("*/__init__.py")
     }
     assert set(dir(inprocess)) - set(inprocess.__all__) <= found
+
+
+def test_without_torch() -> None:
+    """The light parts work; what needs torch says so."""
+    program = "import sys; sys.modules['torch'] = None; import inprocess; inprocess.OptionError; inprocess.Wrapper"
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    says = f"ModuleNotFoundError: inprocess.wrap needs torch, which is not installed: `{sys.executable} -m pip install"
+    assert says in done.stderr
