@@ -228,7 +228,8 @@ def test_variables_that_keep_torch_quiet(
 def test_little_is_printed_but_the_workers_own_output(tmp_path: Path) -> None:
     """The launcher starts anew: in the other tests torch was imported before, without the variables."""
     script = tmp_path / "hello.py"
-    script.write_text("import sys; print('hello'); print('error: hello', file=sys.stderr)")
+    # one write each: lines of two processes must not mix
+    script.write_text(r"import os; os.write(1, b'hello\n'); os.write(2, b'error: hello\n')")
     env = {name: text for name, text in os.environ.items() if name not in ("OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL")}
     command = [sys.executable, "-m", "inprocess", "run", "--standalone", "--nproc-per-node", "2", str(script)]
     found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=env)

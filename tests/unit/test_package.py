@@ -57,7 +57,19 @@ def test_listed_modules_exist() -> None:
 
 def test_without_torch() -> None:
     """The light parts work; what needs torch says so."""
-    program = "import sys; sys.modules['torch'] = None; import inprocess; inprocess.OptionError; inprocess.Wrapper"
+    program = """
+import sys
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name=name)
+
+sys.meta_path.insert(0, NoTorch())
+import inprocess
+inprocess.OptionError
+inprocess.Wrapper
+"""
     done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
     says = f"ModuleNotFoundError: inprocess.wrap needs torch, which is not installed: `{sys.executable} -m pip install"
     assert says in done.stderr
