@@ -82,7 +82,6 @@ def train(
         if rank == 0 and step % args.log_every == 0:
             progress.show(step, loss)
 
-    del model  # before its group: as the group's last owner it would end it with Python's lock held, and may deadlock
     dist.destroy_process_group()
     return rank, digits.accuracy(network)
 

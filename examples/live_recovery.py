@@ -53,7 +53,6 @@ def train(
             parts.schedule.step()
         step += 1
 
-    del model
     dist.destroy_process_group()
     return rank, digest(parts.network, parts.optimizer)
 

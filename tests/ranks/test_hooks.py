@@ -52,6 +52,8 @@ def test_the_rank_whose_hook_raises_leaves(launch, hook, iteration, kind, rank):
     ranks = launch(targets.run_train, 3, faults=FIRST | {At(rank, iteration, hook): Raise(kind)}).wait()
     assert ranks[rank].exception in (kind.__name__, "HealthCheckError"), ranks[rank].trace
     assert "injected" in ranks[rank].message + ranks[rank].trace
+    says = f"leaves the job: its finalize hook raised {kind.__name__}: injected"
+    assert (says in ranks[rank].log) == (hook == "finalize")
     checks.went_on(ranks, without=[rank], iteration=ranks[1].entries()[-1][0])
 
 
