@@ -256,6 +256,7 @@ def launch(args: argparse.Namespace) -> int:
 
 
 def run_all(processes: list[tuple[list[str], dict[str, str]]]) -> list[int]:
+    print(f"starting {len(processes)} processes; each imports torch first, which takes some seconds", flush=True)
     children = [subprocess.Popen(command, env={**os.environ, **variables}) for command, variables in processes]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))
     try:

@@ -32,8 +32,10 @@ SCRIPT = Path(__file__).with_name("digits_ddp.py")
 class Node:
     """A launcher and everything below it; shows what they print."""
 
-    def __init__(self, number: int, command: list[str]) -> None:
+    def __init__(self, number: int, command: list[str], directory: str) -> None:
         self.number, self.command = number, command
+        # a launcher that is killed leaves its temporary files there
+        self.variables = {**QUIET, "TMPDIR": directory}
         self.lines: list[str] = []
         #: protects the lines
         self.changed = threading.Condition()
@@ -41,7 +43,7 @@ class Node:
 
     def start(self) -> None:
         output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        self.launcher = subprocess.Popen(self.command, env={**os.environ, **QUIET}, **output)
+        self.launcher = subprocess.Popen(self.command, env={**os.environ, **self.variables}, **output)
         self.reader = threading.Thread(target=self.read, args=(self.launcher,), daemon=True)
         self.reader.start()
 
@@ -79,7 +81,9 @@ def two_nodes(directory: str, port: int, args: argparse.Namespace) -> Iterator[l
     training = [str(SCRIPT), "--checkpoint-dir", directory, "--steps", str(args.steps)]
     training += ["--etcd", args.etcd] if args.etcd else []
     nodes = [
-        Node(number, [*launcher, *meeting, "--node-rank", str(number), "--local-addr", "127.0.0.1", *training])
+        Node(
+            number, [*launcher, *meeting, "--node-rank", str(number), "--local-addr", "127.0.0.1", *training], directory
+        )
         for number in range(2)
     ]
     try:
