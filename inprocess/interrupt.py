@@ -30,11 +30,12 @@ while nothing happens.
 
 What is not interrupted inside the window: this file's own lines, those of ``atomic``, those that hand over one of this
 library's log lines, and those of the handler at work on an earlier signal, where a raise could leave a lock held, and
-whatever runs on top of them (a destructor, another handler); for the first tenth of a second, the logging module and
+whatever runs on top of them (a destructor, another handler); for a tenth of a second, the logging module and
 the two lines with which `threading` takes and gives back the lock of a condition, an event, a queue or a thread that
 starts, for the same reason: that thread would never come up; as long, torch's functional collectives, between the begin
-of one and the moment when somebody has its result; and for ten seconds, an import, since a module left half
-imported stays broken in every later iteration, and the construction of a DataLoader's iterator or the start of a
+of one and the moment when somebody has its result, and the code that takes a tensor from another process, such as a
+DataLoader's worker, whose descriptor is a bare number for a moment; and for ten seconds, an import, since a module left
+half imported stays broken in every later iteration, and the construction of a DataLoader's iterator or the start of a
 process: there is a moment when the process runs and nobody has noted it, who could end it.
 
 Losing the signal
@@ -294,7 +295,8 @@ class Gate:
         # written by the monitor thread when it asks, by the main thread when it has raised
         self._armed = False
         self._asked_at = 0.0
-        self._starters = frozenset[int]()
+        self._spared_since = 0.0
+        self._starters = self._takers = frozenset[int]()
         self._functional = ""
         self._raised_at = 0.0
         self._raised_where = ""
@@ -365,7 +367,8 @@ class Gate:
         if not self.atomic.closed:
             raise InternalError("interrupt_until_left() before close_for_abort() could cut an atomic section in half")
         left = left or self.left
-        self._asked_at, self._starters = clock.monotonic(), _starters()
+        self._spared_since = 0.0
+        self._asked_at, self._starters, self._takers = clock.monotonic(), _codes(_STARTERS), _codes(_TAKERS)
         self._functional = getattr(sys.modules.get(_FUNCTIONAL), "__file__", None) or ""
         with self._watching_unraisable():
             while not left.is_set():
@@ -400,15 +403,23 @@ class Gate:
             return False
         assert frame is not None
         now = clock.monotonic()
-        if now - self._asked_at < PATIENCE and (
-            frame.f_code in _LOCKING or self._runs(logging.__file__, frame) or self._runs(self._functional, frame)
-        ):
-            return False
         if now - self._asked_at < IMPORT_PATIENCE and self._runs(_IMPORT, frame):
+            self._spared_since = 0.0
             return False
-        if now - self._asked_at < START_PATIENCE and self._starts_process(frame):
+        if now - self._asked_at < START_PATIENCE and self._is_in(self._starters, frame):
+            self._spared_since = 0.0
             return False
-        self._raised_at = now
+        if (
+            frame.f_code in _LOCKING
+            or self._runs(logging.__file__, frame)
+            or self._runs(self._functional, frame)
+            or self._is_in(self._takers, frame)
+        ):
+            # since it was found there, not since it was asked for, which may be long ago: before an import
+            self._spared_since = self._spared_since or now
+            if now - self._spared_since < PATIENCE:
+                return False
+        self._raised_at, self._spared_since = now, 0.0
         self._raised_where = _places(frame)
         self._dropped = False
         self._armed = False
@@ -435,10 +446,10 @@ class Gate:
             frame = frame.f_back
         return False
 
-    def _starts_process(self, frame: FrameType | None) -> bool:
-        """Whether the user's function is inside code that starts a process; `_is_inside` holds."""
+    def _is_in(self, codes: frozenset[int], frame: FrameType | None) -> bool:
+        """Whether the user's function is inside one of these functions; `_is_inside` holds."""
         while frame is not None and frame.f_code is not _CALL_CODE:
-            if id(frame.f_code) in self._starters:
+            if id(frame.f_code) in codes:
                 return True
             frame = frame.f_back
         return False
@@ -657,7 +668,7 @@ _WHOLE = {
         Gate._may_raise,
         Gate._is_inside,
         Gate._runs,
-        Gate._starts_process,
+        Gate._is_in,
         Gate._note_dropped,
         Interrupter._reinstall,
         _run_pending,
@@ -683,10 +694,14 @@ _STARTERS = (
 )
 
 
-def _starters() -> frozenset[int]:
+#: and those that take a tensor from another process
+_TAKERS = (("torch.multiprocessing.reductions", "rebuild_storage_fd"),)
+
+
+def _codes(functions: Sequence[tuple[str, str]]) -> frozenset[int]:
     """The identities of their code; a version that has them elsewhere is interrupted there as anywhere."""
     found = set[int]()
-    for module, name in _STARTERS:
+    for module, name in functions:
         with contextlib.suppress(AttributeError):
             found.add(id(operator.attrgetter(name)(sys.modules.get(module)).__code__))
     return frozenset(found)

@@ -814,8 +814,8 @@ INTERRUPTION = (
     raised(
         "logging_is_torn",
         "the interruption is raised in logging, which holds a lock",
-        "if now - self._asked_at < PATIENCE and (",
-        "if False and (",
+        "if now - self._spared_since < PATIENCE:",
+        "if False:",
     ),
     raised(
         "import_is_torn",
@@ -1812,6 +1812,17 @@ hooks = _in("hooks.py", "tests/unit/test_hooks.py")
 assignments = _in("hooks.py", "tests/unit/test_rank_assignment.py")
 destroyed = _in("held.py", "tests/unit/test_held.py")
 GROUPS = (
+    _in("interrupt.py", "tests/threads/test_interrupt.py")(
+        "a_descriptor_is_lost",
+        "a tensor that is just taken from another process leaves its descriptor open",
+        "            or self._is_in(self._takers, frame)\n",
+    ),
+    _in("interrupt.py", "tests/threads/test_interrupt.py")(
+        "what_comes_late_is_torn",
+        "after a long import nothing is left alone any more",
+        "self._spared_since = self._spared_since or now",
+        "self._spared_since = self._asked_at",
+    ),
     destroyed(
         "a_reducer_is_the_last_owner",
         "a group that the program destroys is not kept",

@@ -28,6 +28,8 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.multiprocessing import reductions
 
 from inprocess import interrupt
 from inprocess.exception import InternalError, OptionError, RankShouldRestart, RestartAbort, RestartError
@@ -758,7 +760,8 @@ def test_one_pending_call_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def ask(gate: Gate) -> None:
     """As the monitor thread does, without sending; the function calls it, then raises the signal by itself."""
     gate.close_for_abort()
-    gate._asked_at, gate._starters = interrupt.clock.monotonic(), interrupt._starters()
+    gate._asked_at = interrupt.clock.monotonic()
+    gate._starters, gate._takers = interrupt._codes(interrupt._STARTERS), interrupt._codes(interrupt._TAKERS)
     gate._armed = gate.interrupting = True
 
 
@@ -794,9 +797,36 @@ def test_the_lines_of_atomic_are_not_interrupted(gate: Gate, interrupter: Interr
     assert calls == ["entered", "left"]
 
 
+def test_a_tensor_is_taken_whole_from_another_process(gate: Gate, interrupter: Interrupter) -> None:
+    """Its descriptor is a bare number between two lines."""
+    storage = torch.UntypedStorage(64)
+    descriptor, size = storage._share_fd_cpu_()
+    calls: list[str] = []
+
+    class Sent:
+        def detach(self) -> int:
+            number = os.dup(descriptor)
+            ask(gate)
+            signal.raise_signal(interrupter.signum)
+            return number
+
+    def fn() -> None:
+        reductions.rebuild_storage_fd(torch.UntypedStorage, Sent(), size)
+        calls.append("taken")
+        signal.raise_signal(interrupter.signum)
+        calls.append("too late")
+
+    before = os.listdir("/proc/self/fd")
+    assert isinstance(gate.run(fn), Interrupted)
+    assert calls == ["taken"]
+    assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.mark.parametrize("later", [0.0, 5.0])
 def test_logging_is_left_alone_for_a_while(
-    gate: Gate, interrupter: Interrupter, monkeypatch: pytest.MonkeyPatch
+    gate: Gate, interrupter: Interrupter, monkeypatch: pytest.MonkeyPatch, later: float
 ) -> None:
+    """Also where it was asked for long before, during an import perhaps."""
     now = 100.0
     monkeypatch.setattr(interrupt, "clock", SimpleNamespace(monotonic=lambda: now))
     inside = compile("raise_signal(signum)", logging.__file__, "exec")
@@ -806,7 +836,8 @@ def test_logging_is_left_alone_for_a_while(
     def fn() -> None:
         nonlocal now
         ask(gate)
-        for now in (100.0, 100.0 + 0.9 * interrupt.PATIENCE, 100.0 + 1.1 * interrupt.PATIENCE):
+        begin = now + later
+        for now in (begin, begin + 0.9 * interrupt.PATIENCE, begin + 1.1 * interrupt.PATIENCE):
             exec(inside, dict(names))
             logged.append(now)
 
