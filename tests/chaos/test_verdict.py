@@ -169,6 +169,15 @@ def test_ranks(assignment, rosters, words):
     assert words in judge(job(assignment=assignment), result(0, events=[*events, *result(0).events[1:]]), *others)
 
 
+def test_who_comes_later_may_have_got_the_place_of_another():
+    """Rank 3 died and came back before it was missed, while the place of rank 0 was free."""
+    events = [{"event": "roster", "iteration": 1, "members": [3, 1, 2], "t": 1.0}]
+    others = [result(rank, events=result(rank).events[1:]) for rank in (1, 2, 3)]
+    first, again = result(0, events=[*events, *result(0).events[1:]]), result(3, events=result(3).events[1:])
+    assert "order of ranks" in judge(job(), first, *others)
+    assert "order of ranks" not in judge(job(), first, *others, again)
+
+
 def test_ranks_that_disagree():
     events = [{"event": "roster", "iteration": 0, "members": [0, 1, 2], "t": 1.0}, *result(1).events[1:]]
     assert "the ranks gathered" in judge(job(), result(1, events=events))

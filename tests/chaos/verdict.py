@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 import signal
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.chaos.schedule import HARD, HEARTBEAT, SOFT, Job, Signal, Strike, ends_store
@@ -321,7 +321,10 @@ def _rosters(facts: Facts) -> list[str]:
     begun = [
         (result.rank, min(e["iteration"] for e in entered)) for result in facts.ranks if (entered := result.of("enter"))
     ]
-    lines += [f"order of ranks: {roster}" for roster in rosters.values() if not _ordered(facts.job, roster)]
+    processes = Counter(result.rank for result in facts.ranks)
+    # one that comes later may have got the place of another: its own was not free yet
+    founders = {name for name, count in processes.items() if count == 1}
+    lines += [f"order of ranks: {roster}" for roster in rosters.values() if not _ordered(facts.job, roster, founders)]
     for (earlier, before), (later, after) in itertools.pairwise(rosters.items()):
         # then everybody is back in its place; a process that replaces another one has its name
         joins = set(after).difference(before) or [name for name, first in begun if earlier < first <= later]
@@ -333,8 +336,9 @@ def _rosters(facts: Facts) -> list[str]:
     return lines
 
 
-def _ordered(job: Job, roster: tuple[int, ...]) -> bool:
-    kept = job.assignment in ("gaps", "tree") or list(roster) == sorted(roster)
+def _ordered(job: Job, roster: tuple[int, ...], founders: Collection[int]) -> bool:
+    old = [member for member in roster if member in founders]
+    kept = job.assignment in ("gaps", "tree") or old == sorted(old)
     whole = job.assignment != "pairs" or all(member ^ 1 in roster for member in roster)
     return kept and whole and len(set(roster)) == len(roster)
 
