@@ -172,10 +172,11 @@ def test_ranks(assignment, rosters, words):
 def test_who_comes_later_may_have_got_the_place_of_another():
     """Rank 3 died and came back before it was missed, while the place of rank 0 was free."""
     events = [{"event": "roster", "iteration": 1, "members": [3, 1, 2], "t": 1.0}]
-    others = [result(rank, events=result(rank).events[1:]) for rank in (1, 2, 3)]
-    first, again = result(0, events=[*events, *result(0).events[1:]]), result(3, events=result(3).events[1:])
-    assert "order of ranks" in judge(job(), first, *others)
-    assert "order of ranks" not in judge(job(), first, *others, again)
+    ranks = [result(0, events=[*events, *result(0).events[1:]])]
+    ranks += [result(rank, events=result(rank).events[1:]) for rank in (1, 2, 3)]
+    again = dataclasses.replace(ranks[3], pid=200)
+    said = ["\n".join(offences(Facts(job(), Ranks(some), {}, LOG))) for some in (ranks, [*ranks, again])]
+    assert "order of ranks" in said[0] and "order of ranks" not in said[1]
 
 
 def test_ranks_that_disagree():

@@ -139,7 +139,9 @@ def _raise_fates(place: str, fault: Raise) -> set[Fate]:
     if place == "finalize":
         return {fault.kind.__name__}
     # what these raise in an iteration that is over already counts as interrupted
-    return {SURVIVES, fault.kind.__name__} if place in ("health_check", "rank_assignment") else {SURVIVES}
+    if place == "health_check":  # before a run a restart; after a fault its end
+        return {SURVIVES, "HealthCheckError"}
+    return {SURVIVES, fault.kind.__name__} if place == "rank_assignment" else {SURVIVES}
 
 
 def allowed(facts: Facts, rank: int) -> set[Fate]:
