@@ -775,10 +775,13 @@ def _whereabouts(ident: int) -> str:
 
 
 def _places(frame: FrameType | None) -> str:
-    """A frame and those around it, as far as the user's function goes where it is in that; innermost first."""
+    """A frame and those around it, as far as the user's function goes where it is in that; innermost first. Those of
+    this library only where there are no others."""
     places: list[str] = []
+    ours = ""
     while frame is not None and frame.f_code is not _CALL_CODE and len(places) < PLACES:
         if not frame.f_code.co_filename.startswith(PACKAGE):
             places.append(_place(frame))
+        ours = ours or _place(frame)
         frame = frame.f_back
-    return ", called from ".join(places) or "an unknown place"
+    return ", called from ".join(places) or ours or "an unknown place"
