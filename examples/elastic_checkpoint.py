@@ -136,10 +136,10 @@ def launch() -> int:
         command = [*launcher, *meeting, "--max-restarts", "3", __file__, "--folder", folder]
         nodes: list[Node] = []
         try:
-            nodes.append(Node(0, command))
+            nodes.append(Node(0, command, folder))
             nodes[0].wait_for("step 100, .* 2 ranks")
             say("a node joins")
-            nodes.append(Node(1, command))
+            nodes.append(Node(1, command, folder))
             nodes[0].wait_for("4 ranks go on")
             nodes[0].wait_for(r"step \d+, .* 4 ranks")
             kill_everybody(nodes)

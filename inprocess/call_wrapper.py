@@ -12,7 +12,7 @@ from typing import Any
 from inprocess import clock, fence
 from inprocess.board import ATOMIC, LEASE, PING, Board
 from inprocess.clock import monotonic_ns
-from inprocess.exception import OptionError, RestartError
+from inprocess.exception import RestartError
 from inprocess.interrupt import Gate, leave_alone
 from inprocess.learned import LearnedTimeouts
 from inprocess.options import seconds
@@ -149,10 +149,7 @@ class CallWrapper:
 
 def given_limit(name: str, timeout: Any) -> float:
     """What `section` was given, in seconds. Raises OptionError where it is not positive."""
-    limit = seconds("timeout", timeout)
-    if limit <= 0:
-        raise OptionError(f"section({name!r}): timeout={timeout!r} must be greater than zero")
-    return limit
+    return seconds(f"section({name!r}): timeout", timeout, positive=True)
 
 
 def _no_store() -> Any:

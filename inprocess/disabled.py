@@ -39,8 +39,10 @@ class DisabledCall(CallWrapper):
         """That of the first iteration, all ranks active: by torch.distributed, else by ``RANK`` and ``WORLD_SIZE``,
         else of one process alone."""
         dist = sys.modules.get("torch.distributed")  # who has not imported it has not initialized it
-        known = dist is not None and dist.is_available() and dist.is_initialized()
-        state = State(dist.get_rank(), dist.get_world_size()) if dist is not None and known else State()
+        if dist is not None and dist.is_available() and dist.is_initialized():
+            state = State(dist.get_rank(), dist.get_world_size())
+        else:
+            state = State()
         state.activate_all_ranks()
         return state.freeze()
 

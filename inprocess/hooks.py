@@ -298,6 +298,13 @@ class Injector:
         """Whether any parameter asks for it."""
         return bool(self._wanted)
 
+    def forgotten(self) -> str:
+        """The parameter that looks as if it should ask, where none does; empty where there is none either."""
+        if self.is_asked:
+            return ""
+        bare = (p.name for p in self._signature.parameters.values() if p.annotation is p.empty and p.default is None)
+        return next((name for name in bare if name in ("call", "call_wrapper")), "")
+
     def bind(self, args: Args, kwargs: Mapping[str, Any], call: object) -> tuple[Args, dict[str, Any]]:
         """(args, kwargs) with `call` added where it is asked for and not passed. Never an error: a call that
         does not fit the signature is left for the function itself to refuse."""

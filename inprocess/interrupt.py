@@ -403,10 +403,10 @@ class Gate:
             return False
         assert frame is not None
         now = clock.monotonic()
-        if now - self._asked_at < IMPORT_PATIENCE and self._runs(_IMPORT, frame):
-            self._spared_since = 0.0
-            return False
-        if now - self._asked_at < START_PATIENCE and self._is_in(self._starters, frame):
+        asked = now - self._asked_at
+        if (asked < IMPORT_PATIENCE and self._runs(_IMPORT, frame)) or (
+            asked < START_PATIENCE and self._is_in(self._starters, frame)
+        ):
             self._spared_since = 0.0
             return False
         if (

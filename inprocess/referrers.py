@@ -40,7 +40,7 @@ from types import (
 from typing import Any
 
 from inprocess import clock
-from inprocess.errors import in_words
+from inprocess.errors import PACKAGE, in_words
 from inprocess.interpreter import running_frames
 
 __all__ = ["Known", "Way", "a", "holders"]
@@ -57,7 +57,6 @@ SHOWN = 60
 #: where no holder was looked for
 _NOT_LOOKED = "is held by something else (the search takes no longer than this)"
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 #: also of a module whose class has ideas of its own
 _module_space: Any = vars(ModuleType)["__dict__"].__get__
 _GENERATORS = (GeneratorType, CoroutineType, AsyncGeneratorType)
@@ -230,12 +229,12 @@ def _is_global(node: Any) -> bool:
 
 def _is_ours(node: Any) -> bool:
     """The loop calls the wrapped function by a function of its own."""
-    return type(node) is FunctionType and node.__code__.co_filename.startswith(_PACKAGE)
+    return type(node) is FunctionType and node.__code__.co_filename.startswith(PACKAGE)
 
 
 def _is_searching(holder: Any) -> bool:
     """A frame of this library: before Python 3.11 the collector lists those that run."""
-    return type(holder) is FrameType and holder.f_code.co_filename.startswith(_PACKAGE)
+    return type(holder) is FrameType and holder.f_code.co_filename.startswith(PACKAGE)
 
 
 # --- variables ----------------------------------------------------------------------------------------------------
@@ -246,7 +245,7 @@ def _running() -> Iterator[tuple[str, FrameType]]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     for ident, frame in running_frames():
-        if not frame.f_code.co_filename.startswith(_PACKAGE):
+        if not frame.f_code.co_filename.startswith(PACKAGE):
             thread = "" if ident == main else f" in thread {names.get(ident, ident)!r}"
             yield f", which is running{thread}", frame
 

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
+from inprocess.errors import PACKAGE
 from inprocess.interpreter import running_frames
 from inprocess.protocol.messages import Spot
 
@@ -24,11 +25,10 @@ __all__ = ["in_collective", "look"]
 #: so much of a file's path, from its end, and of a function's name is told (characters)
 LONGEST_FILE, LONGEST_NAME = 120, 60
 
-_PACKAGE = os.path.dirname(__file__) + os.sep
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _SITE = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 #: further out than these lines of the library the main thread runs the caller's code
-_BOUNDARIES = frozenset({(_PACKAGE + "interrupt.py", "_call"), (_PACKAGE + "loop.py", "_step")})
+_BOUNDARIES = frozenset({(PACKAGE + "interrupt.py", "_call"), (PACKAGE + "loop.py", "_step")})
 
 #: below torch: whoever is here waits for other ranks ...
 _COLLECTIVE = (f"distributed{os.sep}", os.path.join("nn", "parallel", "distributed.py"))
@@ -74,7 +74,7 @@ def _inside(frames: list[FrameType]) -> Iterator[FrameType]:
 
 def _is_users(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    return not (file.startswith(_PACKAGE) or _is_pythons(file) or _below_torch(file))
+    return not (file.startswith(PACKAGE) or _is_pythons(file) or _below_torch(file))
 
 
 def _is_pythons(file: str) -> bool:

@@ -188,8 +188,12 @@ class Wrapper:
             return disabled(fn)
         _refuse_later(fn)
         injector = Injector(fn, CallWrapper)
-        if not injector.is_asked:
-            _warn_of_no_annotation(fn)
+        if forgotten := injector.forgotten():
+            warnings.warn(
+                f"the parameter {forgotten!r} of {shown(fn)} gets no CallWrapper, for want of an annotation: write "
+                f"`{forgotten}: inprocess.CallWrapper`",
+                stacklevel=2,
+            )
 
         @functools.wraps(fn)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -229,19 +233,3 @@ _LATER: dict[str, Callable[[object], bool]] = {
     "a generator function": inspect.isgeneratorfunction,
     "an asynchronous generator function": inspect.isasyncgenfunction,
 }
-
-
-def _warn_of_no_annotation(fn: Callable[..., Any]) -> None:
-    """Where a parameter looks as if it should get the CallWrapper."""
-    try:
-        parameters = inspect.signature(fn).parameters
-    except (ValueError, TypeError):  # written in C without a signature
-        return
-    for name in ("call", "call_wrapper"):
-        parameter = parameters.get(name)
-        if parameter is not None and parameter.annotation is parameter.empty and parameter.default is None:
-            warnings.warn(
-                f"the parameter {name!r} of {shown(fn)} gets no CallWrapper, for want of an annotation: write "
-                f"`{name}: inprocess.CallWrapper`",
-                stacklevel=3,
-            )

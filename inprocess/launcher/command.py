@@ -67,11 +67,9 @@ def _help() -> str:
     lines += ["", "options:", *(f"  {name:<11}{about}" for name, about in OPTIONS.items() if name != "-h")]
     lines += [
         "",
-        "`inprocess COMMAND --help` has the options of one. Other programs: `python -m inprocess.compat script.py`",
+        "`inprocess COMMAND --help` has the options of one. `python -m inprocess.compat SCRIPT` runs a script",
     ]
-    lines += [
-        "runs a script written for nvidia-resiliency-ext, `python -m inprocess.wait_daemon` waits for the monitors."
-    ]
+    lines += ["for nvidia-resiliency-ext; `python -m inprocess.wait_daemon` waits for the monitors of a batch job."]
     return "\n".join(lines)
 
 

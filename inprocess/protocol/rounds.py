@@ -98,14 +98,14 @@ def _stuck(arrivals: Mapping[int, Arrival], records: Sequence[InterruptionRecord
         return []
     silent = [_spot(member, arrival, records) for member, arrival in arrivals.items() if _is_silent(arrival)]
     said = {member: arrival for member, arrival in arrivals.items() if arrival.where}
-    back = {member: arrival for member, arrival in said.items() if arrival.where == RETURNED}
+    back = [_spot(member, arrival, records) for member, arrival in said.items() if arrival.where == RETURNED]
     named = [
-        _spot(member, arrival, records) for member, arrival in said.items() if not arrival.waits and member not in back
+        _spot(member, arrival, records)
+        for member, arrival in said.items()
+        if not arrival.waits and arrival.where != RETURNED
     ]
     if not silent and not named:
-        named = [_spot(member, arrival, records) for member, arrival in back.items()]
-    if not silent and not named:
-        named = [_spot(member, arrival, records, WAITED) for member, arrival in said.items()]
+        named = back or [_spot(member, arrival, records, WAITED) for member, arrival in said.items()]
     return [*_by_rank(silent), *_by_rank(named)]
 
 

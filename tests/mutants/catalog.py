@@ -47,14 +47,14 @@ PROTOCOL = (
     rounds(
         "victims_are_accused",
         "ranks that wait for the one that hangs are named like it",
-        "if not arrival.waits and member not in back",
-        "if member not in back",
+        "if not arrival.waits and arrival.where != RETURNED",
+        "if arrival.where != RETURNED",
     ),
     rounds(
         "who_returned_is_no_suspect",
         "nobody is named where all others wait for a rank that has returned",
-        "for member, arrival in back.items()]",
-        "for member, arrival in []]",
+        "named = back or [",
+        "named = [",
     ),
     rounds("the_dead_are_forgotten", "a rank that could not say where it was is not named", "*_by_rank(silent), "),
     rounds(
@@ -820,14 +820,14 @@ INTERRUPTION = (
     raised(
         "import_is_torn",
         "the interruption leaves a module imported by half",
-        "if now - self._asked_at < IMPORT_PATIENCE and",
-        "if False and",
+        "asked < IMPORT_PATIENCE and",
+        "False and",
     ),
     raised(
         "start_is_torn",
         "the interruption leaves a process that nobody has noted",
-        "if now - self._asked_at < START_PATIENCE and",
-        "if False and",
+        "asked < START_PATIENCE and",
+        "False and",
     ),
     raised(
         "one_signal",

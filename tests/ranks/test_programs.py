@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from tests.unit.test_migration import ROWS
 
 FOLDER = Path(__file__).parent / "programs"
 PACKAGE = "nvidia_resiliency_ext.inprocess"
+Start = Callable[[str, str, dict[str, str]], "subprocess.Popen[str]"]
 WAYS = {"import replaced": ["train.py"], "as it is": ["-m", "inprocess.compat", "train.py"]}
 
 
@@ -29,20 +30,32 @@ def address() -> Iterator[dict[str, str]]:
         yield {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port.number)}
 
 
-def start(program: str, way: str, folder: Path, environ: dict[str, str]) -> subprocess.Popen[str]:
-    text = (FOLDER / f"{program}.py").read_text()
-    (folder / "train.py").write_text(text if way == "as it is" else text.replace(PACKAGE, "inprocess"))
-    env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")} | environ
-    return subprocess.Popen(
-        [sys.executable, *WAYS[way]], cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """`start("older_parts", "as it is", environ)`; what still runs where a test fails is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(program: str, way: str, environ: dict[str, str]) -> subprocess.Popen[str]:
+        text = (FOLDER / f"{program}.py").read_text()
+        (tmp_path / "train.py").write_text(text if way == "as it is" else text.replace(PACKAGE, "inprocess"))
+        env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")} | environ
+        command, out = [sys.executable, *WAYS[way]], subprocess.PIPE
+        started.append(
+            subprocess.Popen(command, cwd=tmp_path, env=env, stdout=out, stderr=subprocess.STDOUT, text=True)
+        )
+        return started[-1]
+
+    yield begin
+    for process in started:
+        with process:  # which closes its pipe and waits
+            process.kill()
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("program", ["older_parts", "newer_parts"])
-def test_parts(program: str, way: str, tmp_path: Path, address: dict[str, str]) -> None:
-    with start(program, way, tmp_path, address) as process:
-        said = process.communicate()[0]
+def test_parts(program: str, way: str, start: Start, address: dict[str, str]) -> None:
+    process = start(program, way, address)
+    said = process.communicate()[0]
     assert process.returncode == 0, said
 
 
@@ -51,11 +64,8 @@ RUNS = [f"initialize {iteration} 4 ACTIVE" for iteration in range(2)]
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("generation", ["older", "newer"])
-def test_training(generation: str, way: str, tmp_path: Path, address: dict[str, str]) -> None:
-    ranks = [
-        start(f"{generation}_train", way, tmp_path, {**address, "RANK": str(rank), "WORLD_SIZE": "4"})
-        for rank in range(4)
-    ]
+def test_training(generation: str, way: str, start: Start, tmp_path: Path, address: dict[str, str]) -> None:
+    ranks = [start(f"{generation}_train", way, {**address, "RANK": str(rank), "WORLD_SIZE": "4"}) for rank in range(4)]
     said = [process.communicate()[0] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0, 0, -9], "\n".join(said)
     results, told = zip(*map(read, sorted(tmp_path.glob("result_*.json"))), strict=True)
