@@ -20,7 +20,7 @@ from inprocess.errors import PACKAGE
 from inprocess.interpreter import running_frames
 from inprocess.protocol.messages import Spot
 
-__all__ = ["in_collective", "look"]
+__all__ = ["in_collective", "is_users", "look"]
 
 #: so much of a file's path, from its end, and of a function's name is told (characters)
 LONGEST_FILE, LONGEST_NAME = 120, 60
@@ -50,7 +50,7 @@ def look() -> Spot | None:
     if not frames:
         return None
     inside = list(_inside(frames))
-    mine = next((frame for frame in inside if _is_users(frame)), None)
+    mine = next((frame for frame in inside if is_users(frame)), None)
     if mine is None:  # the library waits for the others: the function has returned, or has not begun
         return Spot("", waits=True)
     code = mine.f_code
@@ -72,7 +72,8 @@ def _inside(frames: list[FrameType]) -> Iterator[FrameType]:
         yield frame
 
 
-def _is_users(frame: FrameType) -> bool:
+def is_users(frame: FrameType) -> bool:
+    """Whether this is code of the program: not of Python, torch or this library."""
     file = frame.f_code.co_filename
     return not (file.startswith(PACKAGE) or _is_pythons(file) or _below_torch(file))
 
@@ -97,7 +98,7 @@ def _waits(inside: list[FrameType], asleep: bool) -> bool:
         return not name.startswith(_NO_COLLECTIVE)
     if name.startswith(_DEVICE):
         return asleep or _uses_gpu()
-    if frame is not inside[0] or not _is_users(frame):
+    if frame is not inside[0] or not is_users(frame):
         return False
     called = _names_on_line(frame)
     return (asleep and not _WAITING.isdisjoint(called)) or (_uses_gpu() and not _SYNCHRONIZING.isdisjoint(called))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib.util
 import logging
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -14,15 +13,15 @@ from functools import partial
 import pytest
 
 from inprocess import logs
-from tests.harness import Run, leaks
-from tests.harness import launch as launching
+from inprocess.testing import leaks, run, server
+from tests.harness import Run
+from tests.harness.launch import PRELOAD
 
-# before anything of multiprocessing starts: the server reads this list once
-multiprocessing.set_forkserver_preload(launching.PRELOAD)
-launching.become_subreaper()
-launching.heed_ctrl_c()
+server.preload(*PRELOAD)
+server.become_subreaper()
+server.heed_ctrl_c()
 # torch asks the name server for the name of every peer; one lost answer costs five seconds
-os.environ.setdefault("RES_OPTIONS", launching.NO_NAME_SERVER)
+os.environ.setdefault("RES_OPTIONS", run.NO_NAME_SERVER)
 
 
 def _open_once_per_process() -> None:
@@ -35,7 +34,7 @@ def _open_once_per_process() -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Start the forkserver early when tests need it: it imports torch while the unit tests run."""
     if any("launch" in getattr(item, "fixturenames", ()) for item in session.items):
-        launching.start_server()
+        server.start_server()
     if importlib.util.find_spec("torch") is not None:  # `nox -s versions` runs what needs no torch without it
         _open_once_per_process()
 
@@ -43,12 +42,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     """Threads, descriptors, processes, environment, handlers and hooks are the same after a test as before it."""
-    take = partial(leaks.Snapshot.take, launching.servers(), launching.server_descriptors())
+    take = partial(leaks.Snapshot.take, server.servers(), server.server_descriptors())
     before = take()
     yield
     logs.end(5)
-    late = launching.reap(before.children, time.monotonic() + 5)
-    take = partial(leaks.Snapshot.take, launching.servers(), launching.server_descriptors())
+    late = run.reap(before.children, time.monotonic() + 5)
+    take = partial(leaks.Snapshot.take, server.servers(), server.server_descriptors())
     left = leaks.settled(before, take, 0.2)
     if left:
         gc.collect()  # a failed test's traceback may hold sockets
@@ -83,5 +82,5 @@ def launch() -> Iterator[Callable[..., Run]]:
         return runs[-1]
 
     yield start
-    for run in runs:
-        run.close()
+    for each in runs:
+        each.close()

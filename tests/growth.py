@@ -34,9 +34,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from tests.harness import Run, leaks, start_server
+from inprocess.testing import leaks
+from inprocess.testing.server import become_subreaper
+from tests.harness import Run, start_server
 from tests.harness.child import Context
-from tests.harness.launch import become_subreaper
 from tests.ranks import targets
 
 #: what one restart may add on average. Numbers of things: nothing, but for those that are just ending or beginning when

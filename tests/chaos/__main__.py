@@ -10,12 +10,12 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from inprocess.testing.server import become_subreaper, heed_ctrl_c, start_server
 from tests.chaos import verdict
 from tests.chaos.play import play
 from tests.chaos.schedule import Job, random_job
 from tests.chaos.training import surviving
 from tests.chaos.verdict import Facts
-from tests.harness.launch import become_subreaper, heed_ctrl_c, start_server
 
 
 @dataclass

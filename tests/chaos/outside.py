@@ -11,8 +11,9 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any
 
+from inprocess.testing import leaks
 from tests.chaos.schedule import Job, Signal, Strike
-from tests.harness import Run, leaks
+from tests.harness import Run
 
 #: seconds that a new process may take until it takes part, on a busy machine
 TO_JOIN = 4.0

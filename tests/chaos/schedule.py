@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.harness import Exit, Fault, Fork, Hang, HoldGIL, Kill, Raise, Slow, Swallow, Uncopyable, Unpicklable
+from tests.harness import Exit, Fault, Fork, Hang, HoldGIL, Kill, Raise, SlowDown, Swallow, Uncopyable, Unpicklable
 from tests.harness.launch import PATIENT
 
 #: seconds; hasty, but a new monitor has to be there before the heartbeats of a killed one are missed, on a busy
@@ -127,7 +127,7 @@ def _moved(strike: Strike, rng: random.Random) -> Strike:
     if strike.place not in STEPS or isinstance(strike.fault, Fork) or rng.random() < 0.4:
         return strike
     # nobody can interrupt a commit: who waits in it is killed
-    short = isinstance(strike.fault, Raise | Kill | Exit | Slow)
+    short = isinstance(strike.fault, Raise | Kill | Exit | SlowDown)
     return replace(strike, place=rng.choice([place for place in LIVE if short or place != "inside"]))
 
 
@@ -211,7 +211,7 @@ class _Plan:
         self.add(self.rng.choice(("step", "atomic")), Fork(kind=self.rng.choice(Fork.KINDS)))
 
     def slow(self) -> None:
-        self.add(self.rng.choice((*HOOKS, "atomic")), Slow(self.rng.uniform(0.05, 0.6)))
+        self.add(self.rng.choice((*HOOKS, "atomic")), SlowDown(self.rng.uniform(0.05, 0.6)))
 
     def stop(self) -> None:
         self.add("outside", Signal(signal.SIGSTOP, "training", self.rng.uniform(0.05, 2.5), self.event()))

@@ -10,7 +10,7 @@ import pytest
 from tests.chaos.schedule import Job, Signal, Strike
 from tests.chaos.training import Line, exact
 from tests.chaos.verdict import Facts, offences
-from tests.harness import HoldGIL, Kill, Raise, RankResult, Ranks, Slow
+from tests.harness import HoldGIL, Kill, Raise, RankResult, Ranks, SlowDown
 
 SIZE = 4
 VALUES = exact(3)
@@ -120,7 +120,7 @@ def test_ctrl_c_inside_initialize_ends_the_job_for_everybody():
 
 
 def test_gentle_faults_kill_nobody():
-    for fault in (Raise(), Slow(), HoldGIL(0.5)):
+    for fault in (Raise(), SlowDown(), HoldGIL(0.5)):
         assert "rank 1: -9" in judge(job(Strike(1.0, 1, "step", fault)), died(1, -9, 0))
 
 

@@ -246,7 +246,7 @@ class Strikes:
             if strike.place == place and (strike.at < 0 or self._now() >= strike.at):
                 self._left.remove(entry)
                 self._context.emit("struck", strike=number, kind=strike.kind)
-                strike.fault.fire(self._context)
+                strike.fault.strike(self._context)
                 return
 
     def _now(self) -> float:

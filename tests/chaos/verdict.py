@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tests.chaos.schedule import HARD, HEARTBEAT, SOFT, Job, Signal, Strike, ends_store
 from tests.chaos.training import SAVE_EVERY, Line, exact, surviving
-from tests.harness import Exit, HoldGIL, Kill, Raise, RankResult, Ranks, Slow
+from tests.harness import Exit, HoldGIL, Kill, Raise, RankResult, Ranks, SlowDown
 
 #: how a rank ended: an exit code, the name of an exception, or SURVIVES
 Fate = int | str
@@ -303,7 +303,7 @@ def _cut_saves(facts: Facts) -> list[str]:
             continue
         result = facts.ranks[line.member]
         strikes = [facts.job.strikes[number] for number in facts.struck(line.member)]
-        raised = any(strike.place == "atomic" and not isinstance(strike.fault, Slow) for strike in strikes)
+        raised = any(strike.place == "atomic" and not isinstance(strike.fault, SlowDown) for strike in strikes)
         if fate(result) == SURVIVES and not raised:
             lines.append(f"a save was cut in half: {line}")
     return lines

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from inprocess import store
-from tests.harness.ports import ReservedPort
+from inprocess.testing.ports import ReservedPort
 
 PATIENCE = timedelta(seconds=20)
 #: until its standard input ends

@@ -8,17 +8,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "digits_ddp.py"
-LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def run(*arguments, launcher=(), **variables):
-    """Run the example to its end; anything it starts is gone before this returns, see `nothing_left`."""
-    environment = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
-    environment |= {"PYTHONPATH": str(ROOT), **variables}
-    command = [sys.executable, *map(str, [*launcher, SCRIPT, *arguments])]
-    return subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
+@pytest.fixture
+def run(command):
+    """Run the example to its end."""
+
+    def to_its_end(*arguments, launcher=(), code=0):
+        example = command(*launcher, SCRIPT, *arguments, deadline=100)
+        assert example.finish() == code, example.out + example.err
+        return example
+
+    return to_its_end
 
 
 def shapes(output):
@@ -30,33 +35,31 @@ def accuracy(output):
     return float(re.search(r"accuracy on held-out images: (\S+)", output)[1])
 
 
-def test_without_faults(tmp_path):
+def test_without_faults(run, tmp_path):
     result = run("--nproc", 2, "--checkpoint-dir", tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert accuracy(result.stdout) >= 0.95
-    assert "restart" not in result.stdout + result.stderr
-    assert "2 of 2 processes finished" in result.stdout
-    assert "time lost" not in result.stdout
-    assert "faults survived" not in result.stdout
+    assert accuracy(result.out) >= 0.95
+    assert "restart" not in result.out + result.err
+    assert "2 of 2 processes finished" in result.out
+    assert "time lost" not in result.out
+    assert "faults survived" not in result.out
     assert (tmp_path / "digits.pt").exists() and not (tmp_path / "digits.tmp").exists()
 
 
-def test_five_faults_with_the_death_of_rank_0():
+def test_five_faults_with_the_death_of_rank_0(run):
     faults = "kill:rank=2,step=60 raise:rank=1,step=120 hang:rank=3,step=180 kill:rank=0,step=240 raise:rank=3,step=280"
     result = run("--nproc", 4, "--log-every", 60, "--faults", faults)
-    report = result.stdout + result.stderr
-    assert result.returncode == 0, report
-    assert accuracy(result.stdout) >= 0.95
+    report = result.out + result.err
+    assert accuracy(result.out) >= 0.95
     sample = shapes((ROOT / "README.md").read_text().split("```console\n")[1].split("```")[0])
     # a step may be interrupted between its checkpoint and its line
-    assert [line for line in shapes(result.stdout) if line not in sample] == []
-    assert shapes(result.stdout)[-4:] == sample[-4:]
+    assert [line for line in shapes(result.out) if line not in sample] == []
+    assert shapes(result.out)[-4:] == sample[-4:]
     count, lost, total = re.search(
-        r"^restarts: (\d+); time lost: (\S+) s of (\S+) s ", result.stdout, re.MULTILINE
+        r"^restarts: (\d+); time lost: (\S+) s of (\S+) s ", result.out, re.MULTILINE
     ).groups()
     assert int(count) >= 5
     assert 3.0 < float(lost) < float(total)  # one hangs for the soft timeout
-    restarts = re.findall(r"^restart \d+: (.*); (\d) of (\d) ranks go on after \d+ ms$", result.stderr, re.MULTILINE)
+    restarts = re.findall(r"^restart \d+: (.*); (\d) of (\d) ranks go on after \d+ ms$", result.err, re.MULTILINE)
     assert len(restarts) >= 5, report
     assert [int(after) for _, after, _ in restarts][-1] == 2, report
     assert "rank 2 process died: killed by SIGKILL" in restarts[0][0]
@@ -66,40 +69,36 @@ def test_five_faults_with_the_death_of_rank_0():
         report
     )
     codes = "-9, 0, -9, 0 (0: finished; -9: killed by SIGKILL)"
-    assert f"2 of 4 processes finished; exit codes by rank: {codes}" in result.stdout
-    assert "faults survived: 5" in result.stdout
+    assert f"2 of 4 processes finished; exit codes by rank: {codes}" in result.out
+    assert "faults survived: 5" in result.out
 
 
-def test_the_world_is_whole_again_after_each_death(tmp_path):
+def test_the_world_is_whole_again_after_each_death(run):
     """Under the launcher: those that die are replaced, the others stay, and nothing has to be set up."""
     faults = "kill:rank=0,step=50 kill:rank=2,step=100"
-    launcher = ("-m", "inprocess.run", "--nproc-per-node", 4)
-    result = run("--faults", faults, launcher=launcher, TMPDIR=str(tmp_path))
-    report = result.stdout + result.stderr
-    assert result.returncode == 0, report
-    assert accuracy(result.stdout) >= 0.95
-    assert set(re.findall(r"(\d) ranks +\d+ steps/s", result.stdout)) == {"4"}, report
+    result = run("--faults", faults, launcher=("inprocess", "run", "--nproc-per-node", 4))
+    report = result.out + result.err
+    assert accuracy(result.out) >= 0.95
+    assert set(re.findall(r"(\d) ranks +\d+ steps/s", result.out)) == {"4"}, report
     assert "rank 0 process died" in report
     assert "4 of 4 workers of this node finished; started again alone: rank 0: 1, rank 2: 1" in report
     assert "restarts of all workers: 0" in report
     # torch makes a folder of its own there now and then
-    assert not [path for path in tmp_path.iterdir() if not path.name.startswith("torchinductor")]
+    assert not [name for name in result.left() if not name.startswith("torchinductor")]
 
 
-def test_deaths_of_other_kinds():
+def test_deaths_of_other_kinds(run):
     faults = "exit:rank=1,step=50 sysexit:rank=2,step=100 gil:rank=3,step=150"
     result = run("--nproc", 4, "--steps", 200, "--faults", faults, "--soft-timeout", 3, "--hard-timeout", 8)
-    assert result.returncode == 0, result.stdout + result.stderr
     codes = "0, 5, 6, -15 (6: ended with an error; 5: ended with an error; 0: finished; -15: killed by SIGTERM)"
-    assert f"1 of 4 processes finished; exit codes by rank: {codes}" in result.stdout
+    assert f"1 of 4 processes finished; exit codes by rank: {codes}" in result.out
 
 
-def test_who_ends_unasked_is_named():
+def test_who_ends_unasked_is_named(run):
     """Here all of them: the learning rate is too low for the goal in so few steps."""
-    result = run("--nproc", 2, "--steps", 1)
-    assert result.returncode == 1
-    assert "exit codes by rank: 1, 1 (1: ended with an error)" in result.stdout
-    assert "FAILED: no fault was to end ranks 0, 1" in result.stdout
+    result = run("--nproc", 2, "--steps", 1, code=1)
+    assert "exit codes by rank: 1, 1 (1: ended with an error)" in result.out
+    assert "FAILED: no fault was to end ranks 0, 1" in result.out
 
 
 CHECK_ARGUMENTS = """

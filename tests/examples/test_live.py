@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+Run = Callable[..., str]
 
 
 @pytest.mark.parametrize(
@@ -26,15 +28,15 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
     ids=["live_recovery", "fsdp2_sharded"],
 )
 @pytest.mark.timeout(310)
-def test_the_result_is_the_same(script: str, faults: tuple[str, ...], line: str) -> None:
-    said = run(script, 300, "--nproc", "3", "--steps", "30", *faults)
+def test_the_result_is_the_same(script: str, faults: tuple[str, ...], line: str, run: Run) -> None:
+    said = run(script, "--nproc", "3", "--steps", "30", *faults)
     assert re.search(r"with [23] faults \w+: equal", said.splitlines()[-1])
     assert re.search(line, said), said
 
 
 @pytest.mark.timeout(310)
-def test_all_processes_are_lost_and_the_last_checkpoint_is_damaged() -> None:
-    said = run("elastic_checkpoint.py", 300)
+def test_all_processes_are_lost_and_the_last_checkpoint_is_damaged(run: Run) -> None:
+    said = run("elastic_checkpoint.py")
     order = [
         r"2 ranks go on at step 0, .* from nowhere",
         r"--- a node joins",
@@ -57,30 +59,29 @@ def test_all_processes_are_lost_and_the_last_checkpoint_is_damaged() -> None:
 
 
 @pytest.mark.timeout(310)
-def test_a_replica_group_is_told_at_once() -> None:
-    rows = run("proactive_recovery.py", 300, "--ways", "collective", "killed").splitlines()[-2:]
+def test_a_replica_group_is_told_at_once(run: Run) -> None:
+    rows = run("proactive_recovery.py", "--ways", "collective", "killed").splitlines()[-2:]
     told, on, both = zip(*([float(word) for word in row.split()[-3:]] for row in rows), strict=True)
     assert told[0] > 9.0  # the collective's timeout
     assert told[1] < 6.0
     assert all(alone < again for alone, again in zip(on, both, strict=True))
 
 
-def run(script: str, seconds: float, *options: str) -> str:
-    """What it prints. Told to end, it ends all that it has started."""
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen([sys.executable, EXAMPLES / script, *options], **streams) as example:
-        try:
-            said, _ = example.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            example.terminate()
-            said, _ = example.communicate()
-    assert example.returncode == 0, said
-    return said
+@pytest.fixture
+def run(command):
+    """`run("live_recovery.py", "--steps", 30)`: what an example prints, to its end."""
+
+    def to_its_end(script: str, *options: object) -> str:
+        example = command(EXAMPLES / script, *options, deadline=300, merged=True)
+        assert example.finish() == 0, example.out
+        return str(example.out)
+
+    return to_its_end
 
 
 @pytest.mark.timeout(310)
-def test_without_faults_there_is_nothing_to_compare() -> None:
-    said = run("live_recovery.py", 300, "--nproc", "1", "--steps", "5", "--faults", "none")
+def test_without_faults_there_is_nothing_to_compare(run: Run) -> None:
+    said = run("live_recovery.py", "--nproc", "1", "--steps", "5", "--faults", "none")
     assert said.count("the weights' digest: ") == 1
     assert "with faults" not in said
 

@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
+from inprocess.testing.faults import When
 from inprocess.tools.inject_fault import Fault
 from tests.harness import At, Hang, Kill, Raise, Stop
-from tests.harness.faults import When
 from tests.ranks import checks
 from tests.ranks.test_hangs import KILLED
 

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
+from inprocess.testing.faults import When
 from tests.harness import At, Kill, Raise
-from tests.harness.faults import When
 from tests.ranks import checks
 
 from . import machine, targets

@@ -8,9 +8,9 @@ import signal
 
 import pytest
 
+from inprocess.testing.faults import When
 from tests.examples import test_digits
 from tests.harness import At, Kill, Raise
-from tests.harness.faults import When
 from tests.ranks import checks
 
 from . import machine, targets

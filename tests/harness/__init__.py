@@ -1,4 +1,4 @@
-"""Real rank processes for tests: started from a forkserver, faults at named steps, one deadline, nothing left behind.
+"""Our own tests on the ground of `inprocess.testing`: functions that say where they are, and more faults.
 
     run = launch(targets.steps, 4, faults={At(rank=1, iteration=0, step=2): Raise(ValueError, "x")})
     ranks = run.wait(deadline=30)
@@ -6,27 +6,14 @@
 `launch` is the fixture of tests/conftest.py; `Run.wait` checks leftovers and the invariants I2, I4 and I5 by itself.
 """
 
-from .faults import (
-    At,
-    Exit,
-    Fault,
-    Fork,
-    Hang,
-    HoldGIL,
-    Kill,
-    KillHost,
-    KillMonitor,
-    KillTogether,
-    Raise,
-    Slow,
-    Stop,
-    Swallow,
-    Uncopyable,
-    Unpicklable,
-    When,
-)
-from .launch import Deadline, RankResult, Ranks, Run, start_server
-from .ports import ReservedPort
+from inprocess.testing import Exit, Hang, HoldGIL, Kill, Stop
+from inprocess.testing.faults import Fault, KillTogether, SlowDown, When
+from inprocess.testing.outcome import Deadline, RankResult, Ranks
+from inprocess.testing.ports import ReservedPort
+from inprocess.testing.server import start_server
+
+from .faults import At, Fork, KillHost, KillMonitor, Raise, Swallow, Uncopyable, Unpicklable
+from .launch import Run
 
 __all__ = [
     "At",
@@ -45,7 +32,7 @@ __all__ = [
     "Ranks",
     "ReservedPort",
     "Run",
-    "Slow",
+    "SlowDown",
     "Stop",
     "Swallow",
     "Uncopyable",

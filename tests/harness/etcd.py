@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from .ports import ReservedPort
+from inprocess.testing.ports import ReservedPort
 
 ETCD = shutil.which("etcd")
 MISSING = "no program etcd on PATH; on Debian and Ubuntu: apt-get install etcd-server"

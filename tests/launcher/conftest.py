@@ -33,7 +33,7 @@ def start(hub: Hub, deadline: float) -> Iterator[Callable[..., Launcher]]:
 
     yield begin
     for launcher in launchers:
-        launcher.close(hub.workers)
+        launcher.close()
 
 
 @pytest.fixture

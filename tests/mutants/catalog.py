@@ -1869,6 +1869,73 @@ HOOKS = (
     ),
 )
 
+struck = _in("testing/faults.py", "tests/unit/test_testing.py")
+grown = _in("testing/growth.py", "tests/unit/test_testing.py")
+asked = _in("testing/result.py", "tests/unit/test_testing.py")
+planned = _in("testing/schedule.py", "tests/unit/test_testing.py")
+TESTING = (
+    struck("any_rank_is_struck", "a fault strikes whatever rank comes first", "if point.rank != self.rank or", "if"),
+    struck(
+        "any_iteration_is_struck",
+        "it strikes in any iteration",
+        "self.iteration not in (None, point.iteration)",
+        "False",
+    ),
+    struck("any_call_is_struck", "it strikes in any call", "if self.call not in (None, point.call) or", "if"),
+    struck("any_label_is_struck", "it strikes at any label", "if point.label != self.label or", "if"),
+    struck(
+        "any_file_is_struck",
+        "it strikes at any file",
+        'not fnmatch.fnmatch(os.path.basename(point.file or ""), self.file)',
+        "False",
+    ),
+    struck("a_label_before_its_step", "it strikes at a label before its step", "point.pings >= self.step", "True"),
+    grown("grown_once", "what was made once is said to grow", "if all(before < after", "if any(before < after"),
+    grown("grown_at_once", "two entries are enough to tell", "ENTRIES = 3", "ENTRIES = 2"),
+    grown(
+        "no_line_of_an_item",
+        "a line that adds to a dict is not found",
+        "isinstance(target, ast.Subscript) and",
+        "False and",
+    ),
+    asked(
+        "any_step_is_resumed_from",
+        "any step is the one it went on from",
+        "if steps[0] != step:",
+        "if False:",
+    ),
+    asked(
+        "replaced_ones_are_the_same", "replaced processes count as the same", "len(set(ranks)) == len(ranks) and ", ""
+    ),
+    asked(
+        "too_much_is_the_same",
+        "what a value has too much is not seen",
+        "*(key for key in value if key not in wanted)",
+        "",
+    ),
+    planned(
+        "the_dead_are_struck",
+        "a schedule has faults for ranks that are gone",
+        "            alive.remove(rank)\n",
+        "            pass\n",
+    ),
+    _in("testing/job.py", "tests/testing/test_runs.py::test_a_fault_that_never_struck")(
+        "it_never_struck", "a fault that never struck is not noticed", "if repr(at) not in struck:", "if False:"
+    ),
+    _in("testing/job.py", "tests/testing/test_runs.py::test_groups_that_are_made_outside")(
+        "who_ends_unasked",
+        "a rank that ends with an error is not noticed",
+        "if wrong and rank.rank not in may_end:",
+        "if False:",
+    ),
+    _in("testing/rank.py", "tests/testing/test_runs.py::test_two_faults")(
+        "it_strikes_again",
+        "a fault strikes again in the next iteration",
+        "if at not in self.struck and at.meets(point):",
+        "if at.meets(point):",
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *PROTOCOL,
     *COORDINATOR,
@@ -1890,4 +1957,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *NCCL,
     *HOOKS,
     *GROUPS,
+    *TESTING,
 )

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from inprocess.testing.network import Network, Refused
 from tests.harness import Run
 
-from .hosts import Network, Refused
 from .shared import Shared
 from .times import WATCHFUL
 

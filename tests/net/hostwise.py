@@ -6,7 +6,8 @@ import os
 import signal
 from collections.abc import Collection, Sequence
 
-from tests.harness import Ranks, Run, leaks
+from inprocess.testing import leaks
+from tests.harness import Ranks, Run
 from tests.ranks import checks
 
 from .shared import Shared

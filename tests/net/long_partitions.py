@@ -7,11 +7,11 @@ import time
 
 import pytest
 
+from inprocess.testing.switch import Wire
 from tests.harness import At, Raise, Stop
 from tests.ranks import checks
 
 from . import hostwise, targets
-from .switch import Wire
 from .times import ALONE, SLOW, TOLERANT, WATCHFUL
 
 BODIES = [targets.run_together, targets.run_apart]

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.harness import leaks
+from inprocess.testing import leaks
+from inprocess.testing.faults import When
 from tests.harness.child import Context
-from tests.harness.faults import When
 from tests.ranks.targets import LONG, place_in_world, wait_until
 
 from .shared import Shared

@@ -25,10 +25,11 @@ import torch
 import torch.distributed as dist
 
 from inprocess import agents, logs, monitor_process, store
+from inprocess.testing import leaks
+from inprocess.testing.faults import When, wait_forever
 from inprocess.tools.inject_fault import Fault, inject_fault
-from tests.harness import faults, leaks
+from tests.harness import faults
 from tests.harness.child import Context
-from tests.harness.faults import When
 from tests.harness.launch import BEATING, HASTY, KILLING, PATIENT
 from tests.harness.streams import full as full_stream
 
@@ -121,7 +122,7 @@ def _block(place: str, victim: int, call: Any) -> None:
     elif place == "store_get":
         call.store.get("never set")
     else:
-        faults.wait_forever(place)
+        wait_forever(place)
 
 
 def full(context: Context, call: Any) -> list[int]:
@@ -496,14 +497,14 @@ def _bare_except() -> None:
     try:
         faults.spin()
     except:  # noqa: E722 (the subject of the test)
-        faults.wait_forever("queue")
+        wait_forever("queue")
 
 
 def _finally_blocks() -> None:
     try:
         faults.spin()
     finally:
-        faults.wait_forever("lock")
+        wait_forever("lock")
 
 
 class _Deleted:
@@ -514,12 +515,12 @@ class _Deleted:
 def _in_del() -> None:
     thing = _Deleted()
     del thing  # the interpreter prints and drops what __del__ raises
-    faults.wait_forever("sleep")
+    wait_forever("sleep")
 
 
 def _raises_own() -> None:
     try:
-        faults.wait_forever("recv")
+        wait_forever("recv")
     except BaseException as error:
         raise KeyError("another error instead") from error
 

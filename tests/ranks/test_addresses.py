@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 
 from inprocess.store import FileStore
+from inprocess.testing.ports import ReservedPort
 from tests.harness import At, Raise
 from tests.harness.launch import PATIENT
-from tests.harness.ports import ReservedPort
 
 from . import checks, targets
 

@@ -28,7 +28,7 @@ def test_hang_without_the_lock_restarts_all_and_kills_nobody(launch, kind):
     """The log names the rank that hangs, not those that wait for it in an all-reduce."""
     ranks = launch(targets.run_train, 3, faults={At(1, step=1): Hang(kind)}, wrapper=HASTY).wait()
     checks.went_on(ranks)
-    assert told(ranks) == "rank 1 was at faults.py in wait_forever; 2 waited for others"
+    assert told(ranks) == "rank 1 was at child.py in point; 2 waited for others"
 
 
 @pytest.mark.parametrize("where", ["ddp", "async"])
@@ -37,7 +37,7 @@ def test_others_wait_where_python_sees_no_collective(launch, where):
     hang = {At(0, step="hang"): Hang(when=When("ready", 2))}
     ranks = launch(targets.run_hang, 3, faults=hang, wrapper=HASTY, args={"where": where}).wait()
     checks.went_on(ranks)
-    assert told(ranks) == "rank 0 was at faults.py in wait_forever; 2 waited for others"
+    assert told(ranks) == "rank 0 was at child.py in point; 2 waited for others"
 
 
 def test_a_rank_that_computes_for_ever(launch):

@@ -12,8 +12,9 @@ import pytest
 from inprocess import Compose
 from inprocess.initialize import RetryController
 from inprocess.rank_assignment import ActiveWorldSizeDivisibleBy, ShiftRanks
-from tests.harness import At, Exit, Kill, Raise, leaks
-from tests.harness.faults import Slow, When
+from inprocess.testing import leaks
+from inprocess.testing.faults import SlowDown, When
+from tests.harness import At, Exit, Kill, Raise
 from tests.harness.launch import PATIENT
 
 from . import checks, targets
@@ -79,7 +80,7 @@ def test_a_spare_takes_the_place_of_the_next_that_dies(launch):
 
 def test_two_for_one_place(launch):
     """The first takes it, the second waits, and returns None when all is over."""
-    both = Slow(0.0, when=When("waits", 2))
+    both = SlowDown(0.0, when=When("waits", 2))
     run = launch(targets.run_full, 3, faults={At(1, step=1): Kill(), At(0, 1, 0): both, At(0, 2, 0): both})
     run.wait_event("ended")
     run.start_another(1)

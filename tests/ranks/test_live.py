@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
+from inprocess.testing.faults import When
 from tests.harness import At, Hang, Kill, Raise
-from tests.harness.faults import When
 
 from . import checks, learning
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, dataloader
 
-from tests.harness import When, leaks
+from inprocess.testing import leaks
+from tests.harness import When
 from tests.harness.child import Context
 from tests.harness.launch import PATIENT
 

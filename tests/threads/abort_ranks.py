@@ -29,7 +29,7 @@ from inprocess.gloo import shutdown_gloo_connections
 from inprocess.held import held
 from inprocess.interrupt import LONGEST_PAUSE
 from inprocess.state import FrozenState
-from tests.harness import launch
+from inprocess.testing import server
 
 #: of every torch.distributed operation that is to be released (seconds); a test that waited for it has failed
 TIMEOUT = datetime.timedelta(seconds=60)
@@ -268,7 +268,7 @@ class Ranks:
     def __init__(
         self, world_size: int, scenario: Callable[[Rank], None], cycles: int = 1, own_servers: bool = False
     ) -> None:
-        launch.start_server()
+        server.start_server()
         self._servers = [_serve() for _ in range(cycles if own_servers else 0)]
         self._last_server = _serve()
         context = multiprocessing.get_context("forkserver")

@@ -17,7 +17,7 @@ import pytest
 
 from inprocess import procfs, store
 from inprocess.exception import RankShouldRestart, StoreLost
-from tests.harness.ports import ReservedPort
+from inprocess.testing.ports import ReservedPort
 
 
 def test_where_nothing_listens_torch_is_not_asked(capfd: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from .test_layers import FILES, parsed, within
+from .test_layers import FILES, imports, module, parsed, within
 
+#: `testing` runs the code of the user's own tests, and reads what its own processes wrote into folders of mode 0700
+IN_JOBS = [path for path in FILES if module(path) != "testing"]
 #: modules whose data is code
 MODULES = {"pickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "copyreg", "yaml", "xmlrpc", "tempfile"}
 #: functions, by the last parts of their name
@@ -95,7 +97,12 @@ def _defined(function: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Ite
             yield f"{function.name}: os.open() follows a link, or waits for the other end of a pipe"
 
 
-@pytest.mark.parametrize("path", FILES, ids=within)
+@pytest.mark.parametrize("path", IN_JOBS, ids=within)
+def test_no_job_imports_what_is_for_tests(path: Path) -> None:
+    assert not [name for name in imports(parsed(path)) if name.startswith("inprocess.testing")]
+
+
+@pytest.mark.parametrize("path", IN_JOBS, ids=within)
 def test_no_data_is_executed_and_files_are_private(path: Path) -> None:
     assert list(problems(parsed(path), within(path))) == []
 

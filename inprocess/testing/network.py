@@ -5,8 +5,8 @@ test ends in whatever way, all of it is gone. TUN and not veth: what comes out o
 checksums made, no larger than the MTU, and no ARP; it takes two ioctls and neither `ip` nor netlink.
 
 Works as root, and as any other user where the kernel lets users make namespaces and /dev/net/tun can be opened. The
-namespaces are made by a program of its own (`python -m tests.net.hosts`), since a process with threads may not enter a
-user namespace. It hands the descriptors over and ends.
+namespaces are made by a program of its own (`python -m inprocess.testing.network`), since a process with threads may
+not enter a user namespace. It hands the descriptors over and ends.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .launch import RankResult
+    from .outcome import RankResult
 
 Iterations = dict[tuple[int, int], list[dict[str, Any]]]
 

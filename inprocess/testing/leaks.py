@@ -72,7 +72,7 @@ def _threads() -> dict[int, str]:
     return found
 
 
-def _descriptors(without: Collection[int]) -> dict[int, str]:
+def descriptors(without: Collection[int] = ()) -> dict[int, str]:
     found = {}
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -141,7 +141,7 @@ class Snapshot:
     def take(without_pids: Collection[int] = (), without_fds: Collection[int] = ()) -> Snapshot:
         return Snapshot(
             threads=_threads(),
-            descriptors=_descriptors(without_fds),
+            descriptors=descriptors(without_fds),
             children={pid: command_of(pid) for pid in children_of(os.getpid()) if pid not in without_pids},
             environment={name: text for name, text in os.environ.items() if name not in IGNORED_VARIABLES},
             log_handlers=_log_handlers(),

@@ -1,0 +1,188 @@
+"""A Python program as a shell would start it, but from the forkserver that has imported torch; or `inprocess run`.
+
+What it prints is waited for, and so is its end, all under one deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import runpy
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from inprocess.exception import OptionError
+
+from . import leaks
+from .run import NO_NAME_SERVER
+from .server import servers, start_server
+
+__all__ = ["Command", "Missing"]
+
+#: beginnings of variables that a launcher sets: one around the tests is not to get in
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "INPROCESS_", "PYTEST_")
+
+
+class Missing(AssertionError):
+    """Something did not come in time; the text has what had been printed."""
+
+
+class Command:
+    """A program that runs: ``Command(["train.py", "--steps", "20"], deadline)``.
+
+    Args:
+        arguments: a script and its arguments, or ``["inprocess", "run", ...]`` as on a command line.
+        deadline: for all waits together, by ``time.monotonic()``.
+        env: variables besides those of this process; what a launcher sets (``RANK``, ``MASTER_ADDR`` ...) is left out.
+        merged: what it writes to standard error is in ``out`` as well, in its order.
+        folder: where it runs; default: here.
+        prepare: called in the process before anything else, with its variables; travels by pickle.
+
+    Raises OptionError where there is no such script.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        deadline: float,
+        *,
+        env: Mapping[str, str] | None = None,
+        folder: str | os.PathLike[str] = ".",
+        merged: bool = False,
+        prepare: Callable[[Mapping[str, str]], object] | None = None,
+    ) -> None:
+        where = os.path.abspath(folder)
+        if not arguments or (arguments[0] != "inprocess" and not os.path.isfile(os.path.join(where, arguments[0]))):
+            raise OptionError(f"Command({list(arguments)}): there is no such script in {where}")
+        self._deadline = deadline
+        self._folder = tempfile.mkdtemp(prefix="command-")
+        self.temporary = os.path.join(self._folder, "tmp")
+        os.mkdir(self.temporary)
+        names = ["out"] if merged else ["out", "err"]
+        paths = [os.path.join(self._folder, name) for name in names]
+        for path in paths:
+            os.mkfifo(path)
+        # nobody writes yet: such a pipe has no end before somebody did
+        self._pipes = {
+            name: os.open(path, os.O_RDONLY | os.O_NONBLOCK) for name, path in zip(names, paths, strict=True)
+        }
+        self._seen = dict.fromkeys(self._pipes, b"")
+        inherited = {name: text for name, text in os.environ.items() if not name.startswith(LAUNCHERS)}
+        compiled = {"TORCHINDUCTOR_CACHE_DIR": os.path.join(self._folder, "compiled")}
+        variables = compiled | inherited | {"TMPDIR": self.temporary, "RES_OPTIONS": NO_NAME_SERVER} | dict(env or {})
+        start_server()
+        self._known = set(leaks.descendants_of(os.getpid()))
+        context = multiprocessing.get_context("forkserver")
+        self._process = context.Process(target=_main, args=(list(arguments), variables, paths, where, prepare))
+        self._process.start()
+        self.pid = int(self._process.pid or 0)
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    @property
+    def out(self) -> str:
+        return self._seen["out"].decode()
+
+    @property
+    def err(self) -> str:
+        return self._seen.get("err", b"").decode()
+
+    def expect(self, text: str, stream: str = "err") -> None:
+        """Read until this text has come."""
+        self._read(lambda: text.encode() in self._seen[stream], f"{text!r} on {stream}")
+
+    def finish(self) -> int:
+        """Wait until the program has ended and nobody has its streams any more; the exit code."""
+        self._read(lambda: not self._pipes, "the end")
+        self._process.join(max(0.0, self._deadline - time.monotonic()))
+        code = self._process.exitcode
+        if code is None:
+            raise Missing(f"the program still runs\n{self.err}")
+        return code
+
+    def story(self) -> str:
+        """What it has printed, for people."""
+        return f"--- out\n{self.out}" + (f"\n--- err\n{self.err}" if self.err else "")
+
+    def left(self) -> list[str]:
+        """Files in its temporary directory."""
+        return sorted(str(path.relative_to(self.temporary)) for path in Path(self.temporary).rglob("*"))
+
+    def _read(self, done: Callable[[], bool], what: str) -> None:
+        while not done():
+            if not self._pipes:
+                raise Missing(f"never came: {what}\n{self.out}\n{self.err}")
+            ready = select.select([*self._pipes.values()], [], [], max(0.0, self._deadline - time.monotonic()))[0]
+            if not ready:
+                raise Missing(f"not in time: {what}\n{self.out}\n{self.err}")
+            for name, descriptor in list(self._pipes.items()):
+                if descriptor in ready:
+                    self._take(name, descriptor)
+
+    def _take(self, name: str, descriptor: int) -> None:
+        piece = os.read(descriptor, 65536)
+        self._seen[name] += piece
+        if not piece:
+            os.close(self._pipes.pop(name))
+
+    def close(self) -> None:
+        """Kill what is left of it, with everything that it has started, and give everything back."""
+        if self._process.is_alive():  # the test has failed
+            self._kill()
+            self._process.join(5)
+            with contextlib.suppress(Missing):
+                self._read(lambda: not self._pipes, "the end")
+            print(self.story())  # pytest shows it
+        self._process.close()
+        for descriptor in self._pipes.values():
+            os.close(descriptor)
+        shutil.rmtree(self._folder)
+
+    def _kill(self) -> None:
+        # the ones first that start others; those that come meanwhile are seen the next time
+        for pid in (self.pid, *leaks.descendants_of(self.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        while pids := [pid for pid in leaks.descendants_of(os.getpid(), servers()) if pid not in self._known]:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+
+
+def _main(
+    arguments: list[str],
+    variables: dict[str, str],
+    paths: list[str],
+    folder: str,
+    prepare: Callable[[Mapping[str, str]], object] | None,
+) -> None:
+    """In the program's process: a new session, these streams and this environment, then the program."""
+    os.setsid()
+    for number, path in zip((1, 2), (paths * 2)[:2], strict=True):
+        descriptor = os.open(path, os.O_WRONLY)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    os.environ.clear()
+    os.environ.update(variables)
+    tempfile.tempdir = None  # TMPDIR is looked up anew
+    os.chdir(folder)
+    if prepare is not None:
+        prepare(variables)
+    if arguments[0] == "inprocess":
+        from inprocess.launcher import command  # noqa: PLC0415  # in this process only
+
+        sys.exit(command.main(arguments[1:]))
+    sys.argv = arguments
+    sys.path.insert(0, os.path.dirname(os.path.abspath(arguments[0])))
+    runpy.run_path(arguments[0], run_name="__main__")

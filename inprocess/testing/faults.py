@@ -1,0 +1,383 @@
+"""Faults, and where they strike: ``{At(rank=1, step=3): Kill(), At(rank=0, label="save"): Raise(OSError)}``.
+
+Plain data that can be pickled. ``strike`` runs inside the rank; what takes more than one process (``HostLoss``,
+``StoreLoss``, ``NetworkCut``) is done by the test's process, which the rank asks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fnmatch
+import math
+import os
+import queue
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, ClassVar
+
+from inprocess import clock
+from inprocess.exception import OptionError
+from inprocess.protocol.phases import Phase
+
+from . import leaks
+
+if TYPE_CHECKING:
+    from .rank import Context
+
+__all__ = [
+    "At",
+    "Exit",
+    "Fault",
+    "Hang",
+    "HoldGIL",
+    "HostLoss",
+    "Kill",
+    "NetworkCut",
+    "Raise",
+    "Segfault",
+    "SlowDown",
+    "Stop",
+    "StoreLoss",
+    "Terminate",
+    "When",
+]
+
+#: longer than any deadline of a test (seconds): whoever waits this long has failed
+FOREVER = 600.0
+#: in these phases code of the user's runs in the main thread, which can raise: the hooks and the function
+RAISING = (Phase.INITIALIZE, Phase.CHECK, Phase.RUN, Phase.FINALIZE, Phase.RECHECK)
+PHASES = tuple(phase.value for phase in Phase if phase is not Phase.OUT)
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a rank is: a place that a fault may name."""
+
+    rank: int
+    iteration: int | None
+    #: pings since the function was entered; None outside it
+    pings: int | None = None
+    #: true at a ping
+    at_ping: bool = False
+    phase: str | None = None
+    label: str | None = None
+    file: str | None = None
+    #: number of the wrapped call
+    call: int = 0
+
+    def __str__(self) -> str:
+        what = [f"phase {self.phase!r}"] if self.phase else []
+        what += [f"label {self.label!r}"] if self.label else []
+        what += [f"half of {self.file} written"] if self.file else []
+        what += [f"step {self.pings}"] if self.pings is not None else []
+        return f"iteration {self.iteration}, {', '.join(what) or 'the entry'}"
+
+
+@dataclass(frozen=True)
+class At:
+    """Where and when a fault strikes. Each strikes once, the first time that its rank is there.
+
+    Args:
+        rank: the initial rank, which a process keeps over all restarts.
+        step: at this ping since the function was entered; the first is 0. With ``label`` or ``file``: there, after so
+            many pings or more.
+        iteration: in this iteration only; 0 is the one before the first restart. Default: in the first one that gets
+            there.
+        phase: when the rank enters this phase of a call, see `inprocess.protocol.phases.Phase`: ``"initialize"``,
+            ``"abort"``, ``"end round"`` ... In phases with a hook it is inside the hook.
+        label: where the program says ``inprocess.testing.here(label)``.
+        file: when half of a file with such a name was written by ``torch.save``, or when one was opened for writing:
+            ``file="*.pt"``. Patterns match the name without its folder.
+        call: number of the wrapped call, for programs that make several; the first is 0. Default: any.
+
+    Without step, phase, label and file it is the entry of the function. Raises OptionError for values that cannot be.
+    """
+
+    rank: int
+    step: int | None = field(default=None, kw_only=True)
+    iteration: int | None = field(default=None, kw_only=True)
+    phase: str | None = field(default=None, kw_only=True)
+    label: str | None = field(default=None, kw_only=True)
+    file: str | None = field(default=None, kw_only=True)
+    call: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "step", "iteration", "call"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+                raise OptionError(f"At: {name}={value!r} is not a number from 0 on")
+        for name in ("label", "file"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise OptionError(f"At: {name}={value!r} is not a text")
+        if self.file is not None and os.sep in self.file:
+            raise OptionError(f"At: file={self.file!r} has a folder; patterns match the name without its folder")
+        if self.phase is not None and self.phase not in PHASES:
+            raise OptionError(f"At: phase={self.phase!r} is none of {', '.join(map(repr, PHASES))}")
+        given = [name for name in ("phase", "label", "file") if getattr(self, name) is not None]
+        if len(given) > 1 or (self.phase is not None and self.step is not None):
+            given += ["step"] * (self.step is not None)
+            raise OptionError(f"{self}: give one of {', '.join(given)}; a step goes with a label or a file only")
+
+    def __repr__(self) -> str:
+        names = ("step", "iteration", "phase", "label", "file", "call")
+        rest = "".join(f", {name}={value!r}" for name in names if (value := getattr(self, name)) is not None)
+        return f"At(rank={self.rank}{rest})"
+
+    def meets(self, point: Point) -> bool:
+        """Whether a rank is there."""
+        if point.rank != self.rank or self.iteration not in (None, point.iteration):
+            return False
+        if self.call not in (None, point.call) or point.phase != (self.phase or self._entry):
+            return False
+        if point.label != self.label or (self.file is None) != (point.file is None):
+            return False
+        if self.file is not None and not fnmatch.fnmatch(os.path.basename(point.file or ""), self.file):
+            return False
+        if self.step is None:
+            return True
+        if self.label is None and self.file is None:
+            return point.at_ping and point.pings == self.step
+        return point.pings is not None and point.pings >= self.step
+
+    @property
+    def _entry(self) -> str | None:
+        """The phase at whose point the function is entered, where nothing else is named."""
+        named = (self.step, self.label, self.file)
+        return Phase.RUN.value if named == (None, None, None) else None
+
+
+@dataclass(frozen=True)
+class When:
+    """Hold a fault back until ``count`` other ranks have reported this event (an event's name, see docs/testing.md)."""
+
+    event: str
+    count: int
+
+
+@dataclass(frozen=True, repr=False)
+class Fault:
+    """Base of all faults; a subclass with a ``strike`` of its own is one, too.
+
+    ``when`` delays it until the other ranks are where the test wants them.
+    """
+
+    when: When | None = field(default=None, kw_only=True)
+    #: the process may end by it, in whatever way
+    ends: ClassVar[bool] = False
+    #: the timeout of `Wrapper` that notices it; empty: it is noticed at once
+    noticed_by: ClassVar[str] = ""
+
+    def strike(self, context: Context) -> None:
+        """Do it, inside the rank."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        """As it is written: ``Raise(kind=OSError)``; what has its default is left out."""
+        given = {
+            each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default
+        }
+        shown = (
+            f"{name}={value.__name__ if isinstance(value, type) else repr(value)}" for name, value in given.items()
+        )
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+@dataclass(frozen=True, repr=False)
+class Raise(Fault):
+    """Raise an exception in the main thread: ``Raise(OSError)``, ``Raise(OSError, "disk full")``.
+
+    Args:
+        kind: class of the exception, or an exception that can be pickled.
+        text: its only argument, where ``kind`` is a class.
+    """
+
+    kind: type[BaseException] | BaseException = ValueError
+    text: str = "injected"
+
+    def __post_init__(self) -> None:
+        kind: object = self.kind
+        if not isinstance(kind, BaseException) and not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise OptionError(f"Raise: {kind!r} is no exception: write Raise(ValueError, {kind!r})")
+
+    def strike(self, context: Context) -> None:
+        raise self.kind if isinstance(self.kind, BaseException) else self.kind(self.text)
+
+
+@dataclass(frozen=True, repr=False)
+class Kill(Fault):
+    """The process gets a deadly signal; SIGKILL, where no other is given."""
+
+    signum: int = signal.SIGKILL
+    ends: ClassVar[bool] = True
+
+    def strike(self, context: Context) -> None:
+        os.kill(os.getpid(), self.signum)
+        while True:  # another thread may be the one that handles it
+            signal.pause()
+
+
+@dataclass(frozen=True, repr=False)
+class Terminate(Fault):
+    """SIGTERM, as from a scheduler. A program that handles it decides what follows."""
+
+    ends: ClassVar[bool] = True
+
+    def strike(self, context: Context) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@dataclass(frozen=True, repr=False)
+class Segfault(Fault):
+    """Read from address 0: the kernel ends the process with SIGSEGV."""
+
+    ends: ClassVar[bool] = True
+
+    def strike(self, context: Context) -> None:
+        ctypes.string_at(0)
+
+
+@dataclass(frozen=True, repr=False)
+class Exit(Fault):
+    """``os._exit``: no cleanup, no exit handlers."""
+
+    code: int = 5
+    ends: ClassVar[bool] = True
+
+    def strike(self, context: Context) -> None:
+        os._exit(self.code)
+
+
+@dataclass(frozen=True, repr=False)
+class Stop(Fault):
+    """SIGSTOP: the whole process stands still; the rank's monitor kills it after ``hard_timeout``."""
+
+    ends: ClassVar[bool] = True
+    noticed_by: ClassVar[str] = "hard_timeout"
+
+    def strike(self, context: Context) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@dataclass(frozen=True, repr=False)
+class HoldGIL(Fault):
+    """Wait in C without giving the interpreter lock back; the rank's monitor kills it after ``hard_timeout``."""
+
+    seconds: float = FOREVER
+    ends: ClassVar[bool] = True
+    noticed_by: ClassVar[str] = "hard_timeout"
+
+    def strike(self, context: Context) -> None:
+        # a mutex: a signal that is on its way would end a sleep
+        libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+        libc.pthread_mutex_lock(mutex)
+        fraction, whole = math.modf(clock.wall() + self.seconds)
+        libc.pthread_mutex_timedlock(mutex, struct.pack("ll", int(whole), int(fraction * 1e9)))
+
+
+@dataclass(frozen=True, repr=False)
+class Hang(Fault):
+    """Wait for ever in Python, with the interpreter lock released, in one of ``KINDS``; ``soft_timeout`` ends it."""
+
+    kind: str = "sleep"
+    noticed_by: ClassVar[str] = "soft_timeout"
+    KINDS: ClassVar[tuple[str, ...]] = ("sleep", "queue", "lock", "recv")
+
+    def __post_init__(self) -> None:
+        if self.kind not in self.KINDS:
+            raise OptionError(f"Hang: kind={self.kind!r} is none of {', '.join(map(repr, self.KINDS))}")
+
+    def strike(self, context: Context) -> None:
+        wait_forever(self.kind)
+
+
+@dataclass(frozen=True, repr=False)
+class SlowDown(Fault):
+    """The rank takes ``seconds`` longer, here and at each of the next ``steps - 1`` pings. Nobody has to notice."""
+
+    seconds: float = 0.5
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        if self.seconds < 0 or self.steps < 1:
+            raise OptionError(f"{self}: seconds must not be negative, and steps at least 1")
+
+    def strike(self, context: Context) -> None:
+        context.slow_down(self.seconds, self.steps)
+
+
+@dataclass(frozen=True, repr=False)
+class KillTogether(Fault):
+    """SIGKILL for ``count`` ranks at once, when all of them are here: the death of the first one cannot interrupt the
+    last one before its own. The test's process does it."""
+
+    count: int
+    #: with their monitors, as when their hosts disappear
+    hosts: bool = False
+    ends: ClassVar[bool] = True
+
+    def strike(self, context: Context) -> None:
+        pids = [os.getpid(), *(leaks.children_of(os.getpid()) if self.hosts else ())]
+        context.emit("together", count=self.count, pids=pids)
+        wait_forever("sleep")
+
+
+@dataclass(frozen=True, repr=False)
+class HostLoss(Fault):
+    """A host is gone: the rank dies together with its monitor, and with everything below it. So do ``ranks``, which
+    share the host, wherever they are."""
+
+    ranks: Collection[int] = ()
+    ends: ClassVar[bool] = True
+    noticed_by: ClassVar[str] = "heartbeat_timeout"
+
+    def strike(self, context: Context) -> None:
+        # by the test: with the monitor the store may go, and interrupt this before it has killed the process, too
+        context.emit("host_lost", ranks=sorted({context.rank, *self.ranks}))
+        wait_forever("sleep")
+
+
+@dataclass(frozen=True, repr=False)
+class StoreLoss(Fault):
+    """The process that serves the store is killed: rank 0's monitor, until the job has gone on over another store."""
+
+    def strike(self, context: Context) -> None:
+        context.ask("store_lost", port=context.store_port())
+
+
+@dataclass(frozen=True, repr=False)
+class NetworkCut(Fault):
+    """Nothing gets to this rank's host any more and nothing comes from it, for ``seconds`` (None: for good).
+
+    Every rank lives in a network namespace of its own then, which needs root or a kernel that lets users make some, and
+    ``/dev/net/tun``; where that is refused the test is skipped.
+    """
+
+    seconds: float | None = None
+    ends: ClassVar[bool] = True
+    noticed_by: ClassVar[str] = "heartbeat_timeout"
+
+    def strike(self, context: Context) -> None:
+        context.ask("network_cut", seconds=self.seconds)
+
+
+def wait_forever(kind: str) -> None:
+    """Block in Python-level code that releases the interpreter lock."""
+    if kind == "sleep":
+        threading.Event().wait(FOREVER)
+    elif kind == "queue":
+        queue.Queue[int]().get()
+    elif kind == "lock":
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+    elif kind == "recv":
+        here, there = socket.socketpair()
+        with here, there:
+            here.recv(1)
+    else:
+        raise ValueError(f"kind={kind!r}: use one of {Hang.KINDS}")

@@ -1,0 +1,257 @@
+"""What a program has more of at each restart, and the line that makes it so.
+
+At each entry of the function everything that can be counted is: Python threads and open files by name, children, and
+the containers in the modules of the program. What is more at every single entry than at the one before grows without
+an end; what is made once, in the first run, does not.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import os
+import re
+import sys
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+from inprocess.errors import PACKAGE
+from inprocess.whereabouts import is_users
+
+from . import leaks
+
+__all__ = ["Growth", "line_of", "users_line"]
+
+_CONTAINERS = (list, dict, set, deque)
+#: methods with which a container grows
+_GROWING = frozenset({"add", "append", "appendleft", "extend", "extendleft", "insert", "setdefault", "update"})
+#: numbers that make names of the same kind differ
+_NUMBERS = re.compile(r"\d+")
+#: entries from which on growth can be told: in the first run things are made that stay
+ENTRIES = 3
+
+
+def users_line() -> str:
+    """The innermost line of the program's own that is running: ``train.py:12 in register``; empty without one."""
+    frame = sys._getframe(1)
+    while frame is not None and not (is_users(frame) and _is_file(frame.f_code.co_filename)):
+        if frame.f_back is None:
+            return ""
+        frame = frame.f_back
+    return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def line_of(error: BaseException) -> str:
+    """The innermost line of the program's own in the traceback of an error, or of what caused it."""
+    found = line_of(error.__cause__) if error.__cause__ is not None else ""
+    step = None if found else error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        if is_users(step.tb_frame) and _is_file(code.co_filename):
+            found = f"{_short(code.co_filename)}:{step.tb_lineno} in {code.co_name}"
+        step = step.tb_next
+    return found
+
+
+def _is_file(name: str) -> bool:
+    return not name.startswith("<") and "-packages" + os.sep not in name
+
+
+def _short(file: str) -> str:
+    """As a reader in the working directory would name it."""
+    relative = os.path.relpath(file)
+    return file if relative.startswith(os.pardir) else relative
+
+
+class Growth:
+    """Counts at each entry. ``lines()`` names what has grown at every one."""
+
+    def __init__(self) -> None:
+        self._counts: list[Counter[str]] = []
+        #: name -> the line of the program where one of these was last made
+        self._made: dict[str, str] = {}
+        self._modules: dict[str, tuple[ModuleType, str]] = {}
+
+    def watch(self) -> None:
+        """Note from now on where threads are started, files opened and processes made."""
+        start = threading.Thread.start
+
+        def noted(thread: Any) -> None:
+            self._made[_thread(thread)] = users_line()
+            start(thread)
+
+        threading.Thread.start = noted  # type: ignore
+        sys.addaudithook(self._audit)
+
+    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(args[0], str):
+            self._made[_descriptor(os.path.abspath(args[0]))] = users_line()
+        elif event in ("subprocess.Popen", "os.fork", "os.posix_spawn"):
+            self._made["child processes"] = users_line()
+
+    def count(self) -> None:
+        """The function is entered."""
+        found = Counter(_thread(thread) for thread in threading.enumerate())
+        # files only: sockets and pipes are the library's own, too
+        found.update(_descriptor(target) for target in leaks.descriptors().values() if target.startswith(os.sep))
+        found["child processes"] = len(leaks.children_of(os.getpid()))
+        for name, container, module, attribute in _containers():
+            found[name] = _size(container)
+            self._modules[name] = (module, attribute)
+        self._counts.append(found)
+
+    def groups_kept(self) -> list[str]:
+        """Variables of modules that have a process group from before the function was entered, and where they get it:
+        a restart has ended it."""
+        return [
+            f"{module.__name__}.{name}{_at(_lines(module, name.rpartition('.')[2], _assigns))}"
+            for module in _modules()
+            for name, value in _parts(module)
+            if _is_group(value)
+        ]
+
+    def lines(self) -> list[str]:
+        """One line for each thing that grew at every entry; empty where there were too few to tell."""
+        if len(self._counts) < ENTRIES:
+            return []
+        sizes = {name: [count[name] for count in self._counts] for name in self._counts[-1]}
+        return [
+            f"{name}: {', '.join(map(str, of_it))} at the entries of the function{self._by(name)}"
+            for name, of_it in sizes.items()
+            if all(before < after for before, after in pairwise(of_it))
+        ]
+
+    def _by(self, name: str) -> str:
+        if name in self._modules:
+            return _at(_lines(*self._modules[name], _enlarges), "; it grows")
+        return f"; the last was made in {self._made[name]}" if self._made.get(name) else ""
+
+
+def _thread(thread: threading.Thread) -> str:
+    return f"threads named {_NUMBERS.sub('N', thread.name)!r}"
+
+
+def _descriptor(file: str) -> str:
+    return f"descriptors of {file}"
+
+
+def _containers() -> Iterator[tuple[str, Any, ModuleType, str]]:
+    """(name, container, module, attribute) of each container that a module of the program has: in itself, in its
+    classes, and in its objects of these."""
+    for module in _modules():
+        for name, value in list(vars(module).items()):
+            if name.startswith("__"):
+                continue
+            if isinstance(value, _CONTAINERS):
+                yield f"the {type(value).__name__} {module.__name__}.{name}", value, module, name
+                continue
+            if _is_of(value, module):
+                for inner, part in list(getattr(value, "__dict__", {}).items()):
+                    if isinstance(part, _CONTAINERS) and not inner.startswith("__"):
+                        yield f"the {type(part).__name__} {module.__name__}.{name}.{inner}", part, module, inner
+
+
+def _size(container: Any) -> int:
+    """With what is in the values of a dict: a list for each name, say."""
+    inner = container.values() if isinstance(container, dict) else ()
+    return len(container) + sum(len(value) for value in list(inner) if isinstance(value, _CONTAINERS))
+
+
+def _modules() -> Iterator[ModuleType]:
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(module, ModuleType) and file and _is_programs(os.path.abspath(file)):
+            yield module
+
+
+def _parts(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    """Variables of a module, attributes of its own objects, and values of its dicts."""
+    for name, value in list(vars(module).items()):
+        if name.startswith("__"):
+            continue
+        yield name, value
+        inner = value if isinstance(value, dict) else getattr(value, "__dict__", {}) if _is_of(value, module) else {}
+        for key, part in list(inner.items()):
+            yield f"{name}[{key!r}]" if isinstance(value, dict) else f"{name}.{key}", part
+
+
+def _is_of(value: object, module: ModuleType) -> bool:
+    """Whether it is a class of this module, or an object of one."""
+    owner = value if isinstance(value, type) else type(value)
+    return owner.__module__ == module.__name__
+
+
+def _is_group(value: object) -> bool:
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and isinstance(value, dist.ProcessGroup)
+
+
+def _is_programs(file: str) -> bool:
+    places = (PACKAGE, os.path.dirname(os.__file__) + os.sep)
+    return file.endswith(".py") and _is_file(file) and not file.startswith(places)
+
+
+# --- the line -----------------------------------------------------------------------------------------------------
+
+
+Does = Callable[[Any, str], bool]
+
+
+def _at(lines: list[str], what: str = ",") -> str:
+    return f"{what} in {' and '.join(lines)}" if lines else ""
+
+
+def _lines(module: ModuleType, name: str, does: Does) -> list[str]:
+    """Where the program does this to something with this name; in its module first, else in any."""
+    found = list(_search(module, name, does))
+    for other in () if found else _modules():
+        found += _search(other, name, does)
+    return list(dict.fromkeys(found))
+
+
+def _search(module: ModuleType, name: str, does: Does) -> Iterator[str]:
+    file = str(module.__file__)
+    with contextlib.suppress(OSError, SyntaxError):
+        with open(file, encoding="utf-8") as source:
+            text = source.read()
+        for node, function in _statements(ast.parse(text), ""):
+            if does(node, name):
+                where = f" in {function}" if function else ""
+                yield f"{_short(file)}:{node.lineno}{where}: `{text.splitlines()[node.lineno - 1].strip()}`"
+
+
+def _statements(tree: ast.AST, function: str) -> Iterator[tuple[Any, str]]:
+    """Every node, with the function that it is in."""
+    for node in ast.iter_child_nodes(tree):
+        yield node, function
+        inner = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else function
+        yield from _statements(node, inner)
+
+
+def _enlarges(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr in _GROWING and _is_named(node.func.value, name)
+    if isinstance(node, ast.Assign):
+        return any(isinstance(target, ast.Subscript) and _is_named(target.value, name) for target in node.targets)
+    return isinstance(node, ast.AugAssign) and _is_named(node.target, name)
+
+
+def _assigns(node: ast.AST, name: str) -> bool:
+    """Something other than None."""
+    name = name.partition("[")[0]
+    targets = [t.value if isinstance(t, ast.Subscript) else t for t in getattr(node, "targets", [])]
+    return (
+        any(_is_named(target, name) for target in targets) and isinstance(node, ast.Assign) and not _is_none(node.value)
+    )
+
+
+def _is_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _is_named(node: ast.AST, name: str) -> bool:
+    return (isinstance(node, ast.Name) and node.id == name) or (isinstance(node, ast.Attribute) and node.attr == name)

@@ -1,0 +1,219 @@
+"""Inside a rank: what a program's wrapped functions do is reported, and its faults strike, without a line of its own.
+
+The rank's process exists for one test, so the library's classes are changed in place and stay so: `Wrapper` gets the
+test's options, `Loop` reports its phases and entries, `CallWrapper.ping` counts steps.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import functools
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d
+
+from inprocess import call_wrapper, loop, wrap
+from inprocess.live import state as live
+from inprocess.protocol.phases import Phase
+
+from . import marks
+from .faults import Point
+from .growth import Growth, users_line
+from .rank import Context
+
+__all__ = ["Instruments"]
+
+#: hook -> the phases in which it runs
+_HOOKS = {
+    "initialize": (Phase.INITIALIZE,),
+    "health_check": (Phase.CHECK, Phase.RECHECK),
+    "abort": (Phase.ABORT,),
+    "finalize": (Phase.FINALIZE,),
+    "completion": (Phase.COMPLETE,),
+    "terminate": (Phase.LEAVE,),
+}
+_HOOKED = {phase for phases in _HOOKS.values() for phase in phases}
+#: options where neither the program nor the test gives them: timeouts may be short
+QUICK = {
+    "monitor_thread_interval": 0.25,
+    "monitor_process_interval": 0.25,
+    "progress_watchdog_interval": 0.25,
+    "heartbeat_interval": 0.25,
+    "termination_grace_time": 1,
+}
+
+
+class Instruments:
+    """Of one rank. `install` before the program is imported."""
+
+    def __init__(self, context: Context, options: Mapping[str, Any]) -> None:
+        self._context, self._options = context, options
+        self._phases = {at.phase for at in context.spec.faults}
+        #: of the wrapped function, while it runs
+        self._call: call_wrapper.CallWrapper | None = None
+        self._growth = Growth()
+
+    def install(self) -> None:
+        """Change the library, torch's `save` and Python's `open` in this process."""
+        marks.reached = self._here
+        self._growth.watch()
+        _change(wrap.Wrapper, "__init__", self._wrapper)
+        _change(wrap.Wrapper, "_call", self._called)
+        _change(loop.Loop, "__init__", self._loop)
+        _change(call_wrapper.CallWrapper, "ping", self._ping)
+        _change(live.LiveState, "recover", self._recover)
+        _change(distributed_c10d, "_new_process_group_helper", self._group)
+        if any(at.file is not None for at in self._context.spec.faults):
+            _change(torch, "save", self._save)
+            _change(builtins, "open", self._open)
+            io.open = builtins.open
+
+    # --- the library ----------------------------------------------------------------------------------------------
+
+    def _wrapper(self, begin: Callable[..., None], wrapper: Any, **given: Any) -> None:
+        spec = self._context.spec
+        log = os.path.join(os.path.dirname(spec.log), "monitor{rank}.log")
+        of_test = {"max_repeats": spec.args["max_repeats"], "monitor_process_logfile": log}
+        begin(wrapper, **{**QUICK, **of_test, **given, **self._options})
+
+    def _called(self, call: Callable[..., Any], *args: Any) -> Any:
+        context = self._context
+        context.calls += 1
+        context.iteration = None
+        context.emit("call")
+        try:
+            value = call(*args)
+        except BaseException as error:
+            context.emit("raised", type=type(error).__name__, message=str(error))
+            raise
+        finally:
+            context.store_port = _unknown
+        context.emit("returned", value=None if value is None else True)
+        return value
+
+    def _loop(
+        self, begin: Callable[..., None], made: Any, options: Any, hooks: Any, injector: Any, fn: Any, *rest: Any
+    ) -> None:
+        wanted = {
+            name: self._hook(made, getattr(hooks, name), phases)
+            for name, phases in _HOOKS.items()
+            if any(phase.value in self._phases for phase in phases)
+        }
+        hooks = dataclasses.replace(hooks, **wanted)
+        begin(made, options, hooks, injector, functools.partial(self._run, made, fn), *rest)
+        made._steps = {phase: functools.partial(self._step, made, phase, step) for phase, step in made._steps.items()}
+        agents = made._agents
+        self._context.store_port = lambda: agents._spec.port if agents._serves() else None
+
+    def _hook(self, made: Any, hook: Any, phases: Sequence[Phase]) -> Callable[[Any], Any]:
+        def struck(state: Any) -> Any:
+            # `abort` runs in another thread, at the end of the phase before
+            phase = made._phase if made._phase in phases else phases[0]
+            self._reach(iteration=state.iteration, phase=phase.value)
+            return state if hook is None else hook(state)
+
+        return struck
+
+    def _step(self, made: Any, phase: Phase, step: Callable[[], Any]) -> Any:
+        iteration = made._job.before + made._book.iteration
+        self._context.emit("phase", name=phase.value, iteration=iteration)
+        if phase is not Phase.RUN and phase not in _HOOKED:
+            self._reach(iteration=iteration, phase=phase.value)
+        return step()
+
+    def _run(self, made: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The wrapped function."""
+        context, call = self._context, made._call
+        state = call.state
+        context.iteration, context.slow = state.iteration, (0.0, 0)
+        self._growth.count()
+        if lines := self._growth.lines():
+            context.emit("grown", lines=lines)
+        if kept := self._growth.groups_kept():
+            context.emit("group_kept", where=kept)
+        context.emit("enter", rank=state.active_rank, world_size=state.active_world_size, pid=os.getpid())
+        self._call = call
+        try:
+            self._reach(phase=Phase.RUN.value)
+            return fn(*args, **kwargs)
+        finally:
+            self._call = None
+            context.emit("leave", pings=call._pings)
+
+    def _ping(self, ping: Callable[[Any], None], call: Any) -> None:
+        self._context.delay()
+        try:
+            self._reach(at_ping=True)
+        except Exception as error:
+            raise error.with_traceback(None)  # noqa: B904  # an injected one, without the way through this library
+        ping(call)
+
+    def _reach(self, iteration: int | None = None, **where: Any) -> None:
+        context, call = self._context, self._call
+        at = context.iteration if iteration is None else iteration
+        pings = None if call is None else call._pings
+        context.reach(Point(context.rank, at, pings=pings, call=context.calls, **where))
+
+    # --- the program ----------------------------------------------------------------------------------------------
+
+    def _here(self, label: str, values: Mapping[str, Any]) -> None:
+        self._context.emit("here", label=label, **values)
+        self._reach(label=label)
+
+    def _recover(self, recover: Callable[..., int], *args: Any, **kwargs: Any) -> int:
+        step = recover(*args, **kwargs)
+        self._context.emit("here", label="LiveState.recover", step=step)
+        return step
+
+    def _group(self, make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._call is None:
+            self._context.emit("group_outside", where=users_line())
+        return make(*args, **kwargs)
+
+    def _save(self, save: Callable[..., None], thing: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+        """Half of the file, the fault, the other half."""
+        if not isinstance(file, str | os.PathLike) or not self._is_wanted(os.fspath(file)):
+            save(thing, file, *args, **kwargs)
+            return
+        memory = io.BytesIO()
+        save(thing, memory, *args, **kwargs)
+        data = memory.getvalue()
+        with io.FileIO(file, "wb") as out:
+            out.write(data[: len(data) // 2])
+            self._reach(file=os.fspath(file))
+            out.write(data[len(data) // 2 :])
+
+    def _open(self, open_: Callable[..., Any], file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        opened = open_(file, mode, *args, **kwargs)
+        if isinstance(file, str | os.PathLike) and set(mode) & set("wax+") and self._is_wanted(os.fspath(file)):
+            self._reach(file=os.fspath(file))
+        return opened
+
+    def _is_wanted(self, path: str | bytes) -> bool:
+        """Whether a fault may strike at this file."""
+        if isinstance(path, bytes):
+            return False
+        place = self._context
+        pings = None if self._call is None else self._call._pings
+        point = Point(place.rank, place.iteration, pings=pings, call=place.calls, file=path)
+        return any(at.meets(point) for at in place.spec.faults if at not in place.struck)
+
+
+def _unknown() -> None:
+    """No wrapped function is called."""
+
+
+def _change(owner: Any, name: str, change: Callable[..., Any]) -> None:
+    """``owner.name(...)`` becomes ``change(original, ...)``."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        return change(original, *args, **kwargs)
+
+    setattr(owner, name, changed)

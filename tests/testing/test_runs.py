@@ -1,0 +1,348 @@
+"""Programs on real ranks: each fault where it is to strike, what a result says, and what is wrong with a run."""
+
+from __future__ import annotations
+
+import functools
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from inprocess.exception import OptionError
+from inprocess.testing import (
+    At,
+    Deadline,
+    Exit,
+    Fault,
+    Hang,
+    HoldGIL,
+    HostLoss,
+    Job,
+    Kill,
+    NetworkCut,
+    Raise,
+    Segfault,
+    SlowDown,
+    Stop,
+    StoreLoss,
+    Terminate,
+    random_faults,
+)
+from inprocess.testing.faults import PHASES
+
+from . import programs
+
+HERE = Path(__file__).parent
+#: a hang is noticed after two seconds; what stands still is killed after four
+HASTY = {"soft_timeout": 2, "hard_timeout": 4, "heartbeat_timeout": 3}
+
+
+@pytest.fixture
+def job(ranks, tmp_path):
+    """`ranks` with a folder for checkpoints."""
+    return functools.partial(ranks, env={"CHECKPOINTS": str(tmp_path)})
+
+
+def place(text: str, function: str) -> str:
+    """Where a function of `programs` has this text, as failures name it."""
+    lines = Path(programs.__file__).read_text().splitlines()
+    number = next(number for number, line in enumerate(lines, 1) if line.strip().startswith(text))
+    return f"tests/testing/programs.py:{number} in {function}"
+
+
+def test_two_faults(job):
+    faults = {At(rank=1, step=3): Kill(), At(rank=0, step=9): Raise(OSError)}
+    result = job(4).run(programs.train, 20, faults=faults)
+    assert result.same_pids and result.world_sizes == [4, 3, 3] and result.restarts == 2
+    assert result.exit_codes == [0, -signal.SIGKILL, 0, 0] and result.exceptions == [None] * 4
+    assert result.struck == ["At(rank=0, step=9)", "At(rank=1, step=3)"]
+    assert result.values[1] is None and torch.equal(result.values[0], torch.full((4,), 190.0))
+    result.assert_resumed_from(5)
+
+
+def test_the_same_result_as_without_a_fault(job, tmp_path):
+    reference = job(2).run(programs.train, 8)
+    (tmp_path / "state.pt").unlink()
+    result = job(2).run(programs.train, 8, faults={At(1, step=6): Raise()})
+    result.assert_same_result(reference)
+    assert result.world_sizes == [2, 2] and reference.restarts == 0
+    with pytest.raises(AssertionError, match=r"the value of rank 0, torch.float32\[4\], differs in 4 of 4 elements"):
+        result.assert_same_result(torch.zeros(4))
+
+
+ENDS = {Kill(): -9, Terminate(): -15, Segfault(): -11, Exit(3): 3, HostLoss(): -9}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("fault", ENDS, ids=repr)
+def test_a_process_ends(job, fault, rank):
+    result = job(3, options=HASTY).run(programs.train, 12, faults={At(rank, step=7): fault})
+    assert result.exit_codes[rank] == ENDS[fault] and result.same_pids and result.world_sizes == [3, 2]
+    result.assert_resumed_from(5)
+
+
+def test_hosts_are_lost(job):
+    faults = {At(0, step=2): HostLoss(ranks=(3,))}
+    result = job(4, options=HASTY).run(programs.train, 12, faults=faults)
+    assert result.exit_codes == [-9, 0, 0, -9] and result.world_sizes == [4, 2]
+
+
+@pytest.mark.parametrize("fault", [Hang(), Hang("lock"), StoreLoss()], ids=repr)
+def test_nobody_ends(job, fault):
+    result = job(3, options=HASTY).run(programs.train, 12, faults={At(0, step=7): fault})
+    assert result.exit_codes == [0, 0, 0] and result.same_pids and result.world_sizes == [3, 3]
+
+
+@pytest.mark.parametrize("fault", [Stop(), HoldGIL()], ids=repr)
+def test_who_stands_still_is_killed(job, fault):
+    result = job(3, options=HASTY).run(programs.train, 12, faults={At(1, step=7): fault})
+    assert result.exit_codes == [0, -signal.SIGTERM, 0] and result.same_pids and result.world_sizes == [3, 2]
+
+
+def test_a_network_that_is_cut(job):
+    result = job(3, options=HASTY).run(programs.train, 12, faults={At(2, step=7): NetworkCut()})
+    assert result.exit_codes[:2] == [0, 0] and result.world_sizes == [3, 2]
+
+
+def test_a_network_that_comes_back_in_time(job):
+    options = HASTY | {"soft_timeout": 20, "hard_timeout": 25, "heartbeat_timeout": 15}
+    result = job(3, options=options).run(programs.train, 12, faults={At(2, step=7): NetworkCut(0.5)})
+    assert result.exit_codes == [0, 0, 0] and result.world_sizes == [3]
+
+
+def test_a_rank_that_is_slow(job):
+    result = job(2).run(programs.train, 8, faults={At(1, step=2): SlowDown(0.1, steps=3)})
+    times = [next(e["t"] for e in result.ranks[1].of(name)) for name in ("fault", "leave")]
+    assert times[1] - times[0] >= 0.3 and result.restarts == 0
+
+
+#: a phase -> whether a fault restarts before it
+RESTARTS = dict.fromkeys(("abort", "finalize", "health check after a fault", "end round"), True)
+
+
+@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase not in ("move", "leave")])
+def test_a_phase(job, phase):
+    faults = {At(1, phase=phase): Kill()} | ({At(0, step=1): Raise()} if phase in RESTARTS else {})
+    result = job(3).run(programs.train, 4, faults=faults)
+    assert result.exit_codes == [0, -9, 0]
+    (struck,) = result.ranks[1].of("fault")
+    assert f"phase {phase!r}" in struck["place"] and (struck["iteration"] in (None, 0))
+
+
+@pytest.mark.parametrize("phase", ["initialize", "health check", "run"])
+def test_raised_where_the_program_runs(job, phase):
+    result = job(2).run(programs.train, 4, faults={At(1, phase=phase): Raise(OSError("of a hook"))})
+    assert result.exit_codes == [0, 0] and "OSError: of a hook" in result.ranks[1].log
+
+
+def test_a_place_with_a_name(job):
+    faults = {At(0, label="save"): Kill(), At(1, label="save", iteration=1): Raise()}
+    result = job(3).run(programs.train, 12, faults=faults)
+    assert result.world_sizes == [3, 2, 2]
+    result.assert_resumed_from(0)
+
+
+def test_in_the_middle_of_a_file(job, tmp_path):
+    result = job(2).run(programs.train, 12, faults={At(0, file="state.pt.new", step=8): Kill()})
+    assert result.world_sizes == [2, 1]
+    result.assert_resumed_from(5)
+
+
+def test_random(job):
+    faults = random_faults(n=4, ranks=4, steps=3)
+    result = job(4).run(programs.train, 60, faults=faults)
+    assert result.restarts == 4 and len(result.struck) == 4
+
+
+def test_a_replacement(ranks):
+    result = ranks(3, respawn=1).run(programs.until_whole, 3, faults={At(1, step=2): Kill()})
+    assert result.world_sizes[0] == result.world_sizes[-1] == 3 and not result.same_pids
+    assert result.exit_codes == [0, -9, 0, 0] and [each.rank for each in result.ranks] == [0, 1, 2, 1]
+
+
+def test_a_fault_of_a_replacement(ranks):
+    faults = {At(1, step=2): Kill(), At(1, step=0, iteration=2): Kill()}
+    result = ranks(3, respawn=2).run(programs.until_whole, 3, faults=faults)
+    assert [each.rank for each in result.ranks if each.exitcode] == [1, 1] and result.world_sizes[-1] == 3
+
+
+def test_a_replacement_that_comes_too_late(job):
+    faults = {At(1, phase="completion"): Kill()}
+    assert job(3, respawn=1).run(programs.train, 3, faults=faults).exit_codes[:3] == [0, -9, 0]
+
+
+def test_what_grows(ranks, tmp_path):
+    faults = {At(0, step=1, iteration=i): Raise() for i in range(2)}
+    result = ranks(1).run(programs.leaks, str(tmp_path), 3, faults=faults)
+    with pytest.raises(AssertionError) as failure:
+        result.assert_nothing_grows()
+    said = str(failure.value)
+    assert "threads named 'prefetch-N': 0, 1, 2 at the entries of the function; the last was made in" in said
+    assert f"descriptors of {tmp_path}/log: 0, 1, 2" in said
+    assert "the list tests.testing.programs._open: 0, 1, 2" in said
+    assert said.count(place("threading.Thread(", "leaks")) == 1 and said.count(place("_open.append(", "leaks")) == 2
+
+
+def test_a_function_that_calls_one(job):
+    assert torch.equal(job(1).run(programs.prepared, 3, offset=1).values[0], torch.full((4,), 4.0))
+    assert torch.equal(job(1).run(functools.partial(programs.prepared, 3), offset=2).values[0], torch.full((4,), 5.0))
+
+
+def test_a_method(ranks):
+    assert ranks(2).run(programs.Trainer(5).fit, 3).values == [8, 8]
+
+
+def test_the_same_fault_many_times(ranks):
+    """An injected error is no bug of the program."""
+    faults = {At(1, step=1, iteration=i): Raise() for i in range(5)}
+    assert ranks(2).run(programs.optimized, 3, faults=faults).restarts == 5
+
+
+def test_what_is_kept_in_a_dict(ranks):
+    result = ranks(2).run(programs.keeps_in_a_dict, 3, faults={At(1, step=1): Raise()}, check=False)
+    assert f"is in tests.testing.programs._kept['group'], in {place('_kept[', 'keeps_in_a_dict')}" in result.problems[0]
+    with pytest.raises(AssertionError, match=r"the dict tests.testing.programs._kept: 0, 3, 4"):
+        result.assert_nothing_grows()
+
+
+def test_a_script(ranks, tmp_path):
+    result = ranks(2).run(HERE / "script.py", tmp_path / "said", 7, faults={At(1, step=2): Raise()})
+    assert result.world_sizes == [2, 2] and result.exit_codes == [0, 0]
+    assert (tmp_path / "said").read_text() == f"7 {HERE / 'script.py'}"
+
+
+def test_without_pytest(tmp_path):
+    job = Job(2, env={"CHECKPOINTS": str(tmp_path)})
+    assert job.run(programs.train, 3).exit_codes == [0, 0]
+    with pytest.raises(AssertionError, match=r"(?s)never struck.*--- phases"):
+        job.run(programs.train, 3, faults={At(1, step=50): Kill()})
+
+
+# --- what is wrong
+
+
+def test_a_fault_that_never_struck(job):
+    with pytest.raises(AssertionError) as failure:
+        job(2).run(programs.train, 3, faults={At(1, step=50): Kill()})
+    assert str(failure.value) == "At(rank=1, step=50): Kill() never struck: rank 1 made 3 pings in iteration 0"
+
+
+NEVER = {
+    "label": (At(1, label="svae"), "rank 1 reached these labels: 'resume' (1 times)"),
+    "file": (At(0, file="*.ckpt"), "rank 0 wrote no file of that name by torch.save() or open()"),
+    "iteration": (At(1, step=2, iteration=2), "rank 1 was in iterations 0 only"),
+    "phase": (At(1, phase="end round"), "rank 1 was in these phases only: join, assign ranks, start round"),
+}
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_why_it_never_struck(job, name):
+    at, says = NEVER[name]
+    with pytest.raises(AssertionError) as failure:
+        job(2).run(programs.train, 6, faults={at: Raise() if name != "phase" else Kill()})
+    assert says in str(failure.value)
+
+
+def test_a_child_is_left(ranks):
+    with pytest.raises(AssertionError, match=r"^still running: pid \d+: \w sleep 60 $"):
+        ranks(1).run(programs.leaves_a_child)
+
+
+def test_a_program_that_raises(job):
+    with pytest.raises(AssertionError) as failure:
+        job(2).run(programs.train, "x", faults={At(1): Raise(OSError("full"))})
+    said = str(failure.value)
+    assert (
+        f"TypeError: 'str' object cannot be interpreted as an integer, in {place('for step in range(start', 'train')}"
+        in said
+    )
+    assert "\n  RestartAbort: the same error 3 times in a row" in said
+
+
+def test_without_the_check(ranks):
+    result = ranks(1).run(programs.exits, 3, check=False)
+    assert result.exit_codes == [3] and result.exceptions == ["SystemExit"]
+    assert result.problems == [f"rank 0 ended with SystemExit, in {place('sys.exit(code)', 'exits')}: 3"]
+
+
+def test_sigterm_that_is_handled(ranks):
+    assert ranks(1).run(programs.handles_sigterm, faults={At(0, step=3): Terminate()}).values == [1]
+
+
+def test_groups_that_are_made_outside(job):
+    with pytest.raises(AssertionError) as failure:
+        job(2).run(programs.group_outside, 3)
+    said = str(failure.value)
+    assert "made outside the wrapped function, in tests/testing/programs.py:" in said and " in group_outside: " in said
+
+
+def test_nothing_is_wrapped(ranks):
+    with pytest.raises(AssertionError, match=r"called no function that .* has wrapped"):
+        ranks(1).run(programs.nothing_wrapped)
+
+
+def test_a_value_that_cannot_travel(ranks):
+    result = ranks(1).run(programs.unpicklable)
+    with pytest.raises(AssertionError, match=r"rank 0 returned what cannot be pickled: generator"):
+        _ = result.values
+
+
+def test_a_store_that_nobody_serves(ranks, tmp_path):
+    with pytest.raises(AssertionError, match=r"StoreLoss\(\): no process of this run serves the store"):
+        ranks(1).run(programs.in_a_file, str(tmp_path), faults={At(0, step=0): StoreLoss()})
+
+
+def test_the_deadline(job):
+    job = job(2, deadline=4)
+    with pytest.raises(Deadline, match=r"these ranks still ran: 0, 1 after 4 s. Struck had At\(.*Hang.*soft_timeout"):
+        job.run(programs.train, 8, faults={At(1, step=3): Hang("recv")})
+    story = job.stories[0]
+    assert story.index("--- faults") < story.index("--- phases") < story.index("--- stacks") < story.index("--- last")
+    stacks = story.partition("--- stacks")[2].partition("--- last")[0]
+    assert "in all_reduce" in stacks and stacks.count("programs.py") == 2 and "loop.py" not in stacks
+
+
+def local(call=None):
+    """At the top of its module, so that it can be found."""
+
+
+WRONG = {
+    "no ranks": (lambda ranks: ranks(0), r"ranks\(0\): the number of ranks must be at least 1"),
+    "deadline": (lambda ranks: ranks(1, deadline=0), "deadline=0 must be greater than zero seconds"),
+    "option": (
+        lambda ranks: ranks(1, options={"soft_timeot": 1}).run(local),
+        r"options=\{'soft_timeot': \.\.\.\} is no option of Wrapper: did you mean 'soft_timeout'",
+    ),
+    "lambda": (lambda ranks: ranks(1).run(lambda: 1), "define it at the top level of its module"),
+    "hook": (
+        lambda ranks: ranks(1, options={"initialize": lambda state: state}).run(local),
+        "options=.* cannot be pickled for the ranks",
+    ),
+    "no function": (lambda ranks: ranks(1).run(3), r"run\(3\): pass a function of a module, or the path of a script"),
+    "no script": (lambda ranks: ranks(1).run("no_such.py"), "there is no such script: .*no_such.py"),
+    "script": (lambda ranks: ranks(1).run(HERE / "script.py", steps=3), "a script has no keyword arguments: steps"),
+    "lock": (lambda ranks: ranks(1).run(local, (n for n in ())), "cannot be pickled for the ranks: cannot pickle"),
+    "no exception": (lambda ranks: Raise("full"), r"Raise: 'full' is no exception: write Raise\(ValueError, 'full'\)"),
+    "slow": (lambda ranks: SlowDown(-1), "seconds must not be negative"),
+    "folder": (lambda ranks: At(0, file="a/*.pt"), "patterns match the name without its folder"),
+    "label": (lambda ranks: At(0, label=""), "label='' is not a text"),
+    "fault": (
+        lambda ranks: ranks(1).run(local, faults={At(0): Fault()}),
+        r"its class needs a method strike\(context\)",
+    ),
+    "key": (lambda ranks: ranks(1).run(local, faults={1: Kill()}), r"the key says where, as in At\(rank=1, step=3\)"),
+    "class": (lambda ranks: ranks(1).run(local, faults={At(0): Kill}), r"is no fault: write Kill\(\)"),
+    "rank": (lambda ranks: ranks(2).run(local, faults={At(2): Kill()}), r"At\(rank=2\): there are ranks 0 to 1"),
+    "raise": (
+        lambda ranks: ranks(1).run(local, faults={At(0, phase="join"): Raise()}),
+        "needs a phase in which code of the program runs in the main thread: 'initialize'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be(ranks, name):
+    does, says = WRONG[name]
+    with pytest.raises(OptionError, match=says):
+        does(ranks)
