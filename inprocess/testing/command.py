@@ -40,7 +40,8 @@ class Command:
     Args:
         arguments: a script and its arguments, or ``["inprocess", "run", ...]`` as on a command line.
         deadline: for all waits together, by ``time.monotonic()``.
-        env: variables besides those of this process; what a launcher sets (``RANK``, ``MASTER_ADDR`` ...) is left out.
+        env: variables besides those of this process, None removes one; what a launcher sets (``RANK``, ``MASTER_ADDR``
+            ...) is left out.
         merged: what it writes to standard error is in ``out`` as well, in its order.
         folder: where it runs; default: here.
         prepare: called in the process before anything else, with its variables; travels by pickle.
@@ -53,7 +54,7 @@ class Command:
         arguments: Sequence[str],
         deadline: float,
         *,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str | None] | None = None,
         folder: str | os.PathLike[str] = ".",
         merged: bool = False,
         prepare: Callable[[Mapping[str, str]], object] | None = None,
@@ -76,7 +77,9 @@ class Command:
         self._seen = dict.fromkeys(self._pipes, b"")
         inherited = {name: text for name, text in os.environ.items() if not name.startswith(LAUNCHERS)}
         compiled = {"TORCHINDUCTOR_CACHE_DIR": os.path.join(self._folder, "compiled")}
-        variables = compiled | inherited | {"TMPDIR": self.temporary, "RES_OPTIONS": NO_NAME_SERVER} | dict(env or {})
+        own = {"TMPDIR": self.temporary, "RES_OPTIONS": NO_NAME_SERVER}
+        given: dict[str, str | None] = {**compiled, **inherited, **own, **(env or {})}
+        variables = {name: text for name, text in given.items() if text is not None}
         start_server()
         self._known = set(leaks.descendants_of(os.getpid()))
         context = multiprocessing.get_context("forkserver")
