@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from inprocess import logs
-from inprocess.testing import leaks, run, server
+from inprocess.testing import leaks, process, run, server
 from tests.harness import Run
 from tests.harness.launch import PRELOAD
 
@@ -21,7 +21,7 @@ server.preload(*PRELOAD)
 server.become_subreaper()
 server.heed_ctrl_c()
 # torch asks the name server for the name of every peer; one lost answer costs five seconds
-os.environ.setdefault("RES_OPTIONS", run.NO_NAME_SERVER)
+os.environ.setdefault("RES_OPTIONS", process.NO_NAME_SERVER)
 
 
 def _open_once_per_process() -> None:

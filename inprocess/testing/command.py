@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import runpy
 import select
 import shutil
 import signal
@@ -21,8 +20,9 @@ from pathlib import Path
 from inprocess.exception import OptionError
 
 from . import leaks
-from .run import NO_NAME_SERVER
-from .server import servers, start_server
+from .process import become, own_variables, run_script
+from .run import reap
+from .server import start_server
 
 __all__ = ["Command", "Missing"]
 
@@ -76,9 +76,7 @@ class Command:
         }
         self._seen = dict.fromkeys(self._pipes, b"")
         inherited = {name: text for name, text in os.environ.items() if not name.startswith(LAUNCHERS)}
-        compiled = {"TORCHINDUCTOR_CACHE_DIR": os.path.join(self._folder, "compiled")}
-        own = {"TMPDIR": self.temporary, "RES_OPTIONS": NO_NAME_SERVER}
-        given: dict[str, str | None] = {**compiled, **inherited, **own, **(env or {})}
+        given: dict[str, str | None] = {**inherited, **own_variables(self._folder), **(env or {})}
         variables = {name: text for name, text in given.items() if text is not None}
         start_server()
         self._known = set(leaks.descendants_of(os.getpid()))
@@ -139,8 +137,9 @@ class Command:
     def close(self) -> None:
         """Kill what is left of it, with everything that it has started, and give everything back."""
         if self._process.is_alive():  # the test has failed
-            self._kill()
-            self._process.join(5)
+            os.kill(self.pid, signal.SIGKILL)  # first, as it may start others
+            reap(self._known, time.monotonic())
+            self._process.join()
             with contextlib.suppress(Missing):
                 self._read(lambda: not self._pipes, "the end")
             print(self.story())  # pytest shows it
@@ -148,18 +147,6 @@ class Command:
         for descriptor in self._pipes.values():
             os.close(descriptor)
         shutil.rmtree(self._folder)
-
-    def _kill(self) -> None:
-        # the ones first that start others; those that come meanwhile are seen the next time
-        for pid in (self.pid, *leaks.descendants_of(self.pid)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        while pids := [pid for pid in leaks.descendants_of(os.getpid(), servers()) if pid not in self._known]:
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, 0)
 
 
 def _main(
@@ -176,9 +163,7 @@ def _main(
         os.dup2(descriptor, number)
         os.close(descriptor)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
-    os.environ.clear()
-    os.environ.update(variables)
-    tempfile.tempdir = None  # TMPDIR is looked up anew
+    become(variables)
     os.chdir(folder)
     if prepare is not None:
         prepare(variables)
@@ -186,6 +171,4 @@ def _main(
         from inprocess.launcher import command  # noqa: PLC0415  # in this process only
 
         sys.exit(command.main(arguments[1:]))
-    sys.argv = arguments
-    sys.path.insert(0, os.path.dirname(os.path.abspath(arguments[0])))
-    runpy.run_path(arguments[0], run_name="__main__")
+    run_script(arguments[0], arguments[1:])

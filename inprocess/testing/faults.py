@@ -15,11 +15,11 @@ import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, ClassVar
 
-from inprocess import clock
 from inprocess.exception import OptionError
 from inprocess.protocol.phases import Phase
 
@@ -153,7 +153,7 @@ class At:
 
 @dataclass(frozen=True)
 class When:
-    """Hold a fault back until ``count`` other ranks have reported this event (an event's name, see docs/testing.md)."""
+    """Hold a fault back until ``count`` other ranks have reported this event (a name of `docs/testing.md`)."""
 
     event: str
     count: int
@@ -275,7 +275,7 @@ class HoldGIL(Fault):
         # a mutex: a signal that is on its way would end a sleep
         libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
         libc.pthread_mutex_lock(mutex)
-        fraction, whole = math.modf(clock.wall() + self.seconds)
+        fraction, whole = math.modf(time.time() + self.seconds)
         libc.pthread_mutex_timedlock(mutex, struct.pack("ll", int(whole), int(fraction * 1e9)))
 
 
@@ -337,8 +337,7 @@ class HostLoss(Fault):
 
     def strike(self, context: Context) -> None:
         # by the test: with the monitor the store may go, and interrupt this before it has killed the process, too
-        context.emit("host_lost", ranks=sorted({context.rank, *self.ranks}))
-        wait_forever("sleep")
+        context.ask("host_lost", ranks=list(self.ranks))
 
 
 @dataclass(frozen=True, repr=False)
@@ -368,7 +367,7 @@ class NetworkCut(Fault):
 def wait_forever(kind: str) -> None:
     """Block in Python-level code that releases the interpreter lock."""
     if kind == "sleep":
-        threading.Event().wait(FOREVER)
+        time.sleep(FOREVER)
     elif kind == "queue":
         queue.Queue[int]().get()
     elif kind == "lock":

@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
@@ -75,6 +75,9 @@ class Growth:
         #: name -> the line of the program where one of these was last made
         self._made: dict[str, str] = {}
         self._modules: dict[str, tuple[ModuleType, str]] = {}
+        #: variables that had a process group when the function was last entered, and where they get it: a restart has
+        #: ended it
+        self.groups: list[str] = []
 
     def watch(self) -> None:
         """Note from now on where threads are started, files opened and processes made."""
@@ -88,7 +91,7 @@ class Growth:
         sys.addaudithook(self._audit)
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(args[0], str):
+        if event == "open" and isinstance(args[0], str) and not args[0].endswith((".py", ".pyc")):
             self._made[_descriptor(os.path.abspath(args[0]))] = users_line()
         elif event in ("subprocess.Popen", "os.fork", "os.posix_spawn"):
             self._made["child processes"] = users_line()
@@ -99,20 +102,19 @@ class Growth:
         # files only: sockets and pipes are the library's own, too
         found.update(_descriptor(target) for target in leaks.descriptors().values() if target.startswith(os.sep))
         found["child processes"] = len(leaks.children_of(os.getpid()))
-        for name, container, module, attribute in _containers():
-            found[name] = _size(container)
-            self._modules[name] = (module, attribute)
+        self.groups = []
+        for module in _modules():
+            for name, attribute, value in _variables(module):
+                if isinstance(value, _CONTAINERS):
+                    kind = f"the {type(value).__name__} {name}"
+                    found[kind] = _size(value)
+                    self._modules[kind] = (module, attribute)
+                self.groups += [
+                    f"{name}{key}{_at(_lines(module, attribute, _assigns))}"
+                    for key, part in _with_values(value)
+                    if _is_group(part)
+                ]
         self._counts.append(found)
-
-    def groups_kept(self) -> list[str]:
-        """Variables of modules that have a process group from before the function was entered, and where they get it:
-        a restart has ended it."""
-        return [
-            f"{module.__name__}.{name}{_at(_lines(module, name.rpartition('.')[2], _assigns))}"
-            for module in _modules()
-            for name, value in _parts(module)
-            if _is_group(value)
-        ]
 
     def lines(self) -> list[str]:
         """One line for each thing that grew at every entry; empty where there were too few to tell."""
@@ -139,20 +141,25 @@ def _descriptor(file: str) -> str:
     return f"descriptors of {file}"
 
 
-def _containers() -> Iterator[tuple[str, Any, ModuleType, str]]:
-    """(name, container, module, attribute) of each container that a module of the program has: in itself, in its
-    classes, and in its objects of these."""
-    for module in _modules():
-        for name, value in list(vars(module).items()):
-            if name.startswith("__"):
-                continue
-            if isinstance(value, _CONTAINERS):
-                yield f"the {type(value).__name__} {module.__name__}.{name}", value, module, name
-                continue
-            if _is_of(value, module):
-                for inner, part in list(getattr(value, "__dict__", {}).items()):
-                    if isinstance(part, _CONTAINERS) and not inner.startswith("__"):
-                        yield f"the {type(part).__name__} {module.__name__}.{name}.{inner}", part, module, inner
+def _variables(module: ModuleType) -> Iterator[tuple[str, str, Any]]:
+    """(whole name, last name, value) of what a module of the program has: in itself, in its classes, and in its objects
+    of these."""
+    for name, value in _public(vars(module)):
+        yield f"{module.__name__}.{name}", name, value
+        if _is_of(value, module):
+            for inner, part in _public(getattr(value, "__dict__", {})):
+                yield f"{module.__name__}.{name}.{inner}", inner, part
+
+
+def _public(space: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Without Python's own names; a copy, which other threads do not change."""
+    return [(name, value) for name, value in list(space.items()) if not name.startswith("__")]
+
+
+def _with_values(value: Any) -> list[tuple[str, Any]]:
+    """Itself and, where it is a dict, its values, with what stands behind the name for each."""
+    items = list(value.items()) if isinstance(value, dict) else []
+    return [("", value), *((f"[{key!r}]", part) for key, part in items)]
 
 
 def _size(container: Any) -> int:
@@ -166,17 +173,6 @@ def _modules() -> Iterator[ModuleType]:
         file = getattr(module, "__file__", None)
         if isinstance(module, ModuleType) and file and _is_programs(os.path.abspath(file)):
             yield module
-
-
-def _parts(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """Variables of a module, attributes of its own objects, and values of its dicts."""
-    for name, value in list(vars(module).items()):
-        if name.startswith("__"):
-            continue
-        yield name, value
-        inner = value if isinstance(value, dict) else getattr(value, "__dict__", {}) if _is_of(value, module) else {}
-        for key, part in list(inner.items()):
-            yield f"{name}[{key!r}]" if isinstance(value, dict) else f"{name}.{key}", part
 
 
 def _is_of(value: object, module: ModuleType) -> bool:
@@ -242,7 +238,6 @@ def _enlarges(node: ast.AST, name: str) -> bool:
 
 def _assigns(node: ast.AST, name: str) -> bool:
     """Something other than None."""
-    name = name.partition("[")[0]
     targets = [t.value if isinstance(t, ast.Subscript) else t for t in getattr(node, "targets", [])]
     return (
         any(_is_named(target, name) for target in targets) and isinstance(node, ast.Assign) and not _is_none(node.value)

@@ -82,19 +82,10 @@ class Instruments:
         begin(wrapper, **{**QUICK, **of_test, **given, **self._options})
 
     def _called(self, call: Callable[..., Any], *args: Any) -> Any:
-        context = self._context
-        context.calls += 1
-        context.iteration = None
-        context.emit("call")
         try:
-            value = call(*args)
-        except BaseException as error:
-            context.emit("raised", type=type(error).__name__, message=str(error))
-            raise
+            return self._context.called(lambda: call(*args), keep=False)
         finally:
-            context.store_port = _unknown
-        context.emit("returned", value=None if value is None else True)
-        return value
+            self._context.store_port = _unknown
 
     def _loop(
         self, begin: Callable[..., None], made: Any, options: Any, hooks: Any, injector: Any, fn: Any, *rest: Any
@@ -134,8 +125,8 @@ class Instruments:
         self._growth.count()
         if lines := self._growth.lines():
             context.emit("grown", lines=lines)
-        if kept := self._growth.groups_kept():
-            context.emit("group_kept", where=kept)
+        if self._growth.groups:
+            context.emit("group_kept", where=self._growth.groups)
         context.emit("enter", rank=state.active_rank, world_size=state.active_world_size, pid=os.getpid())
         self._call = call
         try:

@@ -11,7 +11,6 @@ import inspect
 import os
 import pickle
 import re
-import runpy
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from inprocess.options import HOOKS, Options
 from .faults import PHASES, RAISING, At, Fault, NetworkCut, Raise
 from .network import Network
 from .outcome import Deadline, RankResult
+from .process import run_script
 from .rank import Context
 from .result import Result
 from .run import Run
@@ -128,8 +128,8 @@ class Job:
             ranks = run.wait(self.deadline, check=False)
         except Deadline as late:
             self.stories.append(late.story)
-            late.headline += _overdue(late.ranks, faults, self.deadline)
-            raise Deadline(late.headline, late.story if self.tells else "") from None
+            headline = f"{late.headline}; the deadline was {self.deadline:g} s{_unnoticed(late.ranks, faults)}"
+            raise Deadline(headline, late.story if self.tells else "") from None
         finally:
             run.close()
             self.close()
@@ -152,6 +152,7 @@ class Job:
 
 def _check(faults: Mapping[Any, Any], world_size: int) -> None:
     __tracebackhide__ = True
+    raising = [phase.value for phase in RAISING]
     for at, fault in faults.items():
         if not isinstance(at, At):
             raise OptionError(f"faults={{{at!r}: ...}}: the key says where, as in At(rank=1, step=3)")
@@ -162,7 +163,6 @@ def _check(faults: Mapping[Any, Any], world_size: int) -> None:
             raise OptionError(f"{at}: {fault} does nothing: its class needs a method strike(context)")
         if at.rank >= world_size:
             raise OptionError(f"{at}: there are ranks 0 to {world_size - 1}; random_faults() has an argument ranks=")
-        raising = [phase.value for phase in RAISING]
         if isinstance(fault, Raise) and at.phase is not None and at.phase not in raising:
             raise OptionError(
                 f"{at}: {fault} needs a phase in which code of the program runs in the main thread: "
@@ -246,9 +246,7 @@ class Script(_Program):
     args: tuple[str, ...]
 
     def run(self) -> None:
-        sys.argv = [self.path, *self.args]
-        sys.path.insert(0, os.path.dirname(self.path))
-        runpy.run_path(self.path, run_name="__main__")
+        run_script(self.path, self.args)
 
 
 def _module(name: str, file: str | None) -> Any:
@@ -337,12 +335,14 @@ def _how_far(ranks: Sequence[RankResult], at: At) -> str:
     return f"{who} made {', '.join(f'{pings} pings in iteration {n}' for n, pings in left) or 'no ping'}"
 
 
-def _overdue(ranks: Sequence[RankResult], faults: Mapping[At, Fault], deadline: float) -> str:
-    """What a reader asks first, where a deadline has passed."""
+def _unnoticed(ranks: Sequence[RankResult], faults: Mapping[At, Fault]) -> str:
+    """What a reader asks first where a deadline has passed: whether a fault has struck that only a timeout ends."""
     struck = {event["at"] for rank in ranks for event in rank.of("fault")}
-    waits = [f"{at}: {fault}" for at, fault in faults.items() if fault.noticed_by and repr(at) in struck]
-    hint = "; its timeouts may be longer than that: give shorter ones by options={'soft_timeout': 2, 'hard_timeout': 4}"
-    return f" after {deadline:g} s" + (f". Struck had {', '.join(waits)}{hint}" if waits else "")
+    waits = [
+        f"{at}: {fault} ({fault.noticed_by})" for at, fault in faults.items() if fault.noticed_by and repr(at) in struck
+    ]
+    shorter = "give shorter timeouts by options={'soft_timeout': 2, 'hard_timeout': 4}"
+    return f". Only a timeout ends {', '.join(waits)}: {shorter}" if waits else ""
 
 
 def _outside(rank: RankResult) -> str:

@@ -51,6 +51,11 @@ class RankResult:
         """The target came to its end, with a value or an exception."""
         return any(event["event"] == "done" for event in self.events)
 
+    @property
+    def has_returned(self) -> bool:
+        """The program came to its end without an exception."""
+        return self.exitcode == 0 and self.exception is None
+
     def of(self, event: str, **fields: Any) -> list[dict[str, Any]]:
         """This rank's events with that name and those fields; ``t`` is CLOCK_MONOTONIC in seconds."""
         return [e for e in self.events if e["event"] == event and all(e.get(k) == v for k, v in fields.items())]

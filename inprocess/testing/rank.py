@@ -18,7 +18,6 @@ import pickle
 import random
 import resource
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -32,6 +31,7 @@ from inprocess.errors import PACKAGE, in_words
 from . import coverage, leaks
 from .faults import At, Fault, Point, When
 from .growth import line_of, users_line
+from .process import become
 
 #: each report of an event takes up to so long (seconds), which shows what a test takes for granted; see CONTRIBUTING
 LATE = float(os.environ.get("INPROCESS_TESTS_LATE", "0"))
@@ -162,8 +162,8 @@ class Context:
         with open(f"{self.spec.log}.value", "wb") as file:
             file.write(data)
 
-    def called(self, function: Callable[[], Any]) -> Any:
-        """Call a wrapped function and report what came out."""
+    def called(self, function: Callable[[], Any], keep: bool = True) -> Any:
+        """Call a wrapped function and report what came out; ``keep``: also its value, which JSON can show."""
         self.calls += 1
         self.iteration = None
         self.emit("call")
@@ -172,8 +172,9 @@ class Context:
         except BaseException as error:
             self.emit("raised", type=type(error).__name__, message=str(error))
             raise
-        self.emit("returned", value=value)
-        self.values.append(value)
+        self.emit("returned", value=value if keep or value is None else True)
+        if keep:
+            self.values.append(value)
         return value
 
 
@@ -217,9 +218,7 @@ def _prepare(spec: Spec) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    os.environ.clear()
-    os.environ.update(spec.environment)
-    tempfile.tempdir = None  # TMPDIR is looked up anew
+    become(spec.environment)
     coverage.begin()
     if spec.place is not None:
         spec.place(spec.rank)

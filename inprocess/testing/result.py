@@ -104,15 +104,15 @@ class Result:
                 value is what every rank is to have returned.
         """
         __tracebackhide__ = True
-        for result, value in zip(self.ranks, self.values, strict=True):
-            if result.exitcode or result.exception:
-                continue
-            if isinstance(reference, Result):
-                others = [other for other in reference.ranks if other.rank == result.rank and not other.exitcode]
-                wanted = _loaded(others[0]) if others else value
-            else:
-                wanted = reference
-            found = list(differences(value, wanted, f"the value of rank {result.rank}"))
+        returned = {result.rank: _loaded(result) for result in self.ranks if result.has_returned}
+        if isinstance(reference, Result):
+            wanted = {result.rank: _loaded(result) for result in reference.ranks if result.has_returned}
+        else:
+            wanted = dict.fromkeys(returned, reference)
+        if not returned.keys() & wanted:
+            raise AssertionError(f"there is nothing to compare: no rank returned in both runs{self._told()}")
+        for rank in sorted(returned.keys() & wanted):
+            found = list(differences(returned[rank], wanted[rank], f"the value of rank {rank}"))
             if found:
                 raise AssertionError("\n".join(found[:10]) + self._told())
 

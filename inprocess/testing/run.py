@@ -25,6 +25,7 @@ from .faults import At, Fault
 from .network import Network
 from .outcome import Deadline, RankProcess, RankResult, Ranks, text_of
 from .ports import ReservedPort
+from .process import own_variables
 from .rank import Context, Spec, rank_main
 from .server import servers, start_server
 from .story import tell
@@ -33,8 +34,6 @@ from .story import tell
 Act = Callable[[], float]
 #: how long processes that a program has started may outlive it (seconds)
 LEAVING = 5.0
-#: a resolver option of glibc: look into /etc/hosts only
-NO_NAME_SERVER = "attempts:0"
 
 
 class Run:
@@ -150,12 +149,8 @@ class Run:
             "LOCAL_RANK": str(rank),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._port.number),
-            "TMPDIR": str(self._folder / "tmp"),
             "OMP_NUM_THREADS": "1",
-            # torch makes this folder as soon as it compiles, or might
-            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(self._folder / "compiled")),
-            # torch looks up the name of each peer it connects to; a name server that does not answer costs 5 s
-            "RES_OPTIONS": NO_NAME_SERVER,
+            **own_variables(str(self._folder)),
         }
         if self._as_program:  # torch's C++ code tells of every connection that ends, with its stack
             environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -293,7 +288,7 @@ class Run:
                 if asked and (rank.rank, rank.process.pid, index) not in self._answered and self._do(rank, event):
                     self._answered.add((rank.rank, rank.process.pid, index))
                     with suppress(BrokenPipeError):
-                        os.write(rank.control.fileno(), bytes([event.get("number", 0)]))
+                        os.write(rank.control.fileno(), bytes([event["number"]]))
 
     def _do(self, rank: RankProcess, event: Mapping[str, Any]) -> bool:
         """Whether it is done."""
@@ -301,8 +296,9 @@ class Run:
             case "wait_for":
                 return bool(self._others_with(rank, event["awaited"]) >= event["count"])
             case "host_lost":
-                lost = [other.process.pid for other in self.ranks if other.rank in event["ranks"] and not other.ended]
-                self._kill_all([*lost, *(pid for each in lost for pid in leaks.descendants_of(each))])
+                gone = [other for other in self.ranks if other is rank or other.rank in event["ranks"]]
+                pids = [other.process.pid for other in gone if not other.ended]
+                self._kill_all([*pids, *(below for pid in pids for below in leaks.descendants_of(pid))])
             case "store_lost":
                 serving = [] if event["port"] is None else self._listeners(event["port"])
                 self._kill_all(serving)

@@ -19,11 +19,10 @@ __all__ = ["become_subreaper", "heed_ctrl_c", "preload", "server_descriptors", "
 
 PR_SET_CHILD_SUBREAPER = 36
 #: what it imports before the first rank starts
-# torch._dynamo: the first optimizer would import it
 _preload = [
     "torch",
     "torch.distributed",
-    "torch._dynamo",
+    "torch._dynamo",  # the first optimizer would import it
     "inprocess",
     "inprocess.wrap",
     "inprocess.testing.instruments",

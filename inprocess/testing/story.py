@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from inprocess.errors import PACKAGE
@@ -20,7 +21,7 @@ _ROUTINE = (" INFO: ", " INFO inprocess", "The hostname of the client socket can
 #: the frame that calls the wrapped function
 _ENTRY = f'File "{PACKAGE}testing/instruments.py"'
 #: events that have a section or a line of their own
-_ELSEWHERE = frozenset(("phase", "fault", "value", "exception", "raised", "leftovers", "done", "ended", "wait_for"))
+_ELSEWHERE = frozenset(("fault", "value", "exception", "raised", "leftovers", "done", "ended", "wait_for"))
 #: those that tell of what is wrong with the program, and are in the failure
 _ELSEWHERE |= {"grown", "group_outside", "group_kept"}
 #: what a line of an event need not repeat
@@ -51,23 +52,13 @@ def _faults(results: Sequence[RankResult], begin: float) -> Iterator[str]:
 
 def _phases(result: RankResult, begin: float) -> Iterator[str]:
     yield f"  rank {result.rank} (initial rank; pid {result.pid}): exit code {result.exitcode}"
-    line, iteration = "", None
-    for event in result.events[-EVENTS:]:
-        if event["event"] == "phase":
-            if line and event["iteration"] == iteration:
-                line += f", {event['name']} {event['t'] - begin:.3f}"
-                continue
-            if line:
-                yield line
-            iteration = event["iteration"]
-            line = f"    iteration {iteration}: {event['name']} {event['t'] - begin:.3f}"
-        elif event["event"] not in _ELSEWHERE:
-            if line:
-                yield line
-            line, iteration = "", None
-            yield f"    {event['t'] - begin:8.3f} {event['event']}{_rest(event)}"
-    if line:
-        yield line
+    shown = [event for event in result.events[-EVENTS:] if event["event"] not in _ELSEWHERE]
+    for iteration, together in groupby(shown, lambda event: event["iteration"] if event["event"] == "phase" else None):
+        if iteration is not None:
+            phases = (f"{event['name']} {event['t'] - begin:.3f}" for event in together)
+            yield f"    iteration {iteration}: {', '.join(phases)}"
+        else:
+            yield from (f"    {event['t'] - begin:8.3f} {event['event']}{_rest(event)}" for event in together)
     for event in result.of("exception"):
         yield f"    {event['t'] - begin:8.3f} ended with {event['type']}: {event['message']:.{MESSAGE}}"
 

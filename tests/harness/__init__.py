@@ -6,13 +6,13 @@
 `launch` is the fixture of tests/conftest.py; `Run.wait` checks leftovers and the invariants I2, I4 and I5 by itself.
 """
 
-from inprocess.testing import Exit, Hang, HoldGIL, Kill, Stop
+from inprocess.testing import Exit, Hang, HoldGIL, HostLoss, Kill, Stop
 from inprocess.testing.faults import Fault, KillTogether, SlowDown, When
 from inprocess.testing.outcome import Deadline, RankResult, Ranks
 from inprocess.testing.ports import ReservedPort
 from inprocess.testing.server import start_server
 
-from .faults import At, Fork, KillHost, KillMonitor, Raise, Swallow, Uncopyable, Unpicklable
+from .faults import At, Fork, KillMonitor, Raise, Swallow, Uncopyable, Unpicklable
 from .launch import Run
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
     "Hang",
     "HoldGIL",
     "Kill",
-    "KillHost",
+    "HostLoss",
     "KillMonitor",
     "KillTogether",
     "Raise",

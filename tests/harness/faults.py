@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from inprocess import testing
 from inprocess.testing import leaks
-from inprocess.testing.faults import FOREVER, Fault, KillTogether
+from inprocess.testing.faults import FOREVER, Fault
 from inprocess.testing.rank import Context
 
 
@@ -61,14 +61,6 @@ class KillMonitor(Fault):
 
     def strike(self, context: Context) -> None:
         context.emit("monitor_killed", pids=kill_monitor())
-
-
-@dataclass(frozen=True, repr=False)
-class KillHost(Fault):
-    """Monitor and process die together, as when their host disappears."""
-
-    def strike(self, context: Context) -> None:
-        KillTogether(1, hosts=True).strike(context)
 
 
 @dataclass(frozen=True, repr=False)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from inprocess.store import EtcdStore
-from tests.harness import At, Kill, KillHost, KillTogether, Raise, Ranks, Run, When
+from tests.harness import At, HostLoss, Kill, KillTogether, Raise, Ranks, Run, When
 from tests.harness.etcd import ETCD, MISSING, EtcdCluster
 from tests.harness.launch import BEATING, PATIENT
 
@@ -55,7 +55,7 @@ def keys(cluster: EtcdCluster, name: str) -> int:
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_is_lost_with_its_monitor(launch, cluster, victim):
     wrapper = through(cluster, f"host{victim}", BEATING)
-    faults = {At(victim, step=1): KillHost()}
+    faults = {At(victim, step=1): HostLoss()}
     ranks = launch(targets.run_train, 3, faults=faults, wrapper=wrapper, args={"full_exit": True}).wait()
     checks.died(ranks, {victim: -signal.SIGKILL})
     checks.went_on(ranks, without=[victim])
@@ -83,7 +83,7 @@ def test_a_next_job_of_the_same_name(launch, cluster):
         args={"place": "sleep", "victims": [0]},
         wrapper=wrapper | {},
         faults={
-            At(0, step="fault"): KillHost(when=When("blocked", 1)),
+            At(0, step="fault"): HostLoss(when=When("blocked", 1)),
         },
     )
     first.wait_event("ended")
@@ -129,7 +129,7 @@ def test_etcd_starts_again_within_patience(launch, own_cluster, fault):
 def test_the_job_survives_the_loss_of_a_member_of_the_cluster(launch, own_cluster):
     """Whichever member has the leader; then a rank dies with its host. Heartbeats have to outlast an election."""
     options = BEATING | {"heartbeat_timeout": 8}
-    faults = {At(0, step=1): KillHost(when=When("told", 1))}
+    faults = {At(0, step=1): HostLoss(when=When("told", 1))}
     run = launch(targets.run_train, 3, faults=faults, wrapper=through(own_cluster, "member", options))
     run.wait_event("wait_for")
     own_cluster.kill(0)
@@ -186,7 +186,7 @@ def test_one_dies_and_is_replaced(launch, cluster):
 
 
 def test_rank_0_is_lost_with_its_monitor_and_is_replaced(launch, cluster):
-    wrapper, faults = through(cluster, "host", BEATING), {At(0, step=1): KillHost()}
+    wrapper, faults = through(cluster, "host", BEATING), {At(0, step=1): HostLoss()}
     ranks = launch(targets.run_full, 3, faults=faults, wrapper=wrapper, args={"restarts": 1}, respawn=1).wait()
     checks.died(ranks, {0: -signal.SIGKILL})
     everybody_is_back(ranks, cluster, "host", without=[0])

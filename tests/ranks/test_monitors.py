@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.harness import At, HoldGIL, KillHost, KillMonitor, Raise, When
+from tests.harness import At, HoldGIL, HostLoss, KillMonitor, Raise, When
 from tests.harness.launch import ALONE, BEATING, KILLING, PATIENT
 
 from . import checks, targets
@@ -34,7 +34,7 @@ def test_a_restart_after_the_death_of_a_monitor(launch):
 @pytest.mark.parametrize("victim", [1, 2])
 def test_a_lost_host_is_noticed_by_its_heartbeats(launch, victim):
     run = launch(
-        targets.run_train, 3, faults={At(victim, step=1): KillHost()}, wrapper=BEATING, args={"full_exit": True}
+        targets.run_train, 3, faults={At(victim, step=1): HostLoss()}, wrapper=BEATING, args={"full_exit": True}
     )
     ranks = run.wait()
     checks.died(ranks, {victim: -signal.SIGKILL})
@@ -42,12 +42,12 @@ def test_a_lost_host_is_noticed_by_its_heartbeats(launch, victim):
 
 
 def test_two_lost_hosts(launch):
-    faults = {At(rank, iteration, step=1): KillHost() for rank in (1, 2) for iteration in (0, 1)}
+    faults = {At(rank, iteration, step=1): HostLoss() for rank in (1, 2) for iteration in (0, 1)}
     ranks = launch(targets.run_train, 4, faults=faults, wrapper=BEATING).wait()
     checks.went_on(ranks, without=[1, 2], iteration=max(rank.entries()[-1][0] for rank in ranks))
 
 
-@pytest.mark.parametrize("fault", [KillMonitor(), KillHost()], ids=["monitor", "host"])
+@pytest.mark.parametrize("fault", [KillMonitor(), HostLoss()], ids=["monitor", "host"])
 def test_the_store_hosts_end_without_standbys_is_a_clear_error_on_every_rank(launch, fault):
     ranks = launch(targets.run_train, 3, faults={At(0, step=1): fault}, wrapper=ALONE, args={"steps": 10**9}).wait(20)
     for rank in ranks[1:]:
@@ -59,7 +59,7 @@ def test_the_store_hosts_end_without_standbys_is_a_clear_error_on_every_rank(lau
 
 def test_the_store_hosts_end_while_the_others_block(launch):
     args = {"place": "all_reduce", "victims": [0]}
-    faults = {At(0, step="fault"): KillHost(when=When("blocked", 2))}
+    faults = {At(0, step="fault"): HostLoss(when=When("blocked", 2))}
     ranks = launch(targets.run_blocked, 3, args=args, faults=faults, wrapper=ALONE).wait(20)
     checks.failed(ranks, {1: "StoreLost", 2: "StoreLost"})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness import At, Exit, Hang, HoldGIL, Kill, KillHost, KillMonitor, KillTogether, Raise, Stop
+from tests.harness import At, Exit, Hang, HoldGIL, HostLoss, Kill, KillMonitor, KillTogether, Raise, Stop
 from tests.harness.launch import BEATING, HASTY, KILLING, PATIENT
 
 from . import targets
@@ -20,7 +20,7 @@ FAULTS = {
     "holds the interpreter": (HoldGIL(), KILLING, True),
     "is stopped": (Stop(), KILLING, True),
     "its monitor dies": (KillMonitor(), PATIENT, False),
-    "its host is lost": (KillHost(), BEATING, True),
+    "its host is lost": (HostLoss(), BEATING, True),
 }
 PHASES = [("abort", 0), ("finalize", 0), ("health_check", 0), ("rank_assignment", 1), ("initialize", 1), ("enter", 1)]
 

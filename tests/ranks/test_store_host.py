@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from tests.harness import At, Kill, KillHost, KillMonitor, KillTogether, Raise, Stop, When
+from tests.harness import At, HostLoss, Kill, KillMonitor, KillTogether, Raise, Stop, When
 from tests.harness.launch import BEATING
 from tests.net import hostwise
 
@@ -19,14 +19,14 @@ FOUR = range(4)
 
 
 def test_the_job_survives_the_host_of_rank_0(launch):
-    ranks = launch(targets.run_train, 4, faults={At(0, step=1): KillHost()}, wrapper=BEATING).wait()
+    ranks = launch(targets.run_train, 4, faults={At(0, step=1): HostLoss()}, wrapper=BEATING).wait()
     checks.died(ranks, {0: -signal.SIGKILL})
     checks.went_on(ranks, without=[0])
 
 
 def test_while_the_others_wait_in_a_collective(launch):
     args = {"place": "all_reduce", "victims": [0]}
-    faults = {At(0, step="fault"): KillHost(when=When("blocked", 3))}
+    faults = {At(0, step="fault"): HostLoss(when=When("blocked", 3))}
     ranks = launch(targets.run_blocked, 4, args=args, faults=faults, wrapper=BEATING).wait()
     checks.died(ranks, {0: -signal.SIGKILL})
     checks.went_on(ranks, without=[0])
@@ -47,7 +47,7 @@ def test_the_host_of_the_first_standby_too(launch):
 def test_who_stood_by_and_died_is_replaced_by_another_one(launch):
     """After one restart, or two, only ranks 0 and 3 are left."""
     faults = {At(rank, step=1): KillTogether(2) for rank in (1, 2)}
-    faults |= {At(0, i, step="stands by"): KillHost(when=When("stands by", 1)) for i in (1, 2)}
+    faults |= {At(0, i, step="stands by"): HostLoss(when=When("stands by", 1)) for i in (1, 2)}
     ranks = launch(targets.run_stood_by, 4, faults=faults, wrapper=BEATING).wait()
     checks.died(ranks, {0: -signal.SIGKILL, 1: -signal.SIGKILL, 2: -signal.SIGKILL})
     assert ranks[3].value[1:] == [0, 1]
@@ -61,21 +61,21 @@ def test_no_standby_is_left(launch):
 
 def test_the_new_host_too(launch):
     """Three go on; the monitor of the second one serves. Then two, with that of the last."""
-    faults = {At(0, step=1): KillHost(), At(2, iteration=1, step=1): KillHost()}
+    faults = {At(0, step=1): HostLoss(), At(2, iteration=1, step=1): HostLoss()}
     ranks = launch(targets.run_train, 4, faults=faults, wrapper=BEATING).wait()
     checks.died(ranks, {0: -signal.SIGKILL, 2: -signal.SIGKILL})
     checks.went_on(ranks, without=[0, 2], iteration=2)
 
 
 def test_a_restart_over_the_new_store(launch):
-    faults = {At(0, step=1): KillHost(), At(3, iteration=1, step=1): Raise(), At(1, iteration=2, step=1): Kill()}
+    faults = {At(0, step=1): HostLoss(), At(3, iteration=1, step=1): Raise(), At(1, iteration=2, step=1): Kill()}
     ranks = launch(targets.run_train, 4, faults=faults, wrapper=BEATING).wait()
     checks.died(ranks, {0: -signal.SIGKILL, 1: -signal.SIGKILL})
     checks.went_on(ranks, without=[0, 1], iteration=3)
 
 
 def test_a_rank_dies_on_the_way(launch):
-    faults = {At(0, step=1): KillHost(), At(3, iteration=0, step="finalize"): Kill()}
+    faults = {At(0, step=1): HostLoss(), At(3, iteration=0, step="finalize"): Kill()}
     ranks = launch(targets.run_train, 4, faults=faults, wrapper=BEATING).wait()
     checks.died(ranks, {0: -signal.SIGKILL, 3: -signal.SIGKILL})
     checks.went_on(ranks, without=[0, 3])
@@ -83,9 +83,9 @@ def test_a_rank_dies_on_the_way(launch):
 
 @pytest.mark.parametrize("step", ["rank_assignment", "finalize"])
 def test_during_a_restart(launch, step):
-    faults = {At(1, step=1): Raise(when=When("enter", 3)), At(0, iteration=1, step=step): KillHost()}
+    faults = {At(1, step=1): Raise(when=When("enter", 3)), At(0, iteration=1, step=step): HostLoss()}
     if step == "finalize":
-        faults = {At(1, step=1): Raise(when=When("enter", 3)), At(0, iteration=0, step=step): KillHost()}
+        faults = {At(1, step=1): Raise(when=When("enter", 3)), At(0, iteration=0, step=step): HostLoss()}
     ranks = launch(targets.run_train, 4, faults=faults, wrapper=BEATING).wait()
     checks.died(ranks, {0: -signal.SIGKILL})
     assert len({tuple(rank.value) for rank in ranks[1:]}) == 3
@@ -94,7 +94,7 @@ def test_during_a_restart(launch, step):
 
 def test_the_next_call_begins_where_the_job_is(launch):
     """The member that served the store last serves it again, on the same port."""
-    faults = {At(0, step=1): KillHost(), At(1, call=1, step=1): Kill()}
+    faults = {At(0, step=1): HostLoss(), At(1, call=1, step=1): Kill()}
     ranks = launch(targets.run_twice, 4, faults=faults, wrapper=BEATING).wait()
     checks.died(ranks, {0: -signal.SIGKILL, 1: -signal.SIGKILL})
     assert [rank.value for rank in ranks[2:]] == [[[1, 1, 3], [1, 0, 2]], [[1, 2, 3], [1, 1, 2]]]
@@ -102,14 +102,14 @@ def test_the_next_call_begins_where_the_job_is(launch):
 
 def test_spares(launch):
     """Two are active, and two wait; then there is one spare."""
-    run = launch(targets.run_train, 4, faults={At(0, step=1): KillHost()}, wrapper=targets.two_active_beating)
+    run = launch(targets.run_train, 4, faults={At(0, step=1): HostLoss()}, wrapper=targets.two_active_beating)
     ranks = run.wait()
     checks.died(ranks, {0: -signal.SIGKILL})
     assert [rank.value for rank in ranks[1:]] == [[1, 0, 2], [1, 1, 2], None]
 
 
 def test_the_controller_counts_all_iterations(launch):
-    faults = {At(0, step=1): KillHost(), At(3, iteration=1, step=1): Raise()}
+    faults = {At(0, step=1): HostLoss(), At(3, iteration=1, step=1): Raise()}
     ranks = launch(targets.run_train, 4, faults=faults, wrapper=targets.at_most_two_iterations_beating).wait()
     checks.failed(ranks, {1: "RestartAbort", 2: "RestartAbort", 3: "RestartAbort"})
     assert "iteration=2 reached max_iterations=2" in ranks[1].message

@@ -295,7 +295,9 @@ def test_a_store_that_nobody_serves(ranks, tmp_path):
 
 def test_the_deadline(job):
     job = job(2, deadline=4)
-    with pytest.raises(Deadline, match=r"these ranks still ran: 0, 1 after 4 s. Struck had At\(.*Hang.*soft_timeout"):
+    with pytest.raises(
+        Deadline, match=r"still ran: 0, 1; the deadline was 4 s\. Only a timeout ends At\(.*Hang.*soft_timeout"
+    ):
         job.run(programs.train, 8, faults={At(1, step=3): Hang("recv")})
     story = job.stories[0]
     assert story.index("--- faults") < story.index("--- phases") < story.index("--- stacks") < story.index("--- last")

@@ -37,7 +37,7 @@ ONLY = {
     "change a variable": (
         r"os\.environ\.(update|pop|setdefault|clear)\(|os\.environ\[[^]]+\] = |del os\.environ|putenv\(",
         {"environment.py", "run.py", "launcher/job.py", "launcher/meeting.py"}
-        | {f"testing/{name}.py" for name in ("command", "coverage", "rank", "server")},
+        | {f"testing/{name}.py" for name in ("coverage", "process", "server")},
     ),
 }
 

@@ -256,6 +256,8 @@ def test_the_same_result() -> None:
         other.assert_same_result(done)
     gone = result(rank(0, exitcode=-9), rank(1, value=pickle.dumps(1)))
     gone.assert_same_result(1)
+    with pytest.raises(AssertionError, match="there is nothing to compare: no rank returned in both runs"):
+        gone.assert_same_result(result(rank(0, value=pickle.dumps(1)), rank(1, exitcode=-9)))
 
 
 def test_differences() -> None:
