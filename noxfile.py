@@ -6,11 +6,12 @@ The pins are those of constraints.txt, so a run here and a run elsewhere use the
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import nox
 
 nox.needs_version = ">=2024.4"
-nox.options.sessions = ["lint", "types", "tests", "docs"]
+nox.options.sessions = ["lint", "types", "tests", "docs", "package"]
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_existing_virtualenvs = True
 
@@ -21,9 +22,9 @@ def install(session: nox.Session, *what: str) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """All tests; arguments go to pytest: `nox -s tests -- tests/unit -k options`."""
+    """All tests; arguments replace `--full`: `nox -s tests -- tests/unit -k options`."""
     install(session, "-e", ".[test]")
-    session.run("python", "-m", "pytest", *session.posargs)
+    session.run("python", "-m", "pytest", *(session.posargs or ["--full"]))
 
 
 @nox.session
@@ -46,6 +47,24 @@ def docs(session: nox.Session) -> None:
     """The documentation, warnings and unresolved references are errors; result in docs/_build/html."""
     install(session, "-e", ".[docs]")
     session.run("sphinx-build", "-W", "-n", "--keep-going", "-b", "html", "docs", "docs/_build/html", *session.posargs)
+
+
+@nox.session(reuse_venv=False)
+def package(session: nox.Session) -> None:
+    """The sdist and the wheel, anew in `dist/`: built, checked by twine and tests, the sdist installed elsewhere."""
+    install(session, "build", "setuptools", "twine", "psutil", "pytest", "pytest-timeout")
+    shutil.rmtree("dist", ignore_errors=True)
+    session.run("python", "-m", "build", "--no-isolation")
+    session.run("python", "-m", "twine", "check", "--strict", *map(str, Path("dist").iterdir()))
+    session.run("python", "-m", "pytest", "tests/package", *session.posargs, env={"INPROCESS_TESTS_DIST": "dist"})
+    (sdist,) = map(str, Path("dist").glob("*.tar.gz"))
+    clean = Path(session.create_tmp(), "clean").resolve()
+    session.run("python", "-m", "venv", "--clear", str(clean))
+    python = str(clean / "bin/python")
+    session.run(python, "-m", "pip", "install", "-q", "-c", "constraints.txt", sdist, external=True)
+    with session.chdir(clean):  # where the checkout is not imported instead
+        session.run(python, "-c", "import inprocess; print(inprocess.Wrapper)", external=True)
+        session.run(str(clean / "bin/inprocess"), "--version", external=True)
 
 
 @nox.session

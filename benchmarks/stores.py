@@ -16,7 +16,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from inprocess import store
+from inprocess.store import EtcdStore
+from inprocess.stores import serving
+from inprocess.stores import tcp as store
 from tests.harness import At, Kill, Raise, Run
 from tests.harness.etcd import EtcdCluster
 from tests.harness.launch import PATIENT
@@ -51,10 +53,10 @@ def table(title: str, rows: Mapping[str, tuple[list[float], list[float]]]) -> No
 
 
 def operations(cluster: EtcdCluster, count: int) -> dict[str, tuple[list[float], list[float]]]:
-    server = store.serve("127.0.0.1", 0)
+    server = serving.serve("127.0.0.1", 0)
     makes: tuple[Callable[[], Any], ...] = (
         lambda: store.TCPStore("127.0.0.1", server.port),
-        lambda: store.EtcdStore(cluster.endpoints, "operations"),
+        lambda: EtcdStore(cluster.endpoints, "operations"),
     )
     measured = [measure(make, count) for make in makes]
     return {name: (measured[0][name], measured[1][name]) for name in measured[0]}
@@ -107,7 +109,7 @@ def restarts(cluster: EtcdCluster, count: int) -> dict[str, tuple[list[float], l
         found[name] = ([], [])
         for number in range(count):
             through = {"endpoints": cluster.endpoints, "namespace": f"{name} {number}"}
-            etcd = {"store_factory": store.EtcdStore, "store_kwargs": through}
+            etcd = {"store_factory": EtcdStore, "store_kwargs": through}
             for times, options in zip(found[name], ({}, etcd), strict=True):
                 times.append(restart(fault, dict(PATIENT) | options))
     return found

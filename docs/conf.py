@@ -22,6 +22,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "resta
 exclude_patterns = ["_build", "performance/*"]  # the latter are included in performance.md
 html_theme = "furo"
 html_title = "inprocess"
+html_static_path = ["_static"]
+html_css_files = ["cards.css"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 

@@ -19,16 +19,17 @@ if TYPE_CHECKING:
         InternalError,
         OptionError,
         RankDiscarded,
+        RankShouldRestart,
         RestartAbort,
         RestartError,
         TimeoutError,
     )
-    from inprocess.exception import RankShouldRestart as RankShouldRestart
-    from inprocess.learned import LearnedTimeouts
+    from inprocess.heartbeats.launcher import ask_launcher
+    from inprocess.heartbeats.learned import LearnedTimeouts
+    from inprocess.heartbeats.watch import Watch, monitored
     from inprocess.live.sampler import ElasticSampler
     from inprocess.live.state import LiveState
     from inprocess.state import FrozenState, Mode, State, Status
-    from inprocess.watch import Watch, ask_launcher, monitored
     from inprocess.wrap import Wrapper
 
 __version__ = "0.1.0"

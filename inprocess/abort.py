@@ -5,7 +5,7 @@ the MonitorThread, and once more in the main thread for what the function made w
 
 `gloo` says how a pending Gloo collective is released, `nccl` what NCCL's groups need, `nccl_bootstrap` how one in the
 making is given up, `nccl_wake` why an abort of NCCL's is quick, `nccl_shutdown` why none runs beside the program's own
-shutdown, `groups` how torch forgets them all, `held` what stays until everybody has left the function.
+shutdown, `groups` how torch forgets them all, `deferred_release` what stays until everybody has left the function.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from inprocess import clock, groups, nccl, nccl_wake
-from inprocess.gloo import shutdown_gloo_connections
-from inprocess.held import held
-from inprocess.logs import get_logger
-from inprocess.nccl_bootstrap import bootstrap
+from inprocess.collectives import groups, nccl, nccl_wake
+from inprocess.collectives.deferred_release import held
+from inprocess.collectives.gloo import shutdown_gloo_connections
+from inprocess.collectives.nccl_bootstrap import bootstrap
 from inprocess.state import FrozenState
+from inprocess.system import clock
+from inprocess.system.logs import get_logger
 
 __all__ = [
     "Abort",
@@ -131,7 +132,7 @@ class _Attempt:
         self._thread.join(timeout)
         if self._thread.is_alive():
             waited = clock.monotonic() - self._begin
-            return StepResult(self._name, waited, "did not end in time; it is left to itself", hung=True)
+            return StepResult(self._name, waited, "did not end in time: abandoned, still running", hung=True)
         return StepResult(self._name, self._end - self._begin, self._error)
 
 
@@ -152,9 +153,9 @@ class AbortTorchDistributed(Abort):
             restart. Default True.
         nccl_bootstrap: False: a rank that waits in NCCL's bootstrap (``ncclCommInitRank``) for one that is gone is not
             released, but killed at ``hard_timeout``; for programs with network code of their own that this library
-            might take for NCCL's, see `inprocess.nccl_bootstrap`. Default True.
+            might take for NCCL's, see `inprocess.collectives.nccl_bootstrap`. Default True.
         nccl_wake: False: NCCL's service threads are left to notice an abort by themselves, which takes half a second;
-            see `inprocess.nccl_wake`. Default True.
+            see `inprocess.collectives.nccl_wake`. Default True.
     """
 
     def __init__(

@@ -75,9 +75,7 @@ class InterruptionRecord:
         _check_rank("pings", self.pings)
 
     def __str__(self) -> str:
-        who = f"rank {self.rank}"
-        if self.initial_rank not in (None, self.rank):
-            who += f" (initially {self.initial_rank})"
+        who = name_of(self.rank, self.rank if self.initial_rank is None else self.initial_rank)
         what = one_line(self.message)
         place = f" [{one_line(self.where)}]" if self.where else ""
         return f"{who}: {_WORDS[self.interruption]}{': ' if what else ''}{what}{place}"
@@ -151,7 +149,8 @@ def summary(records: Sequence[InterruptionRecord], count: int | None = None) -> 
         groups.setdefault((_deed(record), _place(record)), []).append(record)
     text = "; ".join(f"{_ranks(group)} {deed}{place}" for (deed, place), group in groups.items())
     others = total - len(causes)
-    return f"{text or 'interrupted'}{f' ({others} more noticed it)' if others > 0 else ''}"
+    also = f" (also reported by {others} rank{'s' if others > 1 else ''})" if others > 0 else ""
+    return f"{text or 'interrupted'}{also}"
 
 
 def _silence(records: Sequence[InterruptionRecord]) -> str:
@@ -200,6 +199,11 @@ def _whereabouts(group: Sequence[InterruptionRecord], place: str) -> str:
     return f"{_ranks(group)} could not say where {'it was' if one else 'they were'}{place}"
 
 
+def name_of(rank: int, initial_rank: int) -> str:
+    """How messages name a rank: with the one that its process was started with, where that differs."""
+    return f"rank {rank}" if rank == initial_rank else f"rank {rank} (initial rank {initial_rank})"
+
+
 def is_echo(record: InterruptionRecord) -> bool:
     """Whether it tells only what a rank saw of another one's failure."""
     return any(echo in record.message.lower() for echo in _ECHOES)
@@ -209,7 +213,8 @@ def _ranks(group: Sequence[InterruptionRecord]) -> str:
     numbers = ", ".join(str(record.rank) for record in group)
     initial = ", ".join(str(record.initial_rank) for record in group)
     known = initial == numbers or any(record.initial_rank is None for record in group)
-    return f"rank{'s' if len(group) > 1 else ''} {numbers}{'' if known else f' (initially {initial})'}"
+    some = "ranks" if len(group) > 1 else "rank"
+    return f"{some} {numbers}{'' if known else f' (initial {some} {initial})'}"
 
 
 def _deed(record: InterruptionRecord) -> str:

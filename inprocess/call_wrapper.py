@@ -1,4 +1,4 @@
-"""The CallWrapper: what the wrapped function sees of a running call. The loop behind it is in ``loop``.
+"""The CallWrapper: what the wrapped function sees of a running call. The loop behind it is in ``call``.
 
 `disabled` has the one of a function whose Wrapper is disabled. Which one code finds that has none: at the end.
 """
@@ -9,14 +9,16 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from inprocess import clock, fence
-from inprocess.board import ATOMIC, LEASE, PING, Board
-from inprocess.clock import monotonic_ns
 from inprocess.exception import RestartError
-from inprocess.interrupt import Gate, leave_alone
-from inprocess.learned import LearnedTimeouts
+from inprocess.heartbeats.learned import LearnedTimeouts
+from inprocess.interrupt.frames import leave_alone
+from inprocess.interrupt.gate import Gate
+from inprocess.monitor import lease
+from inprocess.monitor.board import ATOMIC, LEASE, PING, Board
 from inprocess.options import seconds
 from inprocess.state import FrozenState
+from inprocess.system import clock
+from inprocess.system.clock import monotonic_ns
 
 __all__ = ["CallWrapper", "current_call"]
 
@@ -178,7 +180,7 @@ class _Atomic:
         slots = self._call._slots
         slots[ATOMIC] = 1  # no count: two threads may be in sections of two gates, and change it at the same time
         if 0 < slots[LEASE] <= monotonic_ns():
-            fence.stop()
+            lease.kill_self()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         gate, call = self._gates.pop(), self._call
@@ -218,8 +220,7 @@ class Inside:
 
 
 # a restart of the call around may interrupt the function, and must find this done or not begun
-leave_alone(Inside.__enter__.__code__)
-leave_alone(Inside.__exit__.__code__)
+leave_alone(Inside.__enter__.__code__, Inside.__exit__.__code__)
 
 
 def current_call() -> CallWrapper | None:

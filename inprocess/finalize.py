@@ -10,8 +10,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from inprocess.system.interpreter import join_with_progress
+
 from .exception import OptionError, TimeoutError
-from .interpreter import await_end
 from .options import seconds
 from .state import FrozenState, State
 
@@ -98,7 +99,7 @@ def run_in_thread(name: str, timeout: float, fn: Callable[[], T], overdue: str =
 
     thread = threading.Thread(target=run, name=f"inprocess-{name}", daemon=True)
     thread.start()
-    if not await_end(thread, timeout):
+    if not join_with_progress(thread, timeout):
         raise TimeoutError(
             overdue or f"{name} did not end within timeout={timeout:g}s: raise the timeout, or find what blocks it"
         )

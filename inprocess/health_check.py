@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from inprocess.logs import get_logger
+from inprocess.hardware import gpu, nic
+from inprocess.system.logs import get_logger
 
-from . import gpu, nic
 from .exception import HealthCheckError, TimeoutError
 from .finalize import both_forms, run_in_thread
 from .options import seconds
@@ -92,7 +92,7 @@ class CudaHealthCheck(HealthCheck):
         timeout: a timedelta, or seconds, for all three steps; a GPU that does not answer within it is unfit.
 
     Raises:
-        OptionError: `timeout` is no duration.
+        OptionError: `timeout` is not a duration.
         HealthCheckError: at the call, when the GPU fails or does not answer. A thread that waits for it is left behind
             then; it does nothing more when the GPU answers late.
     """

@@ -5,7 +5,8 @@ from __future__ import annotations
 import abc
 from datetime import timedelta
 
-from . import clock
+from inprocess.system import clock
+
 from .exception import RestartAbort, TooFewRanks
 from .options import seconds
 from .rank_filter import positive

@@ -14,7 +14,7 @@ NestedRestarterAborted            ``terminate``       aborted               this
 
 from __future__ import annotations
 
-from inprocess.logs import get_logger
+from inprocess.system.logs import get_logger
 
 from .abort import Abort
 from .completion import Completion

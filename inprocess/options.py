@@ -10,12 +10,12 @@ import math
 import os
 import signal
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .exception import OptionError
 
-__all__ = ["Options", "seconds"]
+__all__ = ["Options", "did_you_mean", "seconds"]
 
 #: longest duration in seconds (about 31 years): lock and poll timeouts overflow not far above it
 LONGEST = 1e9
@@ -77,10 +77,9 @@ class Options:
         """
         for name, value in kwargs.items():
             if name not in _NAMES:
-                near = difflib.get_close_matches(name, (*_NAMES, *HOOKS), n=1)
-                known = f"known options: {', '.join(sorted((*_NAMES, *HOOKS)))}"
-                hint = f"did you mean {near[0]!r}?" if near else known
-                raise OptionError(f"unknown option {name}={value!r}: {hint}")
+                known = sorted((*_NAMES, *HOOKS))
+                hint = did_you_mean(name, known) or f": known options: {', '.join(known)}"
+                raise OptionError(f"unknown option {name}={value!r}{hint}")
         given = {name: _CONVERT.get(name, _seconds_above_zero)(name, value) for name, value in kwargs.items()}
         options = cls(**given)
         _check_order(options)
@@ -149,7 +148,7 @@ def seconds(name: str, value: object, *, positive: bool = False) -> float:
     elif isinstance(value, int | float) and not isinstance(value, bool):
         result = float(value) if abs(value) <= LONGEST else math.inf
     else:
-        raise OptionError(f"{name}={value!r} is no duration: pass a datetime.timedelta or a number of seconds")
+        raise OptionError(f"{name}={value!r} is not a duration: pass a datetime.timedelta or a number of seconds")
     if not 0 <= result <= LONGEST or (positive and not result):  # false for nan too
         least = "greater than 0, and at most" if positive else "from 0 to"
         raise OptionError(f"{name}={value!r} is out of range: pass a duration {least} {LONGEST:g} seconds")
@@ -248,3 +247,9 @@ _CONVERT: dict[str, Callable[[str, object], Any]] = {
     "max_repeats": _repeats,
     "enabled": _flag,
 }
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """What to put behind "unknown ...": the name that it was meant to be, or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f": did you mean {near[0]!r}?" if near else ""

@@ -2,55 +2,12 @@
 
     inprocess run --standalone --nproc-per-node 4 train.py --its-options
 
-See docs/launcher.md. The job itself is in `launcher.job`, which imports torch: not before this file has set what torch
-reads as it is imported.
+See docs/launcher.md. The code is in `inprocess.launcher`.
 """
 
-from __future__ import annotations
-
-import os
-import signal
-import sys
-from collections.abc import Sequence
+from inprocess.launcher.program import main, program
 
 __all__ = ["main", "program"]
-
-#: variables for the launcher and its workers, where they are not set: torch's C++ code warns of each connection that a
-#: restart closes, with its stack
-QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-
-
-def main(given: Sequence[str] | None = None) -> None:
-    """Run a job, or one node of it, to its end.
-
-    Raises what torchrun's main raises: ChildFailedError where the job has failed, SignalException for a signal; and
-    SystemExit: with code 2 for a wrong option or script, with a message where a worker or another node ended the job,
-    where the rendezvous fails, and where torch is not installed.
-    """
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    try:
-        from inprocess.launcher import job  # noqa: PLC0415  (imports torch)
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        sys.exit(f"inprocess run: torch is not installed for {sys.executable}: `{sys.executable} -m pip install torch`")
-    job.run(given)
-
-
-def program(given: Sequence[str] | None = None) -> None:
-    """`main` as a program: neither a signal, such as that of a scheduler, nor a failed job ends it with a traceback of
-    this one; torch's report of the workers that failed is printed."""
-    try:
-        main(given)
-    except Exception as error:
-        if hasattr(error, "failures"):  # torch's ChildFailedError
-            sys.exit(str(error))
-        number = getattr(error, "sigval", None)  # torch's SignalException
-        if number is None:
-            raise
-        sys.exit(f"inprocess run: ended by {signal.Signals(number).name}, with its workers")
-
 
 if __name__ == "__main__":
     program()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import select
 import sys
 from collections.abc import Sequence
 
-from inprocess.pidfile import is_monitor, read
+from inprocess.monitor.pidfile import is_monitor, read
+from inprocess.system.descriptors import await_readable
 
 __all__ = ["main", "wait_daemon"]
 
@@ -41,9 +41,7 @@ def wait_daemon(pidfile: str) -> str:
         # looked at after the descriptor was opened: from then on it stands for this process, whatever the number does
         if not is_monitor(pid):
             return f"the monitor process {pid} has ended already, and its number belongs to another process"
-        ended = select.poll()
-        ended.register(descriptor, select.POLLIN)
-        ended.poll()
+        await_readable(descriptor)
         return f"the monitor process {pid} has ended"
     finally:
         os.close(descriptor)

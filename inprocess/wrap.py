@@ -12,17 +12,19 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
-from inprocess import logs
 from inprocess.abort import AbortTorchDistributed
+from inprocess.call.disabled import disabled
+from inprocess.call.hooks import adapt, adapt_rank_assignment
+from inprocess.call.injection import Injector
+from inprocess.call.job import Job
+from inprocess.call.loop import Loop
+from inprocess.call.rank import Hooks
 from inprocess.call_wrapper import CallWrapper
-from inprocess.disabled import disabled
-from inprocess.errors import shown
 from inprocess.exception import OptionError
-from inprocess.hooks import Injector, adapt, adapt_rank_assignment
-from inprocess.job import Job
-from inprocess.loop import Hooks, Loop
 from inprocess.options import Options
 from inprocess.rank_assignment import ShiftRanks
+from inprocess.system import logs
+from inprocess.system.errors import shown
 
 __all__ = ["CallWrapper", "Wrapper"]
 
@@ -198,6 +200,7 @@ class Wrapper:
         @functools.wraps(fn)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             try:
+                logs.begin()
                 return self._call(injector, fn, args, kwargs)
             finally:
                 logs.leave()
@@ -205,16 +208,16 @@ class Wrapper:
         return wrapped  # type: ignore[return-value]
 
     def _call(self, injector: Injector, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        job, lost = Job.enter(), None
+        job, handover = Job.enter(), None
         while True:
             try:
-                loop = Loop(self._options, self._hooks, injector, fn, args, kwargs, job, lost)
+                loop = Loop(self._options, self._hooks, injector, fn, args, kwargs, job, handover)
             except BaseException:
-                if lost is None:
+                if handover is None:
                     job.uncount()
                 raise
             value = loop.run()
-            if (lost := loop.lost) is None:
+            if (handover := loop.handover) is None:
                 return value
 
 

@@ -12,8 +12,9 @@ from functools import partial
 
 import pytest
 
-from inprocess import logs
+from inprocess.system import logs
 from inprocess.testing import leaks, process, run, server
+from tests import tiers
 from tests.harness import Run
 from tests.harness.launch import PRELOAD
 
@@ -26,9 +27,27 @@ os.environ.setdefault("RES_OPTIONS", process.NO_NAME_SERVER)
 
 def _open_once_per_process() -> None:
     """The first store server of a process makes libuv open a pipe that it keeps."""
-    from inprocess import store
+    from inprocess.stores import serving
 
-    store.serve("127.0.0.1", 0)
+    serving.serve("127.0.0.1", 0)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    tiers.add_options(parser)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    tiers.choose(config)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tiers.select(config, items)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    tiers.report(terminalreporter, config)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

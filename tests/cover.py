@@ -19,12 +19,16 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FILES = (
     "inprocess/protocol/*.py",
-    "inprocess/coordinator.py",
-    "inprocess/guardian.py",
-    "inprocess/joiner.py",
-    "inprocess/interrupt.py",
-    "inprocess/policy.py",
-    "inprocess/timeouts.py",
+    "inprocess/protocol/verbs/rounds.py",
+    "inprocess/protocol/verbs/watching.py",
+    "inprocess/protocol/verbs/joining.py",
+    "inprocess/interrupt/gate.py",
+    "inprocess/interrupt/signals.py",
+    "inprocess/interrupt/frames.py",
+    "inprocess/interrupt/atomic.py",
+    "inprocess/interrupt/judging.py",
+    "inprocess/monitor/policy.py",
+    "inprocess/heartbeats/timeouts.py",
 )
 TESTS = (
     "tests/unit",

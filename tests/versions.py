@@ -41,7 +41,7 @@ NEED_TORCH = (
     "tests/threads/test_whereabouts.py",
     "tests/threads/test_wrap.py",
     "tests/unit/test_agents.py",
-    "tests/unit/test_fence.py",
+    "tests/unit/test_lease.py",
     "tests/unit/test_gpu.py",
     "tests/unit/test_health_check.py",
     "tests/unit/test_leftovers.py",

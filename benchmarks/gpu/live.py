@@ -66,7 +66,7 @@ class Rank:
                 target.copy_(source, non_blocking=True)
 
         def settle() -> None:
-            live._copies.settle()
+            live._saving.copies.settle()
 
         for number in range(self._rounds + 2):  # the first two make room for a copy each
             self._timed(number - 1, PINNED, copy)

@@ -17,7 +17,7 @@ P = Phase
 #: phase -> (column, row)
 PLACES = {phase: (0, row) for row, phase in enumerate((P.JOIN, P.ASSIGN, P.START, P.INITIALIZE, P.CHECK, P.RUN))}
 PLACES |= {phase: (0, row) for row, phase in enumerate((P.FINISH, P.COMPLETE, P.LEAVE, P.OUT), start=6)}
-PLACES |= {phase: (1, row) for row, phase in enumerate((P.MOVE, P.END, P.RECHECK, P.FINALIZE, P.ABORT), start=1)}
+PLACES |= {phase: (1, row) for row, phase in enumerate((P.FAILOVER, P.END, P.RECHECK, P.FINALIZE, P.ABORT), start=1)}
 
 #: what is drawn: event -> (color, dashes, the words beside the arrow or none)
 DRAWN = {
@@ -28,7 +28,7 @@ DRAWN = {
     Event.LOST: ("#7d3c98", "4 2", "store lost"),
 }
 #: the call goes on in a new life
-AGAIN = {(P.MOVE, Event.OK): P.JOIN}
+AGAIN = {(P.FAILOVER, Event.OK): P.JOIN}
 #: where there are words beside an arrow: once per kind is enough
 NAMED = (P.FINISH, P.START, P.END)
 WIDTH, HEIGHT = 190, 30
@@ -83,7 +83,7 @@ def tip(event: Event) -> str:
 
 def is_main(phase: Phase, event: Event) -> bool:
     """The store may be lost anywhere; that is drawn where a rank has left its function."""
-    return (phase is not Phase.MOVE and event is not Event.LOST) or (phase, event) in ((P.END, Event.LOST), *AGAIN)
+    return (phase is not Phase.FAILOVER and event is not Event.LOST) or (phase, event) in ((P.END, Event.LOST), *AGAIN)
 
 
 def svg() -> str:

@@ -16,10 +16,8 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsSpecs
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.utils.api import macros
 
-from inprocess import clock
 from inprocess.attribution import ranges
 from inprocess.launcher.control import ControlServer
 from inprocess.launcher.decisions import (
@@ -33,20 +31,20 @@ from inprocess.launcher.decisions import (
     why_ended,
 )
 from inprocess.launcher.ft_config import Settings
-from inprocess.launcher.limits import Limits
-from inprocess.launcher.meeting import Meeting, Met
-from inprocess.launcher.processes import Crew, Logs, Process, Recipe, Start, StreamFilters
+from inprocess.launcher.meeting import NodeRendezvous
+from inprocess.launcher.processes import Logs, Start, WorkerPool
 from inprocess.launcher.signals import Signals
 from inprocess.launcher.told import Told
-from inprocess.logs import get_logger
+from inprocess.launcher.workers import GROW_VARIABLE, RESTART_VARIABLE, Place, joining, recipe
+from inprocess.system import clock
+from inprocess.system.descriptors import Limits
+from inprocess.system.logs import get_logger
 
 __all__ = ["Agent", "JobOver", "NodeExcluded", "Setup"]
 
 log = get_logger(__name__)
-#: in the environment of a worker that joins others who run; how often it was started again alone, and at least 1
-RESTART_VARIABLE = "INPROCESS_RESTART"
-#: and in that of one whose rank nobody had before: it makes the job larger
-GROW_VARIABLE = "INPROCESS_GROW"
+
+
 #: how late failures are told (seconds)
 HOLD = 1.0
 #: how long workers whose call ended on all ranks may take to come to their own ends (seconds)
@@ -68,7 +66,7 @@ class Setup:
     rules: Rules
     settings: Settings
     control: ControlServer
-    meeting: Meeting
+    meeting: NodeRendezvous
     signals: Signals
     #: of open descriptors, as the launcher was given them
     limits: Limits
@@ -76,50 +74,6 @@ class Setup:
     grace: float
     start_method: str
     prefix_template: str | None
-
-
-@dataclass(eq=False)
-class Place:
-    """One local rank: the processes that fill it, one after the other."""
-
-    worker: Any
-    start: Start
-    #: how often it was started alone, over the whole job
-    respawned: int
-    process: Process | None = None
-    #: its processes told that they run a wrapped function
-    wrapped: bool = False
-    #: and that they do without the launcher's store
-    own_store: bool = False
-    #: when it is started again (monotonic seconds)
-    due: float | None = None
-    #: why its process is being ended by the launcher
-    reason: str = ""
-    #: when it is killed if it has not ended by then (monotonic seconds)
-    doomed: float | None = None
-    #: its last process found nobody to join
-    stranded: bool = False
-    #: the call of its last process ended with an error on all ranks
-    over: bool = False
-    #: so long it is waited for the others of which the same is true (monotonic seconds)
-    others_until: float | None = None
-    #: of its last process; None once a replacement has taken over
-    failure: ProcessFailure | None = None
-    done: bool = False
-    value: Any = None
-
-    @property
-    def rank(self) -> int:
-        return int(self.worker.global_rank)
-
-    @property
-    def fresh(self) -> bool:
-        """Its process is the one that was started together with all others."""
-        return self.process is not None and RESTART_VARIABLE not in self.start.env
-
-    def __str__(self) -> str:
-        pid = f", pid {self.process.pid}" if self.process else ""
-        return f"rank {self.rank} (local rank {self.worker.local_rank}{pid})"
 
 
 class Agent(LocalElasticAgent):
@@ -137,7 +91,7 @@ class Agent(LocalElasticAgent):
         )
         self._shutdown_timeout = setup.grace  # type: ignore[assignment]
         self._setup = setup
-        self._recipe = _recipe(spec, setup)
+        self._recipe = recipe(spec, setup.start_method, setup.limits)
         self._places: dict[int, Place] = {}
         self._respawned: dict[int, int] = {}
         self._generation, self._joins, self._grows = 0, False, False
@@ -152,7 +106,7 @@ class Agent(LocalElasticAgent):
 
         def meet() -> tuple[Any, list[Worker]]:
             met = meeting.next()
-            workers = _joining(met) or self._assign_worker_ranks(met.store, met.rank, met.nodes, spec)
+            workers = joining(met) or self._assign_worker_ranks(met.store, met.rank, met.nodes, spec)
             meeting.settle(workers[0].global_rank)
             return met, workers
 
@@ -175,7 +129,7 @@ class Agent(LocalElasticAgent):
         self._setup_local_watchdog(envs=envs)
         self._setup_healthcheck()
         logs = Logs(self._logs_specs, envs, self._recipe.filters)  # adds a variable to each environment
-        self._pcontext = crew = Crew(self._recipe, logs, self._setup.signals)  # type: ignore[assignment]
+        self._pcontext = crew = WorkerPool(self._recipe, logs, self._setup.signals)  # type: ignore[assignment]
         self._places = {
             worker.local_rank: self._place(worker, envs[worker.local_rank]) for worker in worker_group.workers
         }
@@ -231,9 +185,9 @@ class Agent(LocalElasticAgent):
         self._setup.control.started(place.rank, place.process.pid)
 
     @property
-    def _crew(self) -> Crew:
+    def _crew(self) -> WorkerPool:
         crew: Any = self._pcontext
-        assert isinstance(crew, Crew)
+        assert isinstance(crew, WorkerPool)
         return crew
 
     # --- the loop -----------------------------------------------------------------------------------------------------
@@ -257,7 +211,9 @@ class Agent(LocalElasticAgent):
         """Look once at everything; the result when it is over."""
         places = self._places
         self._told.tell(clock.monotonic())
-        failed = [place for place in places.values() if self._has_failed(place)]
+        # one look at all: if one ended between two looks, the failures of those looked at before would not be reported
+        running = {place.rank for place in places.values() if place.process and place.process.poll() is None}
+        failed = [place for place in places.values() if self._has_failed(place, running)]
         for place in failed:
             result = self._handle(place, failed)
             if result is not None or self._places is not places:  # over, or all were restarted
@@ -268,10 +224,10 @@ class Agent(LocalElasticAgent):
         self._open()
         return self._stuck() or self._hear() or self._finished()
 
-    def _has_failed(self, place: Place) -> bool:
-        """Whether its process has failed since the last look."""
-        ended = place.process.poll() if place.process else None
-        if ended is None or (ended.failure is not None and self._waits_for_others(place)):
+    def _has_failed(self, place: Place, running: set[int]) -> bool:
+        """Whether its process has failed since the last look; ``running``: the ranks whose processes still run."""
+        ended = place.process.ended if place.process and place.rank not in running else None
+        if ended is None or (ended.failure is not None and running and self._waits_for_others(place)):
             return False
         control = self._setup.control
         place.wrapped = place.wrapped or control.is_wrapped(place.rank)
@@ -292,8 +248,7 @@ class Agent(LocalElasticAgent):
             return False
         if place.others_until is None:
             place.others_until = clock.monotonic() + OWN_END
-        late = clock.monotonic() >= place.others_until
-        return not late and any(other.process and other.process.poll() is None for other in self._places.values())
+        return clock.monotonic() < place.others_until
 
     def _handle(self, place: Place, failed: list[Place]) -> RunResult | None:
         situation = Situation(
@@ -485,21 +440,3 @@ class Agent(LocalElasticAgent):
             f"{done} of {len(self._places)} workers of this node finished; started again alone: {alone or 'none'}; "
             f"restarts of all workers: {restarts}"
         )
-
-
-def _joining(met: Met) -> list[Worker]:
-    """The workers of a node that joins a running job; empty where it does not."""
-    if met.block is None:
-        return []
-    ranks = range(met.block.base, met.block.base + met.block.size)
-    return [Worker(i, rank, rank, met.world, met.world) for i, rank in enumerate(ranks)]
-
-
-def _recipe(spec: WorkerSpec, setup: Setup) -> Recipe:
-    filters = StreamFilters(
-        tuple(getattr(spec, "duplicate_stdout_filters", None) or ()),
-        tuple(getattr(spec, "duplicate_stderr_filters", None) or ()),
-    )
-    numa = getattr(spec, "numa_options", None)
-    assert spec.entrypoint is not None
-    return Recipe(spec.role, spec.entrypoint, setup.start_method, numa, filters, setup.limits)

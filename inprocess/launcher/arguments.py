@@ -6,16 +6,15 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from torch.distributed import run as torchrun
 from torch.distributed.argparse_util import env
 
 from inprocess.launcher import ft_config
-from inprocess.launcher.command import did_you_mean
 from inprocess.launcher.decisions import ANY_FAILED, DEFAULT_RESPAWNS, MIN_HEALTHY, Rules
-from inprocess.launcher.meeting import wanted_rank
+from inprocess.options import did_you_mean
 
 __all__ = ["parse", "refuse", "rules"]
 
@@ -152,3 +151,12 @@ def rules(given: argparse.Namespace) -> Rules:
         backoff=given.restart_backoff,
         backoff_limit=given.restart_backoff_limit,
     )
+
+
+def wanted_rank(environ: Mapping[str, str]) -> int:
+    """The node rank that the infrastructure gave this launcher: GROUP_RANK, or SLURM_PROCID; -1: none."""
+    for name in ("GROUP_RANK", "SLURM_PROCID"):
+        text = environ.get(name, "")
+        if text.isascii() and text.isdigit():
+            return int(text)
+    return -1

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 
-__all__ = ["COMMANDS", "did_you_mean", "main"]
+from inprocess.options import did_you_mean
+
+__all__ = ["COMMANDS", "main"]
 
 USAGE = "usage: inprocess COMMAND ..."
 
 
 def _run(arguments: list[str]) -> None:
-    from inprocess import run  # noqa: PLC0415  (imports torch)
+    from inprocess.launcher.program import program  # noqa: PLC0415  (imports torch)
 
-    run.program(arguments)
+    program(arguments)
 
 
 #: subcommand -> (what it calls, what it does)
@@ -45,12 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"inprocess: {_unknown(first)}\n{USAGE}\n`inprocess --help` has the commands.", file=sys.stderr)
         return 2
     return 0
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """What to put behind "unknown ...": the name that it was meant to be, or nothing."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f": did you mean {near[0]!r}?" if near else ""
 
 
 def _unknown(name: str) -> str:

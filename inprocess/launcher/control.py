@@ -18,28 +18,26 @@ thread does the talking and never waits for a worker. Whether a worker is overdu
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
 import os
 import secrets
 import selectors
 import shutil
 import socket
-import struct
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from inprocess import clock, descriptors, environment, strict_json
 from inprocess.attribution import one_line
+from inprocess.heartbeats.board import WatchBoard
+from inprocess.heartbeats.messages import ACTIONS, LONGEST_LINE, LONGEST_REASON
+from inprocess.heartbeats.timeouts import Overdue, decide
+from inprocess.launcher.control_socket import listen, peer
 from inprocess.launcher.ft_config import Settings
-from inprocess.logs import get_logger
-from inprocess.timeouts import Overdue, decide
-from inprocess.watch import ACTIONS, LONGEST_LINE, LONGEST_REASON
-from inprocess.watch_board import WatchBoard
+from inprocess.system import clock, descriptors, environment, strict_json
+from inprocess.system.json_lines import send_now
+from inprocess.system.logs import get_logger
 
 __all__ = ["ControlServer", "Overdue", "Request"]
 
@@ -55,10 +53,8 @@ PIECE = 4096
 SETTLE = 1.0
 #: how long the thread leaves the socket alone when no descriptor is free (seconds)
 EXHAUSTED = 0.1
-#: the directory's name begins so, and this is the socket in it
-PREFIX, NAME = "inprocess-run-", "control"
-#: longest path of a Unix socket (bytes, without the zero at its end)
-LONGEST_PATH = 107
+
+
 #: the launcher itself stood still where it looks so many intervals late
 STOOD_STILL = 2
 
@@ -128,7 +124,7 @@ class ControlServer:
         self._asked = self._done = 0
         self._closed = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._path, self._listener = _listen()
+        self._path, self._listener = listen(MOST_CONNECTIONS)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
@@ -299,7 +295,7 @@ class ControlServer:
                 log.warning("a worker cannot be heard: %s", descriptors.shortage(error) or error)
                 threading.Event().wait(EXHAUSTED)
                 return
-            connection = _Connection(accepted, _peer(accepted))
+            connection = _Connection(accepted, peer(accepted))
             if connection.pid < 0 or len(self._connections) >= MOST_CONNECTIONS:
                 accepted.close()
                 continue
@@ -389,13 +385,7 @@ class ControlServer:
         return {"ok": True}
 
     def _answer(self, connection: _Connection, reply: dict[str, Any]) -> None:
-        """Into the socket's buffer, or not at all: who does not read is not waited for."""
-        data = json.dumps(reply).encode() + b"\n"
-        try:
-            sent = connection.socket.send(data, socket.MSG_NOSIGNAL)
-        except OSError:
-            sent = 0
-        if sent < len(data):
+        if not send_now(connection.socket, reply):
             raise _Refused("it does not take its answer")
 
     def _drop(self, connection: _Connection) -> None:
@@ -409,58 +399,6 @@ class ControlServer:
             for worker in self._workers.values():
                 if worker.watch is connection:
                     self._unwatch(worker)
-
-
-def _listen() -> tuple[str, socket.socket]:
-    """(path, socket) in a private directory. Where the usual place has too long a name: in /tmp.
-
-    The socket gets its name once it listens: one of that name that refuses belonged to a launcher that was killed.
-    """
-    parent = tempfile.gettempdir()
-    if len(os.fsencode(parent)) > LONGEST_PATH - len(f"/{PREFIX}12345678/{NAME}.new"):
-        parent = "/tmp"
-    _sweep(parent)
-    directory = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
-    path = os.path.join(directory, NAME)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(f"{path}.new")
-        listener.listen(MOST_CONNECTIONS)
-        listener.setblocking(False)
-        os.rename(f"{path}.new", path)
-    except BaseException:
-        listener.close()
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
-    return path, listener
-
-
-def _sweep(parent: str) -> None:
-    """Remove what launchers of this user left that could not do so themselves."""
-    try:
-        with os.scandir(parent) as entries:
-            found = [entry.path for entry in entries if entry.name.startswith(PREFIX) and _is_mine(entry)]
-    except OSError:
-        return
-    for directory in found:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.setblocking(False)
-            if probe.connect_ex(os.path.join(directory, NAME)) == errno.ECONNREFUSED:
-                shutil.rmtree(directory, ignore_errors=True)
-
-
-def _is_mine(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-    except OSError:  # gone meanwhile
-        return False
-
-
-def _peer(connection: socket.socket) -> int:
-    """The process at the other end; -1: it is another user's."""
-    size = struct.calcsize("3i")
-    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return int(pid) if uid == os.geteuid() else -1
 
 
 def _close(fds: list[int]) -> None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 from inprocess.exception import OptionError
-from inprocess.options import LONGEST
-from inprocess.timeouts import LONGEST_NAME, Limits
+from inprocess.heartbeats.timeouts import LONGEST_NAME, Limits
+from inprocess.options import LONGEST, did_you_mean
 
 __all__ = ["Settings", "add_arguments", "load"]
 
@@ -137,9 +137,8 @@ def _from_file(path: str) -> dict[str, Any]:
 def _known(name: object, where: str) -> str:
     if name in _HELP:
         return str(name)
-    near = difflib.get_close_matches(str(name), _HELP, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known settings: {', '.join(sorted(_HELP))}"
-    raise OptionError(f"{where}: unknown setting {name!r} in {SECTION!r}: {hint}")
+    hint = did_you_mean(str(name), _HELP) or f": known settings: {', '.join(sorted(_HELP))}"
+    raise OptionError(f"{where}: unknown setting {name!r} in {SECTION!r}{hint}")
 
 
 def _parse(path: str, where: str) -> Any:
@@ -181,7 +180,7 @@ def _sections(value: Any, visited: set[int]) -> Iterator[Any]:
 def _duration(name: str, value: Any) -> float:
     number = _number(value)
     if number is None or not 0 < number <= LONGEST:
-        raise OptionError(f"{name}={value!r:.100} is no duration: give seconds above 0, at most {LONGEST:g}")
+        raise OptionError(f"{name}={value!r:.100} is not a duration: give seconds above 0, at most {LONGEST:g}")
     return number
 
 
@@ -191,7 +190,7 @@ def _limit(name: str, value: Any) -> float | None:
     number = _number(value)
     if number is None or not 0 < number <= LONGEST:
         raise OptionError(
-            f"{name}={value!r:.100} is no duration: give seconds above 0, at most {LONGEST:g}, or null for no limit"
+            f"{name}={value!r:.100} is not a duration: give seconds above 0, at most {LONGEST:g}, or null for no limit"
         )
     return number
 

@@ -33,17 +33,18 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
-from inprocess import logs
-from inprocess.environment import StandardStreams
 from inprocess.exception import OptionError
-from inprocess.launcher import arguments, ft_config, limits, script
-from inprocess.launcher.agent import GROW_VARIABLE, RESTART_VARIABLE, Agent, JobOver, NodeExcluded, Setup
-from inprocess.launcher.command import did_you_mean
+from inprocess.launcher import arguments, ft_config, script
+from inprocess.launcher.agent import Agent, JobOver, NodeExcluded, Setup
 from inprocess.launcher.control import ControlServer
 from inprocess.launcher.decisions import MIN_HEALTHY
-from inprocess.launcher.meeting import Meeting
+from inprocess.launcher.meeting import NodeRendezvous
 from inprocess.launcher.signals import Signals
-from inprocess.logs import get_logger
+from inprocess.launcher.workers import GROW_VARIABLE, RESTART_VARIABLE
+from inprocess.options import did_you_mean
+from inprocess.system import descriptors, logs
+from inprocess.system.environment import StandardStreams
+from inprocess.system.logs import get_logger
 
 __all__ = ["run"]
 
@@ -91,7 +92,7 @@ def _run(given: argparse.Namespace) -> None:
             control=control,
             meeting=meeting,
             signals=signals,
-            limits=limits.raise_limit(),
+            limits=descriptors.raise_limit(),
             grace=_grace(config),
             start_method=config.start_method,
             prefix_template=config.log_line_prefix_template,
@@ -158,7 +159,9 @@ def _check_event_log_handler(given: argparse.Namespace) -> None:
         ) from None
 
 
-def _spec(config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: list[str], meeting: Meeting) -> WorkerSpec:
+def _spec(
+    config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: list[str], meeting: NodeRendezvous
+) -> WorkerSpec:
     initialize_metrics(MetricsConfig(config.metrics_cfg))
     # the fields that this version of torch has in both
     shared = {field.name for field in dataclasses.fields(WorkerSpec)} & vars(config).keys()
@@ -171,7 +174,7 @@ def _spec(config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: list
     )
 
 
-def _meet(given: argparse.Namespace, config: LaunchConfig) -> Meeting:
+def _meet(given: argparse.Namespace, config: LaunchConfig) -> NodeRendezvous:
     """The rendezvous, or an end without a traceback. May take as long as its store does to answer."""
     backend, endpoint = config.rdzv_backend, config.rdzv_endpoint
     try:
@@ -183,7 +186,7 @@ def _meet(given: argparse.Namespace, config: LaunchConfig) -> Meeting:
         sys.exit(f"inprocess run: the rendezvous failed (--rdzv-backend={backend}, --rdzv-endpoint={endpoint}): {why}")
 
 
-def _meeting(given: argparse.Namespace, config: LaunchConfig) -> Meeting:
+def _meeting(given: argparse.Namespace, config: LaunchConfig) -> NodeRendezvous:
     configs = config.rdzv_configs
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
@@ -198,7 +201,7 @@ def _meeting(given: argparse.Namespace, config: LaunchConfig) -> Meeting:
     endpoint = parse_rendezvous_endpoint(config.rdzv_endpoint, DEFAULT_PORT) if tcp else None
     if endpoint and endpoint[1]:
         _look_up(*endpoint)
-    return Meeting(
+    return NodeRendezvous(
         lambda: get_rendezvous_handler(parameters),
         endpoint=endpoint if endpoint and endpoint[1] else None,
         nodes=(config.min_nodes, config.max_nodes),

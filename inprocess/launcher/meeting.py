@@ -24,21 +24,24 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousHandler
 
-from inprocess import clock, strict_json
-from inprocess import store as stores
 from inprocess.exception import StoreLost
+from inprocess.launcher import shared_table
 from inprocess.launcher.decisions import keep_ranks
+from inprocess.launcher.generation import Generation, NodeEvent
+from inprocess.launcher.node_watch import NodeWatch
 from inprocess.launcher.nodes import DONE, LEFT, LOST, RUNNING, Block, Table
-from inprocess.logs import get_logger
-from inprocess.store import PrefixStore
+from inprocess.launcher.shared_table import Silence
+from inprocess.stores import connecting, serving
+from inprocess.stores.tcp import PrefixStore
+from inprocess.system import clock, strict_json
+from inprocess.system.logs import get_logger
 
-__all__ = ["Meeting", "Met", "News", "wanted_rank"]
+__all__ = ["NodeRendezvous"]
 
 log = get_logger(__name__)
 #: torch's own variable
@@ -55,36 +58,7 @@ LINGER = 0.3
 FIND = 10.0
 
 
-@dataclass(frozen=True)
-class Met:
-    """A generation as one node sees it."""
-
-    #: of the rendezvous; the part that belongs to this generation
-    store: Any
-    rank: int
-    nodes: int
-    #: counts the starts of the whole group, from 0; the same on all nodes
-    generation: int
-    #: where the workers' store is
-    host: str
-    port: int
-    #: the ranks that this node took in a generation that runs; None: it began together with the others
-    block: Block | None = None
-    #: how many ranks there are then, and whether these are new ones
-    world: int = 0
-    grows: bool = False
-
-
-@dataclass(frozen=True)
-class News:
-    """What another node wants."""
-
-    #: restart (all workers), end (of the job), few (nodes are left), done (the workers of all nodes are)
-    kind: str
-    why: str
-
-
-class Meeting:
+class NodeRendezvous:
     """One node's part in the rendezvous.
 
     Args:
@@ -124,10 +98,10 @@ class Meeting:
         self._local_addr, self._master_addr, self._wish, self._may_join = local_addr, master_addr, wish, join
         self._static = self.handler.get_backend() == "static"
         self._me = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._met: Met | None = None
+        self._met: Generation | None = None
         self._root: Any = None
         self._server: Any = None
-        self._watch: _Watch | None = None
+        self._watch: NodeWatch | None = None
         self._done = self._open = False
         #: the store of the rendezvous has not answered; its last handler has no use any more
         self.lost = self._orphaned = False
@@ -146,7 +120,7 @@ class Meeting:
         """The job can have no other node."""
         return self._most == 1
 
-    def next(self) -> Met:
+    def next(self) -> Generation:
         """Meet the other nodes; blocks until they are there. The workers of the last generation have ended."""
         self.rest()
         self._server = None  # its port and its keys go with it
@@ -171,11 +145,11 @@ class Meeting:
                     raise
             threading.Event().wait(1.0)
 
-    def _alone(self) -> Met:
+    def _alone(self) -> Generation:
         info = self._torchs()
         host = self._local_addr or "127.0.0.1"
-        self._server = stores.serve(host, 0)
-        return Met(info.store, info.rank, info.world_size, self._last() + 1, host, self._server.port)
+        self._server = serving.serve(host, 0)
+        return Generation(info.store, info.rank, info.world_size, self._last() + 1, host, self._server.port)
 
     def _torchs(self) -> Any:
         """torch's rendezvous, without the store that it would share with the workers.
@@ -196,7 +170,7 @@ class Meeting:
     def _last(self) -> int:
         return -1 if self._met is None else self._met.generation
 
-    def _join_early(self) -> Met | None:
+    def _join_early(self) -> Generation | None:
         """Join a job that runs without a word to torch's rendezvous, which would have everybody start anew."""
         raw = getattr(self.handler, "_store", None)
         if self._static or raw is None:
@@ -212,7 +186,7 @@ class Meeting:
         while not self._root.check(["running"]) and clock.monotonic() < deadline:
             threading.Event().wait(LOOK)
 
-    def _together(self) -> Met:
+    def _together(self) -> Generation:
         log.info("this node waits for the others (%s rendezvous)", self.handler.get_backend())
         info = self._torchs()
         # without a store of its own (an older etcd handler) the generation's has to do: then nodes hear less of others
@@ -230,11 +204,11 @@ class Meeting:
             if not self._static:
                 number = max(number, self._root.add("generations", 1) - 1)
             host = self._own_address()
-            self._server = stores.serve(host, 0)
+            self._server = serving.serve(host, 0)
             place.set("workers", json.dumps([number, host, self._server.port]))
         number, host, port = strict_json.parse(place.get("workers"))
         self._wish = rank
-        return Met(place, rank, info.world_size, int(number), str(host), int(port))
+        return Generation(place, rank, info.world_size, int(number), str(host), int(port))
 
     def _static_generation(self) -> int:
         """The first that nobody wanted restarted. The store of a static rendezvous is the same in all of them."""
@@ -260,30 +234,30 @@ class Meeting:
 
     # --- joining a generation that runs -------------------------------------------------------------------------------
 
-    def _join(self, rank: int | None = None) -> Met | None:
+    def _join(self, rank: int | None = None) -> Generation | None:
         """Take a block of a running generation; None: there is none to join. Waits while there is no place.
 
         ``rank``: the only block that a node of a static rendezvous may have.
         """
-        told, silent = False, _Silence(self._patience)
+        told, silent = False, Silence(self._patience)
         pause = threading.Event()
         while (job := self._joinable()) is not None:
             generation, host, port, nodes = job
-            text = self._root.get(f"table/{generation}") if self._root.check([f"table/{generation}"]) else b""
+            text = shared_table.read(self._root, f"table/{generation}")
             table = Table.parse(text)
             if len(table.blocks) >= nodes:  # else those who began it are still writing themselves down
-                table = self._without_the_dead(table, silent)
+                table = shared_table.without_the_dead(self._root, table, silent)
                 if not table.running():
                     return None  # all are gone, and what they wrote is left
                 block = self._place(table, rank, silent)
-                if block and self._write(generation, text, table.put(block)):
+                if block and shared_table.write(self._root, generation, text, table.put(block)):
                     self._running = json.dumps(job)
                     grows, table = block.base == table.world, table.put(block)
                     store = PrefixStore(f"inprocess/joined/{self._me}", self._root)
                     index, present = table.index(block), len(table.present())
-                    return Met(store, index, present, generation, host, port, block, table.world, grows)
+                    return Generation(store, index, present, generation, host, port, block, table.world, grows)
             if not told:
-                log.info("a job runs already; this node waits for a place in it")
+                log.info("job already running; this node waits for a free slot")
                 told = True
             pause.wait(LOOK)
         return None
@@ -297,7 +271,7 @@ class Meeting:
             return None
         return int(generation), str(host), int(port), int(nodes)
 
-    def _place(self, table: Table, rank: int | None, silent: _Silence) -> Block | None:
+    def _place(self, table: Table, rank: int | None, silent: Silence) -> Block | None:
         block = table.place(self._me, self._size, self._most)
         if block is None or rank is None:
             # the world grows only when everybody has had time to be missed
@@ -305,26 +279,10 @@ class Meeting:
         own = table.blocks[rank] if rank < len(table.blocks) else None
         return Block(own.base, own.size, self._me) if own and own.free and own.size == self._size else None
 
-    def _without_the_dead(self, table: Table, silent: _Silence) -> Table:
-        for block in table.running():
-            beat = self._root.get(f"alive/{block.owner}") if self._root.check([f"alive/{block.owner}"]) else b""
-            if _is_dead_here(block.owner) or silent.of(block.owner, beat):
-                table = table.mark(block.owner, LOST)
-        return table
-
-    def _write(self, generation: int, before: bytes, table: Table) -> bool:
-        text = table.text()
-        return bool(self._root.compare_set(f"table/{generation}", before.decode(), text) == text.encode())
-
-    def _change(self, change: Callable[[Table], Table]) -> Table:
+    def _change(self, change: Callable[[Table], Table]) -> None:
         """Change the table of this generation, whoever else does meanwhile."""
         assert self._met is not None
-        while True:
-            key = f"table/{self._met.generation}"
-            text = self._root.get(key) if self._root.check([key]) else b""
-            table = change(Table.parse(text))
-            if table.text().encode() == text or self._write(self._met.generation, text, table):
-                return table
+        shared_table.change(self._root, self._met.generation, change)
 
     def settle(self, base: int) -> None:
         """This node's ranks begin at ``base``; from now on the others hear of it, and it of them."""
@@ -332,7 +290,7 @@ class Meeting:
             return
         if self._met.block is None:
             self._change(lambda table: table.put(Block(base, self._size, self._me)))
-        self._watch = _Watch(self._look, self._lose, self._interval)
+        self._watch = NodeWatch(self._look, self._lose, self._interval)
 
     @property
     def to_open(self) -> bool:
@@ -361,22 +319,22 @@ class Meeting:
 
     # --- what the nodes tell each other while the workers run ---------------------------------------------------------
 
-    def news(self) -> News | None:
+    def news(self) -> NodeEvent | None:
         """What another node wants; None also where nobody can be asked."""
         return self._watch.news if self._watch else None
 
-    def _look(self) -> News | None:
+    def _look(self) -> NodeEvent | None:
         """In the watch's thread."""
         assert self._met is not None
         if self.lost and not self._find():
             return None
         restart = f"restart/{self._met.generation}"
         if self._root.check(["ended"]):
-            return News("end", self._root.get("ended").decode())
+            return NodeEvent("end", self._root.get("ended").decode())
         if self._root.check([restart]):
-            return News("restart", self._root.get(restart).decode())
+            return NodeEvent("restart", self._root.get(restart).decode())
         if not self._orphaned and (waiting := self.handler.num_nodes_waiting()) > 0:
-            return News("restart", f"{waiting} node(s) wait to join")
+            return NodeEvent("restart", f"{waiting} more {'nodes wait' if waiting > 1 else 'node waits'} to join")
         self._table = Table.parse(self._root.get(f"table/{self._met.generation}"))
         return self._look_at(self._table)
 
@@ -396,7 +354,7 @@ class Meeting:
         try:
             with socket.create_connection(self._endpoint, 1.0) as probe:
                 address = str(probe.getpeername()[0])
-            store = stores.connect_to(address, self._endpoint[1], FIND)
+            store = connecting.connect_to(address, self._endpoint[1], FIND)
         except (OSError, StoreLost):
             return False
         self._root = PrefixStore("inprocess", PrefixStore(self.handler.get_run_id(), store))
@@ -407,11 +365,11 @@ class Meeting:
         self.lost = False
         return True
 
-    def _look_at(self, table: Table) -> News | None:
+    def _look_at(self, table: Table) -> NodeEvent | None:
         assert self._met is not None
         mine = table.of(self._me)
         if mine is None:
-            return News("end", "this node was silent for so long that another one has its place")
+            return NodeEvent("end", "this node was silent for so long that another one has its place")
         if mine.state == LOST:
             self._change(lambda now: now.mark(self._me, DONE if self._done else RUNNING))
         self._beat()
@@ -422,9 +380,11 @@ class Meeting:
             return None
         if self._done and not table.running():
             self._last_word = clock.monotonic()
-            return News("done", "")
+            return NodeEvent("done", "")
         if not self._done and present < self._fewest:
-            return News("few", f"{present} of {len(table.blocks)} nodes are left, and the job needs {self._fewest}")
+            return NodeEvent(
+                "few", f"{present} of {len(table.blocks)} nodes are left, and the job needs {self._fewest}"
+            )
         return None
 
     def _beat(self) -> None:
@@ -438,8 +398,7 @@ class Meeting:
         other = table.watched_by(self._me)
         if other is None:
             return
-        key, now = f"alive/{other.owner}", clock.monotonic()
-        beat = self._root.get(key) if self._root.check([key]) else b""
+        beat, now = shared_table.read(self._root, f"alive/{other.owner}"), clock.monotonic()
         if self._heard[:2] != (other.owner, beat):
             self._heard = (other.owner, beat, now)
         elif now - self._heard[2] > self._patience:
@@ -483,69 +442,9 @@ class Meeting:
     def close(self, shutdown: bool) -> None:
         """``shutdown``: the rendezvous takes nobody in any more."""
         self.rest()
-        if (
-            self._last_word and not self.lost and not self.alone
-        ):  # the store may go with this launcher, and the others shall hear it first
+        if self._last_word and not (self.lost or self.alone):
+            # the store may go with this launcher, and the others shall hear it first
             threading.Event().wait(self._last_word + 2 * self._interval + LINGER - clock.monotonic())
         self._server = None
         if shutdown and not self._orphaned:
             self.handler.shutdown()
-
-
-class _Silence:
-    """Which launchers have shown no new sign of life since they were first looked at."""
-
-    def __init__(self, patience: float) -> None:
-        self._patience, self._begun = patience, clock.monotonic()
-        self._seen: dict[str, tuple[bytes, float]] = {}
-
-    def of(self, owner: str, beat: bytes) -> bool:
-        """Whether it has been silent for too long."""
-        now = clock.monotonic()
-        before, since = self._seen.setdefault(owner, (beat, now))
-        if before != beat:
-            self._seen[owner] = (beat, clock.monotonic() + 1e9)  # heard once: it lives
-        return now - since > self._patience
-
-    @property
-    def all_heard(self) -> bool:
-        """Each one lives, or time enough has passed to miss it."""
-        known = all(since > clock.monotonic() for _, since in self._seen.values())
-        return known or clock.monotonic() - self._begun > self._patience
-
-
-def _is_dead_here(owner: str) -> bool:
-    """Whether it was a process of this machine that is no more."""
-    host, pid, _ = owner.rsplit(":", 2)
-    return host == socket.gethostname() and not os.path.exists(f"/proc/{pid}")
-
-
-class _Watch:
-    """Asks again and again in a thread: a store whose host cannot be reached would hold up the loop for a minute."""
-
-    def __init__(self, look: Callable[[], News | None], failed: Callable[[Exception], None], interval: float) -> None:
-        self.news: News | None = None
-        self._look, self._failed, self._interval = look, failed, interval
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="inprocess-nodes", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while self.news is None and not self._stopped.wait(self._interval):
-            try:
-                self.news = self._look()
-            except Exception as error:  # torch raises several kinds
-                self._failed(error)
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join(2.0)  # longer where the store does not answer: it is left to itself then
-
-
-def wanted_rank(environ: Mapping[str, str]) -> int:
-    """The node rank that the infrastructure gave this launcher: GROUP_RANK, or SLURM_PROCID; -1: none."""
-    for name in ("GROUP_RANK", "SLURM_PROCID"):
-        text = environ.get(name, "")
-        if text.isascii() and text.isdigit():
-            return int(text)
-    return -1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
-from inprocess import strict_json
+from inprocess.system import strict_json
 
 __all__ = ["Block", "Table"]
 

@@ -1,7 +1,7 @@
 """The processes of a node's workers: each in a torch process context of its own, so that one may fail alone.
 
 torch's context for several workers ends the others at the first failure. Here each has one with a single process, and
-`Crew` answers for all of them what the agent asks of a context. Log files are laid out once for all workers of a
+`WorkerPool` answers for all of them what the agent asks of a context. Log files are laid out once for all workers of a
 generation, by torch; a worker that is started again gets the directory ``restart_<n>`` below its own, so that what its
 predecessor said last is still there.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import os
-import select
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -28,12 +27,11 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.multiprocessing.subprocess_handler import get_subprocess_handler
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
-from inprocess import clock, descriptors
-from inprocess.launcher import limits
 from inprocess.launcher.signals import Signals
-from inprocess.logs import get_logger
+from inprocess.system import clock, descriptors
+from inprocess.system.logs import get_logger
 
-__all__ = ["Crew", "Ended", "Process", "Recipe", "StreamFilters"]
+__all__ = ["WorkerPool", "Ended", "Process", "ProcessSpec", "StreamFilters"]
 
 log = get_logger(__name__)
 #: how long a process that was killed may take to go (seconds); one that waits for hardware may never
@@ -49,7 +47,7 @@ class StreamFilters:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ProcessSpec:
     """How each worker is started."""
 
     role: str
@@ -60,7 +58,7 @@ class Recipe:
     numa: Any
     filters: StreamFilters
     #: of open descriptors, as the launcher was given them
-    limits: limits.Limits
+    limits: descriptors.Limits
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ class _Given(LogsSpecs):
 class Process(abc.ABC):
     """One process of a worker, from its start until it is gone."""
 
-    def __init__(self, recipe: Recipe, logs: Logs, local_rank: int, restart: int, start: Start) -> None:
+    def __init__(self, recipe: ProcessSpec, logs: Logs, local_rank: int, restart: int, start: Start) -> None:
         dest = logs.of(local_rank, restart)
         env = dict(start.env)
         if restart and env.get("TORCHELASTIC_ERROR_FILE"):
@@ -165,10 +163,10 @@ class Process(abc.ABC):
             tail.start()
         self.pid = int(self._context.pids()[0])
         self._descriptor = _pidfd(self.pid)
-        limits.give_back(self.pid, recipe.limits)
+        descriptors.give_back(self.pid, recipe.limits)
 
     @abc.abstractmethod
-    def _make(self, recipe: Recipe, local_rank: int, args: tuple[str, ...], common: dict[str, Any]) -> Any:
+    def _make(self, recipe: ProcessSpec, local_rank: int, args: tuple[str, ...], common: dict[str, Any]) -> Any:
         """torch's context with one process."""
 
     @abc.abstractmethod
@@ -201,7 +199,7 @@ class Process(abc.ABC):
         self.send(signal.SIGKILL)
         deadline = clock.monotonic() + KILLED
         while self.poll() is None and clock.monotonic() < deadline:
-            _await_readable(self._descriptor, 0.05)
+            descriptors.await_readable(self._descriptor, 0.05)
         if self.poll() is None:
             log.error("pid %d does not go after SIGKILL: it waits for the kernel, perhaps for a device", self.pid)
         self._drop()
@@ -217,7 +215,7 @@ class Process(abc.ABC):
 class _Program(Process):
     """A program, in a session of its own."""
 
-    def _make(self, recipe: Recipe, local_rank: int, args: tuple[str, ...], common: dict[str, Any]) -> Any:
+    def _make(self, recipe: ProcessSpec, local_rank: int, args: tuple[str, ...], common: dict[str, Any]) -> Any:
         program = str(recipe.entrypoint)
         return _ProgramContext(local_rank, entrypoint=program, args={0: args}, numa_options=recipe.numa, **common)
 
@@ -248,7 +246,7 @@ class _Program(Process):
 class _Function(Process):
     """A function in a process of multiprocessing (--run-path)."""
 
-    def _make(self, recipe: Recipe, local_rank: int, args: tuple[str, ...], common: dict[str, Any]) -> Any:
+    def _make(self, recipe: ProcessSpec, local_rank: int, args: tuple[str, ...], common: dict[str, Any]) -> Any:
         function: Any = recipe.entrypoint
         given: tuple[Any, ...] = args
         if recipe.numa is not None:
@@ -303,7 +301,7 @@ class Start:
     prefix: str = ""
 
 
-def _common(recipe: Recipe, env: dict[str, str], dest: LogsDest, prefixes: dict[int, str]) -> dict[str, Any]:
+def _common(recipe: ProcessSpec, env: dict[str, str], dest: LogsDest, prefixes: dict[int, str]) -> dict[str, Any]:
     return {"name": recipe.role, "envs": {0: env}, "logs_specs": _Given(dest), "log_line_prefixes": prefixes}
 
 
@@ -314,14 +312,6 @@ def _bound(numa: Any, local_rank: int, function: Callable[..., Any], *args: Any)
     return _maybe_wrap_with_numa_binding(function, gpu_index=local_rank, numa_options=numa)(*args)
 
 
-def _await_readable(descriptor: int | None, seconds: float) -> None:
-    """Until it is, or the time is over. Not with select(), which takes no descriptor from 1,024 on."""
-    poll = select.poll()
-    if descriptor is not None:
-        poll.register(descriptor, select.POLLIN)
-    poll.poll(seconds * 1e3)
-
-
 def _pidfd(pid: int) -> int | None:
     try:
         return os.pidfd_open(pid)
@@ -329,10 +319,10 @@ def _pidfd(pid: int) -> int | None:
         return None
 
 
-class Crew:
+class WorkerPool:
     """All workers of a node. Plays the part of torch's process context towards its agent."""
 
-    def __init__(self, recipe: Recipe, logs: Logs, signals: Signals) -> None:
+    def __init__(self, recipe: ProcessSpec, logs: Logs, signals: Signals) -> None:
         self._recipe, self._logs, self._signals = recipe, logs, signals
         self._processes: dict[int, Process] = {}
 

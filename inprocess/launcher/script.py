@@ -10,7 +10,7 @@ import shutil
 from importlib.machinery import PathFinder
 
 from inprocess.exception import OptionError
-from inprocess.launcher.command import did_you_mean
+from inprocess.options import did_you_mean
 
 __all__ = ["check"]
 

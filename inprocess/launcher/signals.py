@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from inprocess.logs import get_logger
+from inprocess.system.logs import get_logger
 
 __all__ = ["Signals"]
 

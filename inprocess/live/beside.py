@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from inprocess import clock
+from inprocess.system import clock
 
 __all__ = ["Beside"]
 

@@ -33,13 +33,13 @@ from inprocess.live.plan import NOTHING
 from inprocess.live.shelf import Name, Shelf
 from inprocess.live.transfer import PIECE, checksum
 from inprocess.live.tree import Record, dotted, leaves, read, replaced, take
-from inprocess.logs import get_logger
-from inprocess.store import first_line
+from inprocess.system.errors import first_line
+from inprocess.system.logs import get_logger
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from inprocess.live.present import Present
+    from inprocess.live.present import LiveParts
 
 __all__ = ["Checkpoints", "Name"]
 
@@ -119,7 +119,7 @@ class Checkpoints:
 
     # --- saving -----------------------------------------------------------------------------------------------------
 
-    def stage(self, step: int, present: Present, family: str, leads: bool) -> Staged:
+    def stage(self, step: int, present: LiveParts, family: str, leads: bool) -> Staged:
         """Copy the state to host memory.
 
         Args:
@@ -212,7 +212,7 @@ class Checkpoints:
             return f"{type(error).__name__}: {_why(error)}"
         return ""
 
-    def load(self, name: Name, present: Present, family: str, group: ProcessGroup | None) -> None:
+    def load(self, name: Name, present: LiveParts, family: str, group: ProcessGroup | None) -> None:
         """Into the parts. Collective. Raises LiveStateError where it does not fit them."""
         path = self.path(name)
         try:
@@ -240,7 +240,7 @@ class Checkpoints:
 # --- tensors by name --------------------------------------------------------------------------------------------------
 
 
-def _tensors(present: Present, family: str, leads: bool) -> dict[str, torch.Tensor]:
+def _tensors(present: LiveParts, family: str, leads: bool) -> dict[str, torch.Tensor]:
     """All that is saved; DTensors as they are."""
     states = {name: part.state_dict() for name, part in present.parts.items()}
     large = {name: state for name, state in states.items() if present.is_large(name)}

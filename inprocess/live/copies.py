@@ -17,7 +17,7 @@ from inprocess.live.beside import Beside
 from inprocess.live.plan import NOTHING, Copy, Shard
 from inprocess.live.transfer import Wire
 from inprocess.live.tree import Record, leaves, read
-from inprocess.logs import get_logger
+from inprocess.system.logs import get_logger
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

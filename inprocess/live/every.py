@@ -5,14 +5,14 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 
-from inprocess import clock
 from inprocess.exception import OptionError
+from inprocess.system import clock
 
 #: steps until the first one, where it goes by time: by then it is known how long a step takes
 FIRST = 2
 
 
-class Every:
+class Schedule:
     """Every so many steps; or about every so many seconds, which ranks agree on when one is due.
 
     Args:

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from inprocess.exception import LiveStateError
-from inprocess.interpreter import SLICE
 from inprocess.live.transfer import Shown, Wire, checksum, compare, pieces
 from inprocess.live.tree import Record
-from inprocess.store import address_towards
+from inprocess.stores.connections import address_towards
+from inprocess.system.interpreter import SLICE
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -12,12 +12,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from inprocess import clock
-from inprocess.interpreter import SLICE
 from inprocess.live.beside import Beside
-from inprocess.logs import get_logger
+from inprocess.system import clock
+from inprocess.system.interpreter import SLICE
+from inprocess.system.logs import get_logger
 
-__all__ = ["Doing", "Gather", "Look", "Shown", "all_do", "all_ready", "await_end", "in_words"]
+__all__ = ["Doing", "Gather", "Look", "Shown", "all_do", "all_ready", "join_with_progress", "in_words"]
 
 log = get_logger("inprocess.live")
 #: what every rank says, by rank
@@ -36,7 +36,7 @@ SAID_EVERY = 10.0
 FREE, BUSY, ON_DISK = range(3)
 
 
-def await_end(work: Beside, seconds: float, shown: Shown) -> bool:
+def join_with_progress(work: Beside, seconds: float, shown: Shown) -> bool:
     """Whether it has ended in time. What only tidies up gets less."""
     begin = clock.monotonic()
     while True:

@@ -43,7 +43,7 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Have:
+class Holdings:
     """What one rank has.
 
     Args:
@@ -70,7 +70,7 @@ class Have:
         ]
 
     @classmethod
-    def of(cls, row: Sequence[int]) -> Have:
+    def of(cls, row: Sequence[int]) -> Holdings:
         copies = [Copy(Shard(row[at], row[at + 1]), row[at + 2]) for at in range(6, WIDTH, 3)]
         there = tuple(copy for copy in copies if copy.step != NOTHING)
         shard, live = Shard(row[0], row[1]), Shard(row[4], row[5])
@@ -106,7 +106,7 @@ class Plan:
         return [(source.rank, rank) for rank, source in enumerate(self.sources) if source.rank != rank]
 
 
-def plan(haves: Sequence[Have]) -> Plan | None:
+def plan(haves: Sequence[Holdings]) -> Plan | None:
     """The newest step that can be gone on with; None where there is none.
 
     Args:
@@ -120,12 +120,12 @@ def plan(haves: Sequence[Have]) -> Plan | None:
     return None
 
 
-def newest(haves: Sequence[Have]) -> int:
+def newest(haves: Sequence[Holdings]) -> int:
     """The newest step that anybody has anything of."""
     return max((copy.step for have in haves for _, copy in have.holdings()), default=NOTHING)
 
 
-def _holders(haves: Sequence[Have], step: int) -> dict[Shard, list[Source]]:
+def _holders(haves: Sequence[Holdings], step: int) -> dict[Shard, list[Source]]:
     """Who has each shard at this step; each rank once, the live state before a copy."""
     found: dict[Shard, dict[int, Source]] = {}
     for rank, have in enumerate(haves):
@@ -135,7 +135,7 @@ def _holders(haves: Sequence[Have], step: int) -> dict[Shard, list[Source]]:
     return {shard: list(sources.values()) for shard, sources in found.items()}
 
 
-def _sources(haves: Sequence[Have], holders: dict[Shard, list[Source]]) -> Iterator[Source]:
+def _sources(haves: Sequence[Holdings], holders: dict[Shard, list[Source]]) -> Iterator[Source]:
     """Its own where a rank has it, else of those that have it whoever sends least."""
     sends = [0] * len(haves)
     for rank, have in enumerate(haves):

@@ -13,7 +13,7 @@ from inprocess.live.plan import NOTHING, Shard
 from inprocess.live.tree import Record, Stateful, into, is_sharded, leaves, shard_of, take
 
 
-class Present:
+class LiveParts:
     """Modules, optimizers and other parts, by name.
 
     Parameters and optimizer state change inside of commits alone. The rest, that is buffers of modules and all other
@@ -93,7 +93,7 @@ class Present:
         for name, state in self._states.items():
             self.parts[name].load_state_dict(copy.deepcopy(state))
 
-    def shares(self, other: Present) -> bool:
+    def shares(self, other: LiveParts) -> bool:
         """Whether any part is the same object."""
         return any(self.parts.get(name) is part for name, part in other.parts.items())
 

@@ -14,7 +14,7 @@ import torch
 _MASK = (1 << 64) - 1
 
 
-def mixed(*numbers: int) -> int:
+def derive_seed(*numbers: int) -> int:
     """64 bits of all of these (splitmix64: Steele, Lea and Flood, OOPSLA 2014)."""
     state = 0
     for number in numbers:
@@ -27,7 +27,7 @@ def mixed(*numbers: int) -> int:
 
 def seed(base: int, step: int, rank: int) -> None:
     """Python's, NumPy's where it is imported, and torch's on the CPU and the current CUDA device."""
-    value = mixed(base, step, rank)
+    value = derive_seed(base, step, rank)
     random.seed(value)
     # not torch.manual_seed(): it asks for every kind of device that there could be, which takes 70 us
     torch.default_generator.manual_seed(value >> 1)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from inprocess.exception import LiveStateError, OptionError
-from inprocess.live.randoms import mixed
+from inprocess.live.randoms import derive_seed
 
 __all__ = ["ElasticSampler"]
 
@@ -86,7 +86,7 @@ class ElasticSampler(Sampler[list[int]]):
         return int(self._order(epoch)[index]) if self.shuffle else index
 
     def _make_order(self, epoch: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(mixed(self.seed, epoch) >> 1)
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch) >> 1)
         return torch.randperm(self.size, generator=generator)
 
 

@@ -14,8 +14,8 @@ from inprocess.live.checkpoints import Checkpoints
 from inprocess.live.patience import PATIENCE, Gather, Look, Shown, all_ready
 from inprocess.live.plan import NOTHING
 from inprocess.live.shelf import Name
-from inprocess.logs import get_logger
-from inprocess.store import first_line
+from inprocess.system.errors import first_line
+from inprocess.system.logs import get_logger
 
 __all__ = ["Search"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import functools
 import logging
 import os
 import weakref
@@ -14,32 +13,26 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from inprocess.call_wrapper import CallWrapper, current_call
+from inprocess.call_wrapper import CallWrapper
 from inprocess.exception import InternalError, LiveStateError, OptionError, StateLost
-from inprocess.interpreter import SLICE
-from inprocess.leftovers import keepers
+from inprocess.hardware.leftovers import keepers
 from inprocess.live import randoms
-from inprocess.live.beside import Beside
-from inprocess.live.copies import Buffer, Copies, Replicator
-from inprocess.live.every import Every
-from inprocess.live.patience import TIDY, all_do, all_ready, await_end, in_words
-from inprocess.live.plan import NOTHING, Have, Plan, Shard, Source, Where, newest, plan
-from inprocess.live.present import Present
-from inprocess.live.transfer import Wire
+from inprocess.live.copies import Buffer
+from inprocess.live.every import Schedule
+from inprocess.live.plan import NOTHING, Holdings, Plan, Shard, Source, Where, newest, plan
+from inprocess.live.present import LiveParts
+from inprocess.live.saving import Around, Saving, checkpoints
+from inprocess.live.transfer import Wire, gather
 from inprocess.live.tree import Record, Stateful, read
-from inprocess.logs import get_logger
+from inprocess.system.logs import get_logger
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-    from inprocess.live.checkpoints import Checkpoints
 
 __all__ = ["LiveState"]
 
 log = get_logger("inprocess.live")
 TRANSPORTS = ("group", "http")
-#: of the group for checkpoints: one that times out is of no use any more, and a disk may come back later than that
-NEVER = datetime.timedelta(days=30)
 
 
 class LiveState:
@@ -95,36 +88,25 @@ class LiveState:
         seed: int | None = 0,
         **parts: Stateful,
     ) -> None:
-        self._copy_every, self._save_every = Every("copy_every", copy_every), Every("save_every", save_every)
+        copies_due, saves_due = Schedule("copy_every", copy_every), Schedule("save_every", save_every)
         if replica_distance < 0:
             raise OptionError(f"replica_distance={replica_distance} must be a number of ranks, or 0")
-        if replica_distance and not self._copy_every:
+        if replica_distance and not copies_due:
             raise OptionError(f"replica_distance={replica_distance} needs copy_every: there are no copies to send")
         if keep < 1:
             raise OptionError(f"keep={keep} must be at least 1")
-        if self._save_every and folder is None:
+        if saves_due and folder is None:
             raise OptionError(f"save_every={save_every!r} needs folder: where do checkpoints go?")
         if transport not in TRANSPORTS:
             raise OptionError(f"transport={transport!r} must be one of {', '.join(map(repr, TRANSPORTS))}")
-        self._transport = transport
-        self._distance, self._seed = replica_distance, seed
-        self._present = Present(parts)
-        #: weakly: it holds the last error, that holds frames, and these a connection
-        self._call: weakref.ref[CallWrapper] | None = None
-        self._rank = 0
+        self._transport, self._seed = transport, seed
+        self._present = LiveParts(parts)
+        self._around = Around()
+        self._saving = Saving(self._around, copies_due, saves_due, replica_distance, checkpoints(folder, keep))
         #: that of the last `recover`
         self._iteration = -1
-        self._copies, self._kept = Copies(), Copies()
-        self._replicator: Replicator | None = None
         self._source = ""
-        self._disk = _checkpoints(folder, keep)
         self._is_introduced = False
-        #: of the ranks, weakly; None: all
-        self._group: weakref.ref[ProcessGroup] | None = None
-        #: of its own for checkpoints, on the host; weakly: who has destroyed it has no threads of it left
-        self._savers: weakref.ref[ProcessGroup] | None = None
-        #: put before the names of this rank's tensors in a checkpoint, and whether it writes the rest for all of these
-        self._family, self._leads = "", True
         keepers.add(self)
 
     @property
@@ -141,7 +123,7 @@ class LiveState:
     @property
     def nbytes(self) -> int:
         """Host memory for copies, this rank's and those it keeps for another one (bytes)."""
-        return self._copies.nbytes + self._kept.nbytes
+        return self._saving.copies.nbytes + self._saving.kept.nbytes
 
     # --- after a restart ------------------------------------------------------------------------------------------
 
@@ -175,47 +157,47 @@ class LiveState:
                 is whole. All ranks leave the job.
             LiveStateError: something arrived damaged, or does not fit the parts.
         """
-        self._call = weakref.ref(call) if call is not None else None
-        before = self._present
+        around, saving, before = self._around, self._saving, self._present
+        around.call = weakref.ref(call) if call is not None else None
         if before.is_changed():
             log.error("parameters were written to after commit(%d): call recover() before what does that", before.step)
             before.tear()
-        present = Present(before.parts | parts) if parts else before
+        present = LiveParts(before.parts | parts) if parts else before
         present.shard, had = Shard(*shard) if shard is not None else present.find_shard(), before.shard
         # what is received goes where another shard is yet
         step = before.step if had == present.shard or not present.shares(before) else NOTHING
         mine = before.record() if step != NOTHING else None
         wire = self._wire(call, group) if dist.is_initialized() else None
-        self._end_sending(wire)
-        self._rank = dist.get_rank(group) if wire is not None else 0
-        have = Have(present.shard, step, (*self._copies.held(), *self._kept.held()), present.began, had)
+        saving.end_sending(wire)
+        around.rank = dist.get_rank(group) if wire is not None else 0
+        have = Holdings(present.shard, step, (*saving.copies.held(), *saving.kept.held()), present.began, had)
         haves, found, is_newer_there = self._agree(wire, have, call.iteration if call is not None else 0)
         self._introduce()
-        self._begin_groups(group)
-        self._begin_saving(haves, shard)
-        loaded = self._load(found, wire, present, before) if is_newer_there else None
+        saving.begin_groups(group)
+        saving.begin_saving(haves, shard)
+        loaded = saving.load(found, wire, present, before) if is_newer_there else None
         if loaded is not None:
-            now = loaded
+            now, self._source = loaded
         elif found is not None:
             now = found.step
             self._carry_out(found, haves, wire, mine, before, present)
         else:
             now = 0
             self._begin(haves)
-        for copies in (self._copies, self._kept):
+        for copies in (saving.copies, saving.kept):
             copies.drop_after(now)
-        if self._disk is not None:
-            self._disk.newest = min(self._disk.newest, now)  # what is newer is of such a future, too
+        if saving.disk is not None:
+            saving.disk.newest = min(saving.disk.newest, now)  # what is newer is of such a future, too
         self._now_at(now, present)
-        self._group = weakref.ref(group) if group is not None else None
-        for every in (self._copy_every, self._save_every):
+        around.group = weakref.ref(group) if group is not None else None
+        for every in (saving.copy_every, saving.save_every):
             every.begin(now)
         self._say(newest(haves))
         return present.step
 
     def _introduce(self) -> None:
         """Say once, on one rank, what is done that nobody may expect."""
-        if self._is_introduced or self._rank:
+        if self._is_introduced or self._around.rank:
             return
         self._is_introduced = True
         if self._seed is not None:
@@ -224,11 +206,11 @@ class LiveState:
                 "commit, from the step and the rank; seed=None leaves them alone",
                 self._seed,
             )
-        if self._disk is not None and self._save_every:
-            said = "checkpoints are written into %s, %s; the last %d stay"
-            log.info(said, self._disk, self._save_every, self._disk.keep)
-        elif self._disk is not None:
-            log.info("checkpoints are read from %s, and none are written: save_every is not given", self._disk)
+        disk, save_every = self._saving.disk, self._saving.save_every
+        if disk is not None and save_every:
+            log.info("checkpoints are written into %s, %s; the last %d stay", disk, save_every, disk.keep)
+        elif disk is not None:
+            log.info("checkpoints are read from %s, and none are written: save_every is not given", disk)
 
     def _wire(self, call: CallWrapper | None, group: ProcessGroup | None) -> Wire:
         if self._transport == "group":
@@ -239,14 +221,15 @@ class LiveState:
 
         return HttpWire(group, call.store)
 
-    def _agree(self, wire: Wire | None, have: Have, iteration: int) -> tuple[list[Have], Plan | None, bool]:
+    def _agree(self, wire: Wire | None, have: Holdings, iteration: int) -> tuple[list[Holdings], Plan | None, bool]:
         """What each rank has, where all get theirs, and whether there may be a newer checkpoint."""
-        saved = self._disk.newest if self._disk is not None else NOTHING
+        disk = self._saving.disk
+        saved = disk.newest if disk is not None else NOTHING
         # where nobody here was in the iteration before, there may be one that nobody here knows of
         was_there, self._iteration = self._iteration >= iteration - 1, iteration
         row = [*have.row(), saved, int(was_there)]
-        rows = _gather(wire, row)
-        haves = [Have.of(row) for row in rows]
+        rows = gather(wire, row)
+        haves = [Holdings.of(row) for row in rows]
         found = plan(haves)
         saved, told = (max(row[at] for row in rows) for at in (-2, -1))
         return haves, found, found is None or saved > found.step or not told
@@ -254,20 +237,21 @@ class LiveState:
     def _carry_out(
         self,
         found: Plan,
-        haves: Sequence[Have],
+        haves: Sequence[Holdings],
         wire: Wire | None,
         mine: Record | None,
-        before: Present,
-        present: Present,
+        before: LiveParts,
+        present: LiveParts,
     ) -> None:
-        source = found.sources[self._rank]
-        own = source == Source(self._rank, Where.LIVE)
+        rank = self._around.rank
+        source = found.sources[rank]
+        own = source == Source(rank, Where.LIVE)
         if not own and present.shares(before):
             before.tear()  # until all of it is there
         for sender, receiver in found.transfers():
-            if wire is not None and sender == self._rank:
+            if wire is not None and sender == rank:
                 self._send(wire, mine, haves[receiver].shard, found, receiver)
-            elif wire is not None and receiver == self._rank:
+            elif wire is not None and receiver == rank:
                 self._receive(wire, present, source, found.step)
         if own and present is before:
             self._source = "own memory"
@@ -275,25 +259,24 @@ class LiveState:
         elif own and mine is not None:
             self._source = "own memory"
             present.fill(mine)
-        elif source.rank == self._rank:
+        elif source.rank == rank:
             self._source = "own copy"
             present.fill(self._find(present.shard, found.step).record)
 
     def _say(self, newest: int) -> None:
         if self._source == "nowhere":
             if newest == NOTHING:
-                log.info("no rank has a state yet: step 0")
+                log.info("starting at step 0: no rank has a state yet")
             else:
-                lost = "the state of step %d is lost: no step is left of which every shard is somewhere; step 0"
+                lost = "starting at step 0: the state of step %d is lost, no step is left with every shard somewhere"
                 log.error(lost, newest)
             return
         again = f"; {newest - self.step} steps are done again" if newest > self.step else ""
         level = logging.INFO if self._source == "own memory" else logging.WARNING
-        log.log(
-            level, "rank %d goes on at step %d, with the state from %s%s", self._rank, self.step, self._source, again
-        )
+        what = (self._around.rank, self.step, self._source, again)
+        log.log(level, "rank %d continues at step %d, with the state from %s%s", *what)
 
-    def _begin(self, haves: Sequence[Have]) -> None:
+    def _begin(self, haves: Sequence[Holdings]) -> None:
         if any(have.began for have in haves):
             lost = newest(haves)
             what = "the states of all ranks are torn" if lost == NOTHING else f"the state of step {lost} is lost"
@@ -311,63 +294,23 @@ class LiveState:
             buffer = self._find(shard, found.step)
             wire.send(buffer.record, buffer.header, receiver)
 
-    def _receive(self, wire: Wire, present: Present, source: Source, step: int) -> None:
+    def _receive(self, wire: Wire, present: LiveParts, source: Source, step: int) -> None:
         self._source = f"rank {source.rank}" if source.where is Where.LIVE else f"a copy of rank {source.rank}"
         room = present.room_for(read(wire.receive_header(source.rank)))
         wire.receive(room, source.rank, f"the state of step {step} from {self._source}")
         present.load(room)
 
     def _find(self, shard: Shard, step: int) -> Buffer:
-        found = self._copies.find(shard, step) or self._kept.find(shard, step)
+        found = self._saving.copies.find(shard, step) or self._saving.kept.find(shard, step)
         if found is None:
             raise InternalError(f"there is no copy of {shard} at step {step}, which this rank said it had")
         return found
 
-    def _now_at(self, step: int, present: Present) -> None:
+    def _now_at(self, step: int, present: LiveParts) -> None:
         if self._seed is not None:
-            randoms.seed(self._seed, step, self._rank)
+            randoms.seed(self._seed, step, self._around.rank)
         present.at(step)
         self._present = present
-
-    # --- checkpoints ----------------------------------------------------------------------------------------------
-
-    def _load(self, found: Plan | None, wire: Wire | None, present: Present, before: Present) -> int | None:
-        """From the newest checkpoint that is whole, where it is newer than what is in memory; its step."""
-        disk = self._disk
-        if disk is None:
-            return None
-        gather = functools.partial(_gather, wire)
-        all_ready(lambda: disk.writer.ended(SLICE), gather, self._shown, TIDY)  # it may be removing some
-        from inprocess.live.search import Search  # noqa: PLC0415  (it imports what writes checkpoints)
-
-        search = Search(disk, self._rank, gather, self._shown, self._atomic)
-        name, damaged = search.newest(found.step if found is not None else None)
-        if name is not None:
-            before.tear()
-            disk.load(name, present, self._family, self._savers() if self._savers is not None else None)
-            self._source = f"the checkpoint {disk.path(name)}"
-        if damaged:
-            with self._atomic():
-                disk.found_damaged(damaged, moves=self._rank == 0)
-        return name.step if name is not None else None
-
-    def _begin_groups(self, group: ProcessGroup | None) -> None:
-        self._replicator = self._savers = None
-        if not dist.is_initialized():
-            return
-        size = dist.get_world_size(group)
-        if self._distance and size > 1:
-            if self._distance % size:
-                self._replicator = Replicator(self._kept, _on_host(group), self._distance)
-            else:
-                log.warning("replica_distance=%d is no distance among %d ranks: no copy is sent", self._distance, size)
-        if self._disk is not None:
-            self._savers = weakref.ref(_on_host(group, NEVER))
-
-    def _begin_saving(self, haves: Sequence[Have], shard: tuple[int, int] | None) -> None:
-        self._family = "" if shard is None else f"shard {shard[0]} of {shard[1]}/"
-        same = [rank for rank, have in enumerate(haves) if shard is None or have.shard == Shard(*shard)]
-        self._leads = self._rank == same[0]
 
     # --- at each step ---------------------------------------------------------------------------------------------
 
@@ -386,18 +329,6 @@ class LiveState:
             raise OptionError(f"commit({step}): the state is at step {self.step} already")
         return _Commit(self, step)
 
-    def _keep(self, step: int) -> None:
-        if self._copy_every.is_due(step):
-            self._copy()
-            self._copy_every.done(step, self._tell)
-        if self._disk is not None and self._save_every.is_due(step):
-            self._save(self._disk)
-            self._save_every.done(step, self._tell)
-
-    def _tell(self, numbers: Sequence[int]) -> list[list[int]]:
-        group = self._group() if self._group is not None else None
-        return _gather(Wire(group) if dist.is_initialized() else None, numbers)
-
     def wait(self, timeout: float = 600.0) -> None:
         """Until the last copy is sent, and the last checkpoint written. Before the process group is destroyed, where
         ``replica_distance`` or ``save_every`` is set.
@@ -405,84 +336,7 @@ class LiveState:
         Args:
             timeout: seconds, for each of the two. What has not ended by then is left to itself, with a warning.
         """
-        if self._replicator is not None and not await_end(self._replicator.sender, timeout, self._shown):
-            log.warning("rank %d: the last copy has not been sent within %g s; it is given up", self._rank, timeout)
-        if self._disk is not None and not await_end(self._disk.writer, timeout, self._shown):
-            writer = self._disk.writer
-            what = "old checkpoints are being removed" if writer.is_done else f"step {writer.step} is being written"
-            log.warning(
-                "rank %d does not wait for the disk any longer: %s in %s, for %.0f s now. Its thread %s is left to "
-                "itself; look whether the file system answers on all hosts",
-                *(self._rank, what, self._disk, writer.seconds, writer.name),
-            )
-
-    def _end_sending(self, wire: Wire | None) -> None:
-        """Of the iteration before: its group is cut off, so it ends at once, as a rule."""
-        if not self._distance:
-            return
-        sender = self._replicator.sender if self._replicator is not None else Beside("none")
-        all_ready(lambda: sender.ended(SLICE), functools.partial(_gather, wire), self._shown, TIDY)
-        if not sender.ended(0):
-            log.warning("a copy for another rank is still being received, from an earlier iteration; it is dropped")
-            self._kept = Copies()
-
-    def _copy(self) -> None:
-        if self._replicator is not None and not self._is_free(self._replicator.sender, "copy", "sent"):
-            return
-        buffer = self._copies.take(self._present.record(), self._present.shard, self.step)
-        if self._replicator is not None:
-            with self._atomic():
-                self._replicator.begin(buffer)
-
-    def _save(self, disk: Checkpoints) -> None:
-        if not self._is_free(disk.writer, "checkpoint", f"written into {disk}"):
-            return
-        staged = disk.stage(self.step, self._present, self._family, self._leads)
-        with self._atomic():
-            disk.begin(staged, self._savers)
-
-    def _is_free(self, work: Beside, what: str, where: str) -> bool:
-        """Whether the one before has ended, on all ranks. All come to the same answer."""
-        busy = all_do(work, self._tell, self._shown)
-        if busy and self._rank == 0 and work.skipped & (work.skipped - 1) == 0:  # 1, 2, 4, 8...
-            log.warning(
-                "the %s of step %d is skipped (%d in a row), the training continues: %s. Does it answer there?",
-                *(what, self.step, work.skipped, in_words(busy, where)),
-            )
-        return not busy
-
-    def _shown(self) -> contextlib.AbstractContextManager[object]:
-        """Around a wait that ends by itself: it is no hang, also where the program uses ``ping()``."""
-        call = self._call() if self._call is not None else None
-        runs = call is not None and call is current_call()
-        return call.disable_hang_protection() if call is not None and runs else contextlib.nullcontext()
-
-    def _atomic(self) -> contextlib.AbstractContextManager[object]:
-        """No restart begins inside."""
-        call = self._call() if self._call is not None else None
-        return call.atomic() if call is not None else contextlib.nullcontext()
-
-
-def _checkpoints(folder: str | os.PathLike[str] | None, keep: int) -> Checkpoints | None:
-    if folder is None:
-        return None
-    from inprocess.live.checkpoints import Checkpoints  # noqa: PLC0415  (torch.distributed.checkpoint takes 0.7 s)
-
-    return Checkpoints(os.fspath(folder), keep)
-
-
-def _gather(wire: Wire | None, numbers: Sequence[int]) -> list[list[int]]:
-    """What every rank says, by rank; without torch.distributed there is this one."""
-    return wire.gather(numbers) if wire is not None else [list(numbers)]
-
-
-def _on_host(group: ProcessGroup | None, timeout: datetime.timedelta | None = None) -> ProcessGroup:
-    """Another group of these ranks, for threads beside the training."""
-    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    made: ProcessGroup = dist.new_group(
-        ranks, timeout=timeout, backend="gloo", use_local_synchronization=group is not None
-    )
-    return made
+        self._saving.wait(timeout)
 
 
 class _Commit:
@@ -492,10 +346,10 @@ class _Commit:
 
     def __init__(self, live: LiveState, step: int) -> None:
         self._live, self._step = live, step
-        self._atomic = live._atomic()
+        self._atomic = live._around.atomic()
 
     def __enter__(self) -> None:
-        self._live._copies.settle()
+        self._live._saving.copies.settle()
         self._atomic.__enter__()
         self._live._present.tear()
 
@@ -508,4 +362,4 @@ class _Commit:
         finally:
             self._atomic.__exit__(kind, error, trace)
         if kind is None:
-            self._live._keep(self._step)
+            self._live._saving.keep(self._live._present)

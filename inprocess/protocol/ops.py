@@ -1,4 +1,4 @@
-"""The store operations verbs may yield. ``store.drive`` carries them out over a TCPStore, the simulator over a dict."""
+"""The store operations that verbs yield. ``stores.driver`` carries them out over a store, the simulator over a dict."""
 
 from __future__ import annotations
 

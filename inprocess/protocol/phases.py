@@ -1,4 +1,4 @@
-"""The life of one rank as a table: phase x event -> next phase. Data only; ``loop.Loop`` walks it.
+"""The life of one rank as a table: phase x event -> next phase. Data only; ``call.loop.Loop`` walks it.
 
 Read it top down: the first block is an undisturbed call, the second one restart, the third the ways out.
 """
@@ -36,7 +36,7 @@ class Phase(enum.Enum):
     #: end round: everybody says ``alive`` or ``left``; ends with the next roster
     END = "end round"
     #: the store is lost: ask an arbiter whether the job goes on over another one
-    MOVE = "move"
+    FAILOVER = "failover"
     #: the user's ``terminate`` hook where the call failed; everything is put back
     LEAVE = "leave"
     #: the call returns or raises
@@ -87,18 +87,18 @@ TRANSITIONS: dict[tuple[Phase, Event], Phase] = {
     (P.RECHECK, E.OK): P.END,
     (P.END, E.OK): P.ASSIGN,
     # the host of the store is lost; OUT: the call goes on over another store, from JOIN
-    (P.ASSIGN, E.LOST): P.MOVE,
-    (P.START, E.LOST): P.MOVE,
+    (P.ASSIGN, E.LOST): P.FAILOVER,
+    (P.START, E.LOST): P.FAILOVER,
     (P.INITIALIZE, E.LOST): P.ABORT,
     (P.CHECK, E.LOST): P.ABORT,
     (P.RUN, E.LOST): P.ABORT,
     (P.FINISH, E.LOST): P.ABORT,
     (P.ABORT, E.LOST): P.FINALIZE,
-    (P.END, E.LOST): P.MOVE,
-    (P.MOVE, E.OK): P.OUT,
-    (P.MOVE, E.COMPLETED): P.COMPLETE,
-    (P.MOVE, E.CUT_OFF): P.LEAVE,
-    (P.MOVE, E.QUIT): P.LEAVE,
+    (P.END, E.LOST): P.FAILOVER,
+    (P.FAILOVER, E.OK): P.OUT,
+    (P.FAILOVER, E.COMPLETED): P.COMPLETE,
+    (P.FAILOVER, E.CUT_OFF): P.LEAVE,
+    (P.FAILOVER, E.QUIT): P.LEAVE,
     # the job was over before this process was let in
     (P.JOIN, E.COMPLETED): P.LEAVE,
     # the ways out: the others are told, then the exception is raised again

@@ -1,8 +1,8 @@
 """The same error again and again: how many times in a row, how long the restart waits for that, and when it ends.
 
 A repeat is an exception with the type, the line and the number of pings of the one before, in an iteration in which no
-rank made progress. Each member counts by itself, on its book; what it finds travels with its entry in the end round,
-and the verdict of that round makes it the same for all. Pure.
+rank made progress. Each member counts by itself; what it finds travels with its entry in the end round, and the verdict
+of that round makes it the same for all. Pure.
 
 An iteration with progress sets the count back. One that ended for any other reason than exceptions (a death, a hang, a
 process that joins) leaves it as it is, and so does the loss of the store.

@@ -7,7 +7,16 @@ from types import MappingProxyType
 
 from inprocess.attribution import RETURNED, WAITED, Interruption, InterruptionRecord
 from inprocess.protocol import repeats
-from inprocess.protocol.messages import FIRST_JOINER, MAX_RECORDS, MAX_STUCK, Arrival, Decision, Kind, Start, Ticket
+from inprocess.protocol.messages import (
+    FIRST_JOINER,
+    MAX_RECORDS,
+    MAX_STUCK,
+    Arrival,
+    ArrivalKind,
+    Decision,
+    Start,
+    Ticket,
+)
 
 NO_TICKETS: Mapping[int, Ticket] = MappingProxyType({})
 #: what a start round can say besides go: the iteration is interrupted because a rank is missing
@@ -22,14 +31,14 @@ def decide_start(arrivals: Mapping[int, Arrival]) -> tuple[Start, str, bool]:
     wrong; ``hopeless`` is true where nobody is missing, so the assignment itself is at fault and trying again would
     give the same.
     """
-    taken = [arrival for arrival in arrivals.values() if arrival.kind is Kind.RANK]
+    taken = [arrival for arrival in arrivals.values() if arrival.kind is ArrivalKind.RANK]
     sizes = {(arrival.world_size, arrival.active_world_size) for arrival in taken}
     if not taken:
         return Start(False), "no member took a rank", False
     active = next(iter(sizes))[1]
     ranks = sorted(arrival.active_rank for arrival in taken if arrival.active_rank is not None)
     places = [arrival.rank for arrival in taken]
-    gone = any(arrival.kind in (Kind.DEAD, Kind.LEFT) for arrival in arrivals.values())
+    gone = any(arrival.kind in (ArrivalKind.DEAD, ArrivalKind.LEFT) for arrival in arrivals.values())
     enough = active is not None and (active > 0 or not gone)
     if len(sizes) == 1 and enough and ranks == list(range(active or 0)) and len(set(places)) == len(places):
         return Start(True, active or 0), "", False
@@ -51,7 +60,7 @@ def decide_end(
     ``arrivals`` holds each member of the roster; ``abort`` is the reason why everybody should leave, if somebody asked
     for that; ``tickets`` are those of processes that wait, by the id they would have.
     """
-    alive = {member: arrival for member, arrival in arrivals.items() if arrival.kind is Kind.ALIVE}
+    alive = {member: arrival for member, arrival in arrivals.items() if arrival.kind is ArrivalKind.ALIVE}
     removed = tuple(sorted(set(arrivals) - set(alive)))
     sizes = {arrival.world_size or 0 for arrival in alive.values()}
     if len(sizes) > 1:
@@ -110,7 +119,9 @@ def _stuck(arrivals: Mapping[int, Arrival], records: Sequence[InterruptionRecord
 
 
 def _is_silent(arrival: Arrival) -> bool:
-    return arrival.kind is Kind.DEAD or (arrival.kind is Kind.ALIVE and not arrival.where and not arrival.waits)
+    return arrival.kind is ArrivalKind.DEAD or (
+        arrival.kind is ArrivalKind.ALIVE and not arrival.where and not arrival.waits
+    )
 
 
 def _spot(
@@ -119,7 +130,7 @@ def _spot(
     place = place_of(member, arrival)
     mine = (record for record in records if record.initial_rank == place)
     rank = next((record.rank for record in mine), place) if arrival.rank is None else arrival.rank
-    kind = Interruption.TERMINATED if arrival.kind is Kind.DEAD else Interruption.SOFT_TIMEOUT
+    kind = Interruption.TERMINATED if arrival.kind is ArrivalKind.DEAD else Interruption.SOFT_TIMEOUT
     return InterruptionRecord(rank, kind, initial_rank=place, message=message, where=arrival.where)
 
 

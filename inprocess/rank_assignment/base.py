@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any, overload
 
+from ..attribution import name_of
 from ..exception import RankDiscarded
 from ..rank_filter import keep_active
 from ..state import Mode, State
@@ -109,7 +110,7 @@ def discard_terminated(ctx: RankAssignmentCtx) -> RankAssignmentCtx:
     """RankDiscarded where this rank is among the terminated ones."""
     state = ctx.state
     if state.rank in ctx.terminated_ranks:
-        which = f"rank {state.rank} (initially {state.initial_rank})"
+        which = name_of(state.rank, state.initial_rank)
         raise RankDiscarded(f"{which} {ctx.reason or 'is among the terminated ranks'}")
     return ctx
 

@@ -12,7 +12,8 @@ from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
-from .. import strict_json
+from inprocess.system import strict_json
+
 from ..exception import InternalError, OptionError, TimeoutError
 
 __all__ = ["gather", "name_of_turn", "publish"]

@@ -15,7 +15,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .. import strict_json
+from inprocess.system import strict_json
+
 from ..exception import InternalError, OptionError, RankDiscarded
 from ..rank_filter import positive
 from ..state import Mode

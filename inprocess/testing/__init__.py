@@ -22,8 +22,8 @@ from inprocess.testing.marks import here
 
 if TYPE_CHECKING:
     from inprocess.testing.command import Command, Missing
+    from inprocess.testing.coordinates import At, When
     from inprocess.testing.faults import (
-        At,
         Exit,
         Fault,
         Hang,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
         Stop,
         StoreLoss,
         Terminate,
-        When,
     )
     from inprocess.testing.job import Job
     from inprocess.testing.outcome import Deadline, RankResult
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from inprocess.testing.schedule import random_faults
 
 _HOME = {
-    "At": "faults",
+    "At": "coordinates",
     "Command": "command",
     "Deadline": "outcome",
     "Exit": "faults",
@@ -65,7 +64,7 @@ _HOME = {
     "Stop": "faults",
     "StoreLoss": "faults",
     "Terminate": "faults",
-    "When": "faults",
+    "When": "coordinates",
     "random_faults": "schedule",
 }
 

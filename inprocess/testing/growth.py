@@ -19,8 +19,8 @@ from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
-from inprocess.errors import PACKAGE
-from inprocess.whereabouts import is_users
+from inprocess.interrupt.whereabouts import is_users
+from inprocess.system.errors import PACKAGE
 
 from . import leaks
 

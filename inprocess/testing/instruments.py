@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d
 
-from inprocess import call_wrapper, loop, wrap
+from inprocess import call_wrapper, wrap
+from inprocess.call import loop
 from inprocess.live import state as live
 from inprocess.protocol.phases import Phase
+from inprocess.testing.coordinates import Point
 
 from . import marks
-from .faults import Point
 from .growth import Growth, users_line
 from .rank import Context
 
@@ -98,20 +99,20 @@ class Instruments:
         hooks = dataclasses.replace(hooks, **wanted)
         begin(made, options, hooks, injector, functools.partial(self._run, made, fn), *rest)
         made._steps = {phase: functools.partial(self._step, made, phase, step) for phase, step in made._steps.items()}
-        agents = made._agents
+        agents = made._rank.agents
         self._context.store_port = lambda: agents._spec.port if agents._serves() else None
 
     def _hook(self, made: Any, hook: Any, phases: Sequence[Phase]) -> Callable[[Any], Any]:
         def struck(state: Any) -> Any:
             # `abort` runs in another thread, at the end of the phase before
-            phase = made._phase if made._phase in phases else phases[0]
+            phase = made._rank.phase if made._rank.phase in phases else phases[0]
             self._reach(iteration=state.iteration, phase=phase.value)
             return state if hook is None else hook(state)
 
         return struck
 
     def _step(self, made: Any, phase: Phase, step: Callable[[], Any]) -> Any:
-        iteration = made._job.before + made._book.iteration
+        iteration = made._rank.job.before + made._rank.membership.iteration
         self._context.emit("phase", name=phase.value, iteration=iteration)
         if phase is not Phase.RUN and phase not in _HOOKED:
             self._reach(iteration=iteration, phase=phase.value)
@@ -119,7 +120,7 @@ class Instruments:
 
     def _run(self, made: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The wrapped function."""
-        context, call = self._context, made._call
+        context, call = self._context, made._rank.call
         state = call.state
         context.iteration, context.slow = state.iteration, (0.0, 0)
         self._growth.count()

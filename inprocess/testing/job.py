@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import importlib
 import importlib.util
@@ -12,6 +11,7 @@ import os
 import pickle
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from inprocess.exception import OptionError
-from inprocess.options import HOOKS, Options
+from inprocess.options import HOOKS, Options, did_you_mean
+from inprocess.testing.coordinates import PHASES, At
+from inprocess.testing.faults import RAISING, Fault, NetworkCut, Raise
 
-from .faults import PHASES, RAISING, At, Fault, NetworkCut, Raise
 from .network import Network
 from .outcome import Deadline, RankResult
 from .process import run_script
@@ -73,8 +74,7 @@ class Job:
             raise OptionError(f"ranks({world_size}): deadline={deadline!r} must be greater than zero seconds")
         for name in options or {}:
             if name not in (*OPTIONS, *HOOKS):
-                near = difflib.get_close_matches(name, (*OPTIONS, *HOOKS), n=1)
-                hint = f": did you mean {near[0]!r}?" if near else f"; there are {', '.join((*OPTIONS, *HOOKS))}"
+                hint = did_you_mean(name, (*OPTIONS, *HOOKS)) or f"; there are {', '.join((*OPTIONS, *HOOKS))}"
                 raise OptionError(f"ranks({world_size}): options={{{name!r}: ...}} is no option of Wrapper{hint}")
         self._world_size, self._options, self._env = world_size, dict(options or {}), dict(env or {})
         self.deadline, self._respawn = deadline, respawn
@@ -106,6 +106,7 @@ class Job:
             OptionError: for what cannot be run, and faults that cannot strike.
         """
         __tracebackhide__ = True  # for pytest
+        end = time.monotonic() + self.deadline  # the server may take a while to import torch
         faults = dict(faults or {})
         _check(faults, self._world_size)
         target = _target(program, args, kwargs, self._options)
@@ -125,7 +126,7 @@ class Job:
             network=self._network,
         )
         try:
-            ranks = run.wait(self.deadline, check=False)
+            ranks = run.wait(max(0.0, end - time.monotonic()), check=False)
         except Deadline as late:
             self.stories.append(late.story)
             headline = f"{late.headline}; the deadline was {self.deadline:g} s{_unnoticed(late.ranks, faults)}"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from inprocess import procfs
+from inprocess.system import procfs
 
 #: pytest writes this one itself between the two snapshots
 IGNORED_VARIABLES = frozenset({"PYTEST_CURRENT_TEST"})

@@ -35,6 +35,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         server.start_server()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """Note when the test begins: pytest-timeout counts from there, with the time for fixtures."""
+    item.stash[_BEGAN] = time.monotonic()
+
+
 @pytest.fixture
 def ranks(request: pytest.FixtureRequest) -> Iterator[Callable[..., Job]]:
     """Ranks for a training function: ``ranks(4).run(train, 20, faults={At(rank=1, step=3): Kill()})``.
@@ -46,7 +52,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Callable[..., Job]]:
     from inprocess.testing.network import Refused  # noqa: PLC0415
 
     jobs: list[Job] = []
-    until = time.monotonic() + _timeout(request.node)
+    until = _timeout(request.node)
 
     class Ranks(Job):
         tells = False  # the report does
@@ -82,7 +88,7 @@ def command(request: pytest.FixtureRequest) -> Iterator[Callable[..., Command]]:
     programs: list[Command] = []
 
     def start(*arguments: object, deadline: float = DEADLINE, **more: Any) -> Command:
-        until = time.monotonic() + min(deadline, _timeout(request.node))
+        until = min(time.monotonic() + deadline, _timeout(request.node))
         programs.append(Command([str(argument) for argument in arguments], until, **more))
         return programs[-1]
 
@@ -92,19 +98,20 @@ def command(request: pytest.FixtureRequest) -> Iterator[Callable[..., Command]]:
         program.close()
 
 
+_BEGAN = pytest.StashKey[float]()
 _JOBS = pytest.StashKey[list["Job"]]()
 _PROGRAMS = pytest.StashKey[list["Command"]]()
 
 
 def _timeout(item: pytest.Item) -> float:
-    """A bit less than pytest-timeout grants this test (seconds)."""
+    """A bit before pytest-timeout ends this test, by ``time.monotonic()``."""
     marker = item.get_closest_marker("timeout")
     given = marker.args[0] if marker and marker.args else marker.kwargs.get("timeout") if marker else None
     if given is None:
         given = getattr(item.config.option, "timeout", None)
     if given is None and item.config.pluginmanager.hasplugin("timeout"):
         given = item.config.getini("timeout")
-    return 0.9 * float(given) if given and float(given) > 0 else float("inf")
+    return item.stash[_BEGAN] + 0.9 * float(given) if given and float(given) > 0 else float("inf")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -24,12 +24,12 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
-from inprocess.errors import PACKAGE, in_words
+from inprocess.system.errors import PACKAGE, in_words
+from inprocess.testing.coordinates import At, Point, When
 
 from . import coverage, leaks
-from .faults import At, Fault, Point, When
 from .growth import line_of, users_line
 from .process import become
 
@@ -42,6 +42,15 @@ LONGEST_EVENT = 3500
 _HIDDEN = (PACKAGE, "<frozen importlib", os.path.dirname(importlib.__file__))
 
 
+class Strikes(Protocol):
+    """A fault, see `inprocess.testing.faults`."""
+
+    @property
+    def when(self) -> When | None: ...
+
+    def strike(self, context: Any) -> None: ...
+
+
 @dataclass(frozen=True)
 class Spec:
     """What a rank needs to know; travels to it by pickle, from the test's own process."""
@@ -50,7 +59,7 @@ class Spec:
     target: Callable[[Any], Any]
     environment: Mapping[str, str]
     log: str
-    faults: Mapping[At, Fault]
+    faults: Mapping[At, Strikes]
     #: options of Wrapper, for the target
     wrapper: Any
     args: Mapping[str, Any]
@@ -106,10 +115,6 @@ class Context:
         self.reported.add(event)
         if LATE:
             time.sleep(random.uniform(0, LATE))
-
-    def has_reported(self, event: str) -> bool:
-        """Whether this process has reported such an event."""
-        return event in self.reported
 
     def reach(self, point: Point) -> bool:
         """A place where the schedule may have a fault for this rank; whether it had one, which came back."""
@@ -196,8 +201,8 @@ def rank_main(spec: Spec, events: Connection, control: Connection) -> None:
 
 def _snapshot() -> leaks.Snapshot:
     # a monitor that others still needed may have ended meanwhile; the next call would reap it
-    if "inprocess.monitor_process" in sys.modules:
-        sys.modules["inprocess.monitor_process"].reap_lingering()
+    if "inprocess.monitor.process" in sys.modules:
+        sys.modules["inprocess.monitor.process"].reap_lingering()
     return leaks.Snapshot.take()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-import select
 import shutil
 import signal
 import tempfile
@@ -20,8 +19,11 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from inprocess.system.descriptors import await_readable
+from inprocess.testing.coordinates import At
+from inprocess.testing.faults import Fault
+
 from . import coverage, invariants, leaks
-from .faults import At, Fault
 from .network import Network
 from .outcome import Deadline, RankProcess, RankResult, Ranks, text_of
 from .ports import ReservedPort
@@ -392,9 +394,7 @@ def _ended(pid: int, seconds: float) -> bool:
     except ProcessLookupError:
         return True
     try:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        done = bool(poll.poll(seconds * 1000))
+        done = await_readable(pidfd, seconds)
     finally:
         os.close(pidfd)
     if done:

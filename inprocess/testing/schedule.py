@@ -7,8 +7,8 @@ import secrets
 from collections.abc import Sequence
 
 from inprocess.exception import OptionError
-
-from .faults import At, Exit, Fault, Kill, Raise, Segfault, SlowDown, Terminate
+from inprocess.testing.coordinates import At
+from inprocess.testing.faults import Exit, Fault, Kill, Raise, Segfault, SlowDown, Terminate
 
 __all__ = ["random_faults"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from inprocess.errors import PACKAGE
+from inprocess.system.errors import PACKAGE
 
 if TYPE_CHECKING:
     from .outcome import RankResult

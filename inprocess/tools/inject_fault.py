@@ -19,8 +19,8 @@ from types import FrameType
 from typing import Any
 
 from inprocess.exception import OptionError
-from inprocess.logs import get_logger
 from inprocess.options import seconds
+from inprocess.system.logs import get_logger
 
 __all__ = [
     "Fault",

@@ -107,7 +107,7 @@ def test_a_death_excuses_nobody_else():
 
 def test_ctrl_c_inside_initialize_ends_the_job_for_everybody():
     interrupted = job(Strike(1.0, 1, "outside", Signal(signal.SIGINT)))
-    told = "rank 1 (initial rank 1): initialize raised KeyboardInterrupt"
+    told = "rank 1: initialize raised KeyboardInterrupt"
     left = result(1, exception="KeyboardInterrupt", value=None)
     others = [result(rank, exception="RestartAbort", message=told, value=None) for rank in (0, 2, 3)]
     assert judge(interrupted, left, *others, sent={0: 1.0}) == ""

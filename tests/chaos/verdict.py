@@ -14,7 +14,7 @@ from tests.chaos.training import SAVE_EVERY, Line, exact, surviving
 from tests.harness import Exit, HoldGIL, Kill, Raise, RankResult, Ranks, SlowDown
 
 #: how a rank ended: an exit code, the name of an exception, or SURVIVES
-Fate = int | str
+FailoverOutcome = int | str
 SURVIVES = "survives"
 KILLED = frozenset({-signal.SIGTERM, -signal.SIGKILL})
 #: seconds for which monitors may stay after the last rank
@@ -24,7 +24,7 @@ SHARE = 0.5
 #: seconds; shorter stops of a monitor do not add up with others
 NOTICEABLE = 0.5
 #: what all others are told where a Ctrl-C hits that hook
-_INITIALIZE = re.compile(r"\(initial rank (\d+)\): initialize raised KeyboardInterrupt")
+_INITIALIZE = re.compile(r"rank (\d+)(?: \(initial rank (\d+)\))?: initialize raised KeyboardInterrupt")
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Facts:
     def ended_by_initialize(self) -> bool:
         """Whether a Ctrl-C hit ``initialize``, where it ends the job: the rank that the others name has left so."""
         named = [_INITIALIZE.search(result.message) for result in self.ranks if fate(result) == "RestartAbort"]
-        return any(found and fate(self.ranks[int(found[1])]) == "KeyboardInterrupt" for found in named)
+        return any(found and fate(self.ranks[int(found[2] or found[1])]) == "KeyboardInterrupt" for found in named)
 
 
 def offences(facts: Facts) -> list[str]:
@@ -99,13 +99,13 @@ def _wrong(ranks: Ranks) -> list[str]:
 # --- how each rank ended ----------------------------------------------------------------------------------------
 
 
-def fate(result: RankResult) -> Fate:
+def fate(result: RankResult) -> FailoverOutcome:
     if not result.done or result.exitcode != 0:
         return result.exitcode if result.exitcode is not None else "running"
     return result.exception or SURVIVES
 
 
-def fates(strike: Strike) -> set[Fate]:
+def fates(strike: Strike) -> set[FailoverOutcome]:
     """How a rank may end that this strike hit."""
     fault = strike.fault
     if isinstance(fault, Signal):
@@ -121,7 +121,7 @@ def fates(strike: Strike) -> set[Fate]:
     return {SURVIVES}
 
 
-def _signal_fates(fault: Signal) -> set[Fate]:
+def _signal_fates(fault: Signal) -> set[FailoverOutcome]:
     if fault.signum == signal.SIGINT:
         return {"KeyboardInterrupt"}
     if fault.signum == signal.SIGSTOP:
@@ -133,7 +133,7 @@ def _signal_fates(fault: Signal) -> set[Fate]:
     return {-fault.signum}
 
 
-def _raise_fates(place: str, fault: Raise) -> set[Fate]:
+def _raise_fates(place: str, fault: Raise) -> set[FailoverOutcome]:
     if not issubclass(fault.kind, Exception):
         return {fault.kind.__name__}
     if place == "finalize":
@@ -144,7 +144,7 @@ def _raise_fates(place: str, fault: Raise) -> set[Fate]:
     return {SURVIVES, fault.kind.__name__} if place == "rank_assignment" else {SURVIVES}
 
 
-def allowed(facts: Facts, rank: int) -> set[Fate]:
+def allowed(facts: Facts, rank: int) -> set[FailoverOutcome]:
     """How this rank may end."""
     each = [fates(facts.job.strikes[number]) for number in facts.struck(rank)]
     found = set().union(*each)
@@ -183,9 +183,9 @@ def _silences_monitor(fault: object) -> bool:
     return fault.signum == signal.SIGKILL or fault.seconds > NOTICEABLE
 
 
-def allowed_late(facts: Facts) -> set[Fate]:
+def allowed_late(facts: Facts) -> set[FailoverOutcome]:
     """How a process that joined may end, or one that came when all was over."""
-    found: set[Fate] = {SURVIVES}
+    found: set[FailoverOutcome] = {SURVIVES}
     if facts.job.assignment == "pairs":
         found.add("RankDiscarded")
     if facts.job.active(_remaining(facts)) == 0:

@@ -18,12 +18,15 @@ from typing import Any
 
 import pytest
 
-from inprocess import etcd_job, store
-from inprocess.etcd_cluster import Expired, range_of
 from inprocess.etcd_store import EtcdStore
 from inprocess.exception import OptionError, StoreLost
-from inprocess.protocol.messages import Entry
+from inprocess.protocol.messages import JoinMode
 from inprocess.protocol.ops import Add, Claim, Set, Verb, Wait
+from inprocess.stores import driver, etcd_job
+from inprocess.stores import tcp as store
+from inprocess.stores.connections import cut
+from inprocess.stores.etcd_cluster import Expired, range_of
+from inprocess.stores.spec import JobIdentity
 from tests.harness.etcd import ETCD, MISSING, EtcdCluster
 
 pytestmark = pytest.mark.skipif(not ETCD, reason=MISSING)
@@ -57,11 +60,11 @@ def make(shared: EtcdCluster, tmp_path: Path) -> Callable[..., EtcdStore]:
     return lambda **more: EtcdStore(**{"endpoints": shared.endpoints, "namespace": tmp_path.name, "timeout": 20} | more)
 
 
-def drive(op: Any, connection: Any) -> Any:
+def execute(op: Any, connection: Any) -> Any:
     def verb() -> Verb[Any]:
         return (yield op)
 
-    return store.drive(verb(), connection)
+    return driver.execute(verb(), connection)
 
 
 # --- servers that go ----------------------------------------------------------------------------------------------
@@ -71,28 +74,28 @@ def test_a_server_that_goes_away(start: Callable[..., EtcdCluster]) -> None:
     """Operations fail with StoreLost, also one that waits."""
     cluster = start()
     first, second = (EtcdStore(cluster.endpoints, "job", patience=0.4) for _ in range(2))
-    drive(Set("a", "1"), first)
+    execute(Set("a", "1"), first)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(drive, Wait("never"), first)
-        drive(Set("b", "1"), second)
+        waiting = pool.submit(execute, Wait("never"), first)
+        execute(Set("b", "1"), second)
         cluster.kill()
         with pytest.raises(StoreLost, match=r"'never'.*no endpoint of etcd answers"):
             waiting.result(20)
     for op in (Claim("a", "2"), Add("n", 1), Wait("never", 60.0)):
         with pytest.raises(StoreLost, match="no endpoint of etcd answers"):
-            drive(op, second)
+            execute(op, second)
 
 
 def test_a_server_that_stands_still(start: Callable[..., EtcdCluster]) -> None:
     """No answer is no end of a wait: that would be taken for a key that nobody has set."""
     cluster = start()
     connection = EtcdStore(cluster.endpoints, "job", patience=0.4, ttl=3)
-    drive(Set("a", "1"), connection)
+    execute(Set("a", "1"), connection)
     cluster.signal(signal.SIGSTOP)
     try:
         for op in (Set("a", "2"), Wait("never", 60.0)):
             with pytest.raises(StoreLost, match="no endpoint of etcd answers"):
-                drive(op, connection)
+                execute(op, connection)
     finally:
         cluster.signal(signal.SIGCONT)
 
@@ -103,15 +106,15 @@ def test_the_next_endpoint_is_used(start: Callable[..., EtcdCluster]) -> None:
     connections = [EtcdStore(cluster.endpoints, "job") for _ in range(3)]
     for number, connection in enumerate(connections):
         connection._cluster._current = number
-        drive(Set("a", "0"), connection)
+        execute(Set("a", "0"), connection)
     with ThreadPoolExecutor(3) as pool:
-        waiting = [pool.submit(drive, Wait("end"), connection) for connection in connections]
+        waiting = [pool.submit(execute, Wait("end"), connection) for connection in connections]
         writer = EtcdStore(cluster.endpoints, "job")
         for member in range(3):
             cluster.kill(member)
-            assert drive(Add("n", 1), writer) == member + 1
+            assert execute(Add("n", 1), writer) == member + 1
             cluster.start(member)
-        drive(Set("end", "1"), writer)
+        execute(Set("end", "1"), writer)
         assert [each.result(20) for each in waiting] == [b"1"] * 3
 
 
@@ -203,33 +206,33 @@ def test_the_whole_cluster_starts_again(start: Callable[..., EtcdCluster], membe
     cluster = start(members)
     connections = [EtcdStore(cluster.endpoints, "job", patience=60, ttl=20) for _ in range(6)]
     waits, *others = connections
-    drive(Add("n", 1), waits)
+    execute(Add("n", 1), waits)
     for connection in others:
-        drive(Claim("who", str(id(connection))), connection)
+        execute(Claim("who", str(id(connection))), connection)
     refused = [await_refusals(connection, 2 * members) for connection in connections]
     with ThreadPoolExecutor(len(connections)) as pool:
-        waiting = pool.submit(drive, Wait("end", 120.0), waits)
+        waiting = pool.submit(execute, Wait("end", 120.0), waits)
         cluster.kill_all()
-        doing = [pool.submit(drive, Add("n", 1), connection) for connection in others[:-1]]
-        claiming = pool.submit(drive, Claim("key", "mine"), others[-1])
+        doing = [pool.submit(execute, Add("n", 1), connection) for connection in others[:-1]]
+        claiming = pool.submit(execute, Claim("key", "mine"), others[-1])
         assert all(event.wait(60) for event in refused)
         assert not any(each.done() for each in (waiting, *doing, claiming))
         cluster.start_all()
         assert sorted(each.result(60) for each in doing) == [2, 3, 4, 5]
         assert claiming.result(60) == b"mine"
-        drive(Set("end", "1"), others[0])
+        execute(Set("end", "1"), others[0])
         assert waiting.result(60) == b"1"
-        assert drive(Add("n", 0), waits) == 5
+        assert execute(Add("n", 0), waits) == 5
 
 
 def test_beyond_patience_it_is_a_clear_error(start: Callable[..., EtcdCluster]) -> None:
     cluster = start()
     connection = EtcdStore(cluster.endpoints, "job", patience=0.4)
-    drive(Set("a", "1"), connection)
+    execute(Set("a", "1"), connection)
     cluster.kill()
     begun = time.monotonic()
     with pytest.raises(StoreLost, match=r"no endpoint of etcd answers \(.*within 0.4 s \(patience\).*refused"):
-        drive(Set("a", "2"), connection)
+        execute(Set("a", "2"), connection)
     assert time.monotonic() - begun >= 0.4
 
 
@@ -245,9 +248,9 @@ def test_a_waiting_thread_is_cut_off(make: Callable[..., EtcdStore]) -> None:
 
     connection._cluster._first_event = noticed  # type: ignore[method-assign]
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(drive, Wait("never"), store.PrefixStore("call", connection))
+        waiting = pool.submit(execute, Wait("never"), store.PrefixStore("call", connection))
         assert watching.wait(20)
-        store.cut(store.PrefixStore("call", connection))
+        cut(store.PrefixStore("call", connection))
         with pytest.raises(StoreLost, match="was cut"):
             waiting.result(20)
 
@@ -287,7 +290,12 @@ class Members:
         self.kwargs = {"endpoints": endpoints, "namespace": namespace, "ttl": 20}
 
     def come(
-        self, rank: int, name: str, entry: Entry = Entry.FOUND, members: tuple[int, ...] = (0, 1), timeout: float = 20.0
+        self,
+        rank: int,
+        name: str,
+        entry: JoinMode = JoinMode.FOUND,
+        members: tuple[int, ...] = (0, 1),
+        timeout: float = 20.0,
     ) -> tuple[dict[str, Any], bool]:
         seat = self.seat(rank, name, entry, members)
         return EtcdStore.inprocess_enter(self.kwargs, seat, timeout)
@@ -302,12 +310,17 @@ class Members:
         return EtcdStore(**kwargs)
 
     def seat(
-        self, rank: int, name: str, entry: Entry, members: tuple[int, ...], last: tuple[str, tuple[str, ...]] = ("", ())
-    ) -> store.Seat:
-        return store.Seat(rank, name, "run.0", entry, lambda: members, lambda: last)
+        self,
+        rank: int,
+        name: str,
+        entry: JoinMode,
+        members: tuple[int, ...],
+        last: tuple[str, tuple[str, ...]] = ("", ()),
+    ) -> JobIdentity:
+        return JobIdentity(rank, name, "run.0", entry, lambda: members, lambda: last)
 
     def leave(self, connection: EtcdStore, name: str, everybody: tuple[str, ...]) -> None:
-        seat = self.seat(0, name, Entry.FOUND, (), (name, everybody))
+        seat = self.seat(0, name, JoinMode.FOUND, (), (name, everybody))
         generations = EtcdStore(**self.kwargs)._generations.of("run.0")
         etcd_job._leave(os.getpid(), lambda: generations, connection._lease, seat)
 
@@ -358,7 +371,7 @@ def test_a_job_that_was_killed_is_waited_for(members: Members) -> None:
     job = members.begin("ab")
     job.set("key", "of the first job")
     with ThreadPoolExecutor(2) as pool:
-        other = pool.submit(members.come, 1, "d", Entry.REPLACE)
+        other = pool.submit(members.come, 1, "d", JoinMode.REPLACE)
         kwargs, founds = members.come(0, "c")
         assert other.result(20) == (kwargs, founds) == (kwargs, True)
     assert kwargs["generation"] != job._generation
@@ -398,13 +411,13 @@ def test_a_generation_that_ends_between_two_looks_names_only_who_is_missing(
     assert len(set(looks)) > 1
 
 
-@pytest.mark.parametrize("entry", list(Entry))
-def test_a_job_that_runs_is_joined(members: Members, monkeypatch: pytest.MonkeyPatch, entry: Entry) -> None:
+@pytest.mark.parametrize("entry", list(JoinMode))
+def test_a_job_that_runs_is_joined(members: Members, monkeypatch: pytest.MonkeyPatch, entry: JoinMode) -> None:
     """At a sign of life: its processes may all be dead."""
     waits = noted(monkeypatch, "_tell_that_it_waits")
     job = members.begin("ab")
     with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(members.come, 2 if entry is Entry.GROW else 1, "c", entry)
+        joining = pool.submit(members.come, 2 if entry is JoinMode.GROW else 1, "c", entry)
         assert waits.acquire(timeout=20)
         with pytest.raises(concurrent.futures.TimeoutError):
             joining.result(0.2)
@@ -412,18 +425,18 @@ def test_a_job_that_runs_is_joined(members: Members, monkeypatch: pytest.MonkeyP
         kwargs, founds = joining.result(20)
         assert (kwargs["generation"], founds) == (job._generation, False)
     # it was let in: the next call begins with it, and nobody can show it that the job lives
-    assert members.come(1, "c", Entry.REPLACE) == (kwargs, True)
+    assert members.come(1, "c", JoinMode.REPLACE) == (kwargs, True)
     # it was not
-    assert members.come(1, "c", Entry.GROW) == (kwargs, False)
+    assert members.come(1, "c", JoinMode.GROW) == (kwargs, False)
 
 
 def test_who_lets_a_job_grow_waits_for_it(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(etcd_job.TimeoutError, match=r"no job .* runs in etcd that RANK=2 could join"):
-        members.come(2, "c", Entry.GROW, timeout=0.2)
+        members.come(2, "c", JoinMode.GROW, timeout=0.2)
     assert not EtcdStore(**members.kwargs)._generations.of("run.0").standing()
     waits = noted(monkeypatch, "_tell_that_it_waits")
     with ThreadPoolExecutor(1) as pool:
-        growing = pool.submit(members.come, 2, "c", Entry.GROW)
+        growing = pool.submit(members.come, 2, "c", JoinMode.GROW)
         assert waits.acquire(timeout=20)
         job = members.begin("ab")
         while not concurrent.futures.wait([growing], 0.05).done:
@@ -440,7 +453,7 @@ def test_a_process_that_died_before_the_job_began_is_replaced(
         replaced = pool.submit(members.come, 0, "a")
         assert waits.acquire(timeout=20)
         generation = EtcdStore(**members.kwargs)._generations.of("run.0").standing()
-        replacing = pool.submit(members.come, 0, "b", Entry.REPLACE)
+        replacing = pool.submit(members.come, 0, "b", JoinMode.REPLACE)
         assert waits.acquire(timeout=20)
         kwargs, _ = members.come(1, "c")
         assert replacing.result(20) == (kwargs, True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from inprocess import store
+from inprocess.stores import tcp as store
 from inprocess.testing.ports import ReservedPort
 
 PATIENCE = timedelta(seconds=20)

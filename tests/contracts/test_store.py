@@ -18,14 +18,21 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from inprocess import coordinator, names, store
 from inprocess.attribution import Interruption, InterruptionRecord
-from inprocess.environment import Launch
+from inprocess.call.job import Job
+from inprocess.call.launch_variables import Launch
 from inprocess.exception import StoreLost, TimeoutError
-from inprocess.job import Job
-from inprocess.protocol.book import Book
-from inprocess.protocol.messages import Arrival, Kind
-from inprocess.protocol.ops import Add, Claim, Delete, Exist, Now, Pause, Read, ReadAll, Set, Verb, Wait
+from inprocess.protocol import verbs
+from inprocess.protocol.membership import Membership
+from inprocess.protocol.messages import Arrival, ArrivalKind
+from inprocess.protocol.ops import Add, Claim, Delete, Exist, Now, Read, ReadAll, Set, Verb, Wait
+from inprocess.store import EtcdStore
+from inprocess.stores import connecting as connector
+from inprocess.stores import driver, raw, serving
+from inprocess.stores import tcp as store
+from inprocess.stores.connecting import ATTEMPT, _listens, connect_to
+from inprocess.stores.spec import StoreSpec
+from inprocess.system import names
 from tests.harness import etcd
 from tests.sim.engine import SimStore
 
@@ -68,7 +75,7 @@ class Driving:
         self._connection = connection
 
     def __call__(self, verb: Any) -> Any:
-        return store.drive(verb if hasattr(verb, "send") else one(verb), self._connection)
+        return driver.execute(verb if hasattr(verb, "send") else one(verb), self._connection)
 
     def close(self) -> None:
         self._connection = None
@@ -78,7 +85,7 @@ class Tcp:
     """A TCPStore server, and clients of it."""
 
     def __init__(self, prefix: str) -> None:
-        self._prefix, self._server = prefix, store.serve("127.0.0.1", 0)
+        self._prefix, self._server = prefix, serving.serve("127.0.0.1", 0)
         self.clients: list[Driving] = []
 
     def __call__(self) -> Driving:
@@ -119,7 +126,7 @@ class Etcd:
         self.clients: list[Driving] = []
 
     def __call__(self) -> Driving:
-        connection: Any = store.EtcdStore(**self._arguments)
+        connection: Any = EtcdStore(**self._arguments)
         self.clients.append(Driving(store.PrefixStore(self._prefix, connection) if self._prefix else connection))
         return self.clients[-1]
 
@@ -275,31 +282,26 @@ def test_a_whole_iteration(connect: Callable[[], Do], others: ThreadPoolExecutor
     """Four members join, start, one raises, and they agree on the next roster."""
 
     def live(member: int) -> tuple[bool, bool, tuple[int, ...]]:
-        do, book = connect(), Book.founder(member, range(4), 4)
-        do(coordinator.join(book, f"process {member}"))
-        book.apply(do(coordinator.await_next(-1)))
-        do(coordinator.start_round(book, Arrival(Kind.RANK, member, 4, 4, member)))
-        start = do(coordinator.await_start(0))
+        do, membership = connect(), Membership.founder(member, range(4), 4)
+        do(verbs.join(membership, f"process {member}"))
+        membership.apply(do(verbs.await_next(-1)))
+        do(verbs.start_round(membership, Arrival(ArrivalKind.RANK, member, 4, 4, member)))
+        start = do(verbs.await_start(0))
         if member == 2:
             record = InterruptionRecord(2, Interruption.EXCEPTION)
-            do(coordinator.interrupt(0, record))
-        outcome = do(coordinator.await_outcome(0))
-        kind = Kind.LEFT if member == 2 else Kind.ALIVE
-        do(coordinator.end_round(book, Arrival(kind, member, 4)))
-        book.apply(do(coordinator.await_next(0)))
-        return start.go, outcome.completed, book.roster
+            do(verbs.interrupt(0, record))
+        outcome = do(verbs.await_outcome(0))
+        kind = ArrivalKind.LEFT if member == 2 else ArrivalKind.ALIVE
+        do(verbs.end_round(membership, Arrival(kind, member, 4)))
+        membership.apply(do(verbs.await_next(0)))
+        return start.go, outcome.completed, membership.roster
 
     assert list(others.map(live, range(4))) == [(True, False, (0, 1, 3))] * 4
 
 
-def test_pause_and_now() -> None:
-    """A pause ends when the driver is stopped, and so does the verb."""
-    stopped = threading.Event()
-    stopped.set()
+def test_now() -> None:
     connection = HashStore()
-    with pytest.raises(StoreLost, match="stopped"):
-        store.drive(one(Pause(60.0)), connection, stopped)
-    assert store.drive(one(Now()), connection) <= store.drive(one(Now()), connection)
+    assert driver.execute(one(Now()), connection) <= driver.execute(one(Now()), connection)
 
 
 def refusing_port() -> socket.socket:
@@ -319,7 +321,7 @@ def test_connection_that_nobody_waits_for_any_more_is_given_up() -> None:
     try:
         with refusing_port() as bound, pytest.raises(InterruptedError):
             signal.setitimer(signal.ITIMER_REAL, 0.2)
-            store.connect_to("127.0.0.1", bound.getsockname()[1], 60.0)
+            connect_to("127.0.0.1", bound.getsockname()[1], 60.0)
         for thread in [thread for thread in threading.enumerate() if thread.name == "inprocess-connect"]:
             thread.join()  # it may have ended already
     finally:
@@ -328,13 +330,13 @@ def test_connection_that_nobody_waits_for_any_more_is_given_up() -> None:
 
 def test_server_that_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes up when the first attempts are over."""
-    monkeypatch.setattr(store, "ATTEMPT", 0.05)
+    monkeypatch.setattr(connector, "ATTEMPT", 0.05)
     served: list[Any] = []
     with refusing_port() as bound:
         port = bound.getsockname()[1]
-    timer = threading.Timer(0.5, lambda: served.append(store.serve("127.0.0.1", port)))
+    timer = threading.Timer(0.5, lambda: served.append(serving.serve("127.0.0.1", port)))
     timer.start()
-    connection = store.connect_to("127.0.0.1", port, 60.0)
+    connection = connect_to("127.0.0.1", port, 60.0)
     connection.set("key", "value")
     assert connection.get("key") == b"value"
     timer.join()
@@ -361,15 +363,15 @@ def test_connecting_to_a_server_that_went_away_can_be_stopped(monkeypatch: pytes
     """A monitor that is just connecting when its job ends must not stay for barrier_timeout."""
     connecting, stopped = threading.Event(), threading.Event()
 
-    listens = store._listens
+    listens = _listens
 
     def noticed(*args: Any) -> bool:
         connecting.set()
         return listens(*args)
 
-    monkeypatch.setattr(store, "_listens", noticed)
+    monkeypatch.setattr(connector, "_listens", noticed)
     with refusing_port() as nobody, ThreadPoolExecutor(1) as pool:
-        trying = pool.submit(store.connect_to, "127.0.0.1", nobody.getsockname()[1], 100.0, stopped)
+        trying = pool.submit(connect_to, "127.0.0.1", nobody.getsockname()[1], 100.0, stopped)
         assert connecting.wait(20)
         stopped.set()
         with pytest.raises(StoreLost, match="gave up"):
@@ -389,7 +391,7 @@ def test_torch_has_no_methods_of_our_names(theirs: type) -> None:
 
 @pytest.mark.parametrize("kind", ["tcp", "prefix", "file"])
 def test_methods_of_our_own(kind: str, tmp_path: Path) -> None:
-    server = store.serve("127.0.0.1", 0)
+    server = serving.serve("127.0.0.1", 0)
     own: Any = store.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=20))
     if kind == "prefix":
         own = store.PrefixStore("call/3", own)
@@ -418,30 +420,30 @@ class Dictionary(dist.Store):
 
 def test_a_store_written_in_python_below_a_prefix() -> None:
     """torch's own view would keep an empty shell of it."""
-    spec = store.StoreSpec(factory=f"{__name__}:Dictionary", prefix="call/3/")
-    connection = store.connect(spec, 1.0)
+    spec = StoreSpec(factory=f"{__name__}:Dictionary", prefix="call/3/")
+    connection = connector.connect(spec, 1.0)
     connection.set("key", "value")
     assert connection.get("key") == b"value"
 
 
 def test_the_server_of_the_call_before_is_told_from_ones_own() -> None:
     """By a key that the call before has written itself."""
-    server = store.serve("127.0.0.1", 0)
+    server = serving.serve("127.0.0.1", 0)
     launch = Launch(rank=0, world_size=1, host="localhost", port=server.port, agent_store=False, attempt="0")
     before, now = (Job(launch, (0,), 0, 1, calls) for calls in (1, 2))
 
     def connect(job: Job) -> Any:
-        return store.connect(store.StoreSpec(port=server.port, prefix=job.prefix, stale_key=job.stale_key), 0.2)
+        return connector.connect(StoreSpec(port=server.port, prefix=job.prefix, stale_key=job.stale_key), 0.2)
 
-    assert not store.drive(coordinator.has_begun(), connect(now))
-    connect(before).set(coordinator.JOINED_KEY, "it has begun")
+    assert not driver.execute(verbs.has_begun(), connect(now))
+    connect(before).set(verbs.JOINED_KEY, "it has begun")
     with pytest.raises(TimeoutError, match="the server of the call before is still there"):
         connect(now)
-    assert store.drive(coordinator.has_begun(), connect(before))
+    assert driver.execute(verbs.has_begun(), connect(before))
 
 
 def test_what_is_said_of_a_store_has_no_passwords() -> None:
-    spec = store.StoreSpec(factory="package:name", kwargs={"endpoints": "host", "password": "secret"})
+    spec = StoreSpec(factory="package:name", kwargs={"endpoints": "host", "password": "secret"})
     assert str(spec) == "package:name(endpoints, password)"
 
 
@@ -452,10 +454,10 @@ def test_a_claim_whose_owner_died_before_it_woke_anybody_is_found(
     monkeypatch: pytest.MonkeyPatch, others: ThreadPoolExecutor
 ) -> None:
     monkeypatch.setenv("USE_LIBUV", "0")
-    monkeypatch.setattr(store, "LOOK_AGAIN", 0.05)
-    server = store.serve("127.0.0.1", 0)
+    monkeypatch.setattr(driver, "LOOK_AGAIN", 0.05)
+    server = serving.serve("127.0.0.1", 0)
     first, second = (store.TCPStore("127.0.0.1", server.port) for _ in range(2))
-    waiting = others.submit(store.drive, one(Wait("key", 10.0)), first)
+    waiting = others.submit(driver.execute, one(Wait("key", 10.0)), first)
     assert second.compare_set("key", "", "v") == b"v"
     assert waiting.result(5) == b"v"
     del first, second, waiting  # before their server
@@ -473,24 +475,24 @@ def test_torch_built_without_libuv(monkeypatch: pytest.MonkeyPatch) -> None:
             super().__init__(*args, use_libuv=use_libuv, **kwargs)
 
     monkeypatch.delenv("USE_LIBUV", raising=False)
-    monkeypatch.setattr(store, "_built_with_libuv", True)
-    monkeypatch.setattr(store, "_TCPStore", WithoutLibuv)
-    server = store.serve("127.0.0.1", 0)
+    monkeypatch.setattr(raw, "_built_with_libuv", True)
+    monkeypatch.setattr(serving, "_TCPStore", WithoutLibuv)
+    server = serving.serve("127.0.0.1", 0)
     assert not store.TCPStore("127.0.0.1", server.port).libuvBackend
-    store.serve("127.0.0.1", 0)
+    serving.serve("127.0.0.1", 0)
     assert asked == [True, False, False]
 
 
 def test_other_errors_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("USE_LIBUV", raising=False)
-    monkeypatch.setattr(store, "_built_with_libuv", True)
+    monkeypatch.setattr(raw, "_built_with_libuv", True)
 
     def make(libuv: bool) -> None:
         raise RuntimeError("the port is taken")
 
     with pytest.raises(RuntimeError, match="the port is taken"):
-        store._with_libuv_or_without(make)
-    assert store._built_with_libuv
+        raw.with_libuv_or_without(make)
+    assert raw._built_with_libuv
 
 
 def test_a_lost_answer_of_a_name_server_costs_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -507,10 +509,10 @@ def test_a_lost_answer_of_a_name_server_costs_a_second(monkeypatch: pytest.Monke
         def set_timeout(self, _: timedelta) -> None:
             pass
 
-    monkeypatch.setattr(store, "TCPStore", Connecting)
+    monkeypatch.setattr(connector, "TCPStore", Connecting)
     before = bytes(names.settings())
     with socket.create_server(("127.0.0.1", 0)) as server:
-        store.connect_to("127.0.0.1", server.getsockname()[1], 60.0)
+        connect_to("127.0.0.1", server.getsockname()[1], 60.0)
     assert asked in ([(1, 1)], [(1, 0)])  # the second where RES_OPTIONS says attempts:0
     assert bytes(names.settings()) == before
-    assert store.ATTEMPT > names.PATIENCE * names.ATTEMPTS  # otherwise torch gives up, with a long message
+    assert ATTEMPT > names.PATIENCE * names.ATTEMPTS  # otherwise torch gives up, with a long message

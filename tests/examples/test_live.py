@@ -18,7 +18,7 @@ Run = Callable[..., str]
     ("script", "faults", "line"),
     [
         # another one may be interrupted before it has committed step 16
-        ("live_recovery.py", (), r"rank 0 goes on at step 1[56], with the state from rank [12]"),
+        ("live_recovery.py", (), r"rank 0 continues at step 1[56], with the state from rank [12]"),
         (
             "fsdp2_sharded.py",
             ("--faults", "kill:rank=0,step=18 raise:rank=2,step=25"),

@@ -11,10 +11,12 @@ from pathlib import Path
 import fault_schedule
 import pytest
 
-from benchmarks import report
+from benchmarks import pictures, report
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+#: what the README shows as a picture of a terminal
+SAMPLE = pictures.RECORDING.read_text()
 
 
 def commands():
@@ -43,8 +45,8 @@ def test_the_first_command_has_five_faults_and_kills_rank_0():
 
 def test_the_sample_is_what_the_first_command_prints():
     """See test_digits for what that is."""
-    sample = re.search(r"^\$ (python examples/(?:.*\\\n)*.*)$", README, re.MULTILINE)[1]
-    asked = re.sub(r"\s*\\\n\s*", " ", sample)
+    asked = SAMPLE.splitlines()[0].removeprefix("$ ")
+    assert asked.startswith("python examples/")
     assert commands()[0].endswith(f".venv/bin/{asked}")
 
 
@@ -57,7 +59,7 @@ def test_links_to_files_exist(page):
 
 def test_the_sample_names_the_line_that_hangs():
     """What the example prints, see test_digits; the line is where the schedule's hang is."""
-    (file, line, function) = re.search(r"was at (\S+\.py):(\d+) in (\w+); 2 waited for others", README).groups()
+    (file, line, function) = re.search(r"was at (\S+\.py):(\d+) in (\w+); 2 waited for others", SAMPLE).groups()
     source = (ROOT / "examples" / file).read_text().splitlines()
     assert function == fault_schedule.STRIKES["hang"].__name__
     assert "time.sleep" in source[int(line) - 1]
@@ -69,3 +71,25 @@ def test_figures_are_those_that_were_measured():
     text = " ".join(README.split())
     missing = [line for line in report.quotes(results) if line not in text]
     assert not missing
+
+
+@pytest.mark.parametrize("path", pictures.pictures(), ids=lambda path: path.name)
+def test_pictures_are_drawn_from_what_was_measured_and_recorded(path):
+    """`python -m benchmarks.pictures` draws them anew."""
+    assert path.read_text() == pictures.pictures()[path]
+
+
+def test_the_pictures_are_shown():
+    shown = re.findall(r'(?:src|srcset)="([^"]+)"|!\[[^]]*\]\(([^)]+)\)', README)
+    assert {ROOT / (html or markdown) for html, markdown in shown} == set(pictures.pictures())
+    (after,) = re.findall(r"<title>.* (after \d+ ms)</title>", (pictures.FOLDER / "restart-light.svg").read_text())
+    assert f'{after}."' in README  # for those who do not see it
+    assert (ROOT / "docs/index.md").read_text().count(f'{after}"') == 2
+
+
+def test_the_sample_names_no_folder_of_the_machine():
+    assert "Traceback" not in SAMPLE
+    assert not re.search(r"(^|\s)/|File \"", SAMPLE)
+    announced = "rank 1: an error that is new in this call; its traceback, once:"
+    lines = ["step", announced, "Traceback (most recent call last):", '  File "/a"', "KeyError: 1", "restart 2"]
+    assert list(pictures.without_tracebacks(lines)) == ["step", "restart 2"]

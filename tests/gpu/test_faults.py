@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from inprocess.testing.faults import When
+from inprocess.testing.coordinates import When
 from inprocess.tools.inject_fault import Fault
 from tests.harness import At, Hang, Kill, Raise, Stop
 from tests.ranks import checks

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from inprocess.testing.faults import When
+from inprocess.testing.coordinates import When
 from tests.examples import test_digits
 from tests.harness import At, Kill, Raise
 from tests.ranks import checks

@@ -7,7 +7,8 @@
 """
 
 from inprocess.testing import Exit, Hang, HoldGIL, HostLoss, Kill, Stop
-from inprocess.testing.faults import Fault, KillTogether, SlowDown, When
+from inprocess.testing.coordinates import When
+from inprocess.testing.faults import Fault, KillTogether, SlowDown
 from inprocess.testing.outcome import Deadline, RankResult, Ranks
 from inprocess.testing.ports import ReservedPort
 from inprocess.testing.server import start_server

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inprocess.testing import rank
-from inprocess.testing.faults import Point
+from inprocess.testing.coordinates import Point
 
 from .faults import Returns
 

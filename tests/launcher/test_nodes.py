@@ -167,7 +167,7 @@ def test_too_few_nodes_are_left(node: Node, hub: Hub) -> None:
 def test_a_spare_node_waits_for_a_place(node: Node, hub: Hub) -> None:
     (first, second), workers = pair(node, hub)
     spare = node("1:2")
-    spare.expect("a job runs already; this node waits for a place in it")
+    spare.expect("job already running; this node waits for a free slot")
     second.signal(signal.SIGINT)
     again = hub.group(2)
     assert ranks(again) == [(worker.rank, "4", 1) for worker in workers[2:]]

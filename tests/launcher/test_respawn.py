@@ -179,6 +179,7 @@ def test_a_call_that_ended_with_an_error_on_all_ranks(run: Run, hub: Hub) -> Non
     )
     assert "it is started again" not in launcher.err
     assert "started again alone: none" in launcher.err
+    print(launcher.err)
     assert launcher.err.count("exitcode  : 1") == 3
 
 

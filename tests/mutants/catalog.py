@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.mutants import Edit, Mutant
+from functools import cache
+
+from tests.mutants import ROOT, Edit, Mutant, Stale
 
 SIM = "tests/sim/test_seeds.py"
 
@@ -12,19 +14,32 @@ def _in(file: str, *tests: str, seeds: bool = False) -> _File:
 
 
 class _File:
-    """Mutants of one file that the same tests should notice."""
+    """Mutants of one file, or of one room (``call/*.py``), that the same tests should notice."""
 
     def __init__(self, file: str, tests: tuple[str, ...], seeds: bool) -> None:
         self._file, self._tests, self._seeds = file, tests, seeds
 
     def __call__(self, name: str, rule: str, old: str, new: str = "", *more: Edit) -> Mutant:
-        return Mutant(name, rule, (Edit(self._file, old, new), *more), self._tests, self._seeds)
+        return Mutant(name, rule, (Edit(_with(self._file, old), old, new), *more), self._tests, self._seeds)
+
+
+def _with(files: str, snippet: str) -> str:
+    """The one of the files that has this snippet; where none has it, the pattern, which `Edit.apply` then refuses."""
+    found = [file for file, source in _sources(files) if snippet in source]
+    if len(found) > 1:
+        raise Stale(f"{', '.join(found)}: this occurs in all of them:\n{snippet}")
+    return found[0] if found else files
+
+
+@cache
+def _sources(files: str) -> tuple[tuple[str, str], ...]:
+    return tuple((str(path.relative_to(ROOT)), path.read_text()) for path in sorted(ROOT.glob(files)))
 
 
 rounds = _in("protocol/rounds.py", "tests/unit/test_rounds.py")
-book = _in("protocol/book.py", "tests/unit/test_book.py")
-book_seeds = _in("protocol/book.py", SIM, seeds=True)
-messages = _in("protocol/messages.py", "tests/unit/test_messages.py")
+membership = _in("protocol/membership.py", "tests/unit/test_membership.py")
+book_seeds = _in("protocol/membership.py", SIM, seeds=True)
+messages = _in("protocol/*.py", "tests/unit/test_messages.py")
 repeats = _in("protocol/repeats.py", "tests/unit/test_repeats.py")
 repeats_seeds = _in("protocol/repeats.py", SIM, seeds=True)
 phases = _in("protocol/phases.py", "tests/unit/test_phases.py")
@@ -66,10 +81,12 @@ PROTOCOL = (
     rounds(
         "a_death_is_hopeless",
         "a rank that died ends the job, as if the assignment were wrong",
-        "arrival.kind in (Kind.DEAD, Kind.LEFT)",
-        "arrival.kind is Kind.LEFT",
+        "arrival.kind in (ArrivalKind.DEAD, ArrivalKind.LEFT)",
+        "arrival.kind is ArrivalKind.LEFT",
     ),
-    rounds("who_left_stays", "a member that left stays on the roster", "is Kind.ALIVE}", "is not Kind.DEAD}"),
+    rounds(
+        "who_left_stays", "a member that left stays on the roster", "is ArrivalKind.ALIVE}", "is not ArrivalKind.DEAD}"
+    ),
     rounds(
         "members_for_ranks",
         "the terminated ranks are taken for the removed members",
@@ -116,19 +133,19 @@ PROTOCOL = (
         "if not decision.repeats:\n            return Row(progressed=progressed)",
     ),
     # book: what one member knows
-    book(
+    membership(
         "nobody_is_removed",
         "who is out stays on the roster",
         "for member in self.roster if member not in gone",
         "for member in self.roster",
     ),
-    book(
+    membership(
         "frame_keeps_the_gone",
         "a new frame still names the ranks that were gone in the old one",
         "rank, world_size, frozenset()",
         "rank, world_size, self.terminated",
     ),
-    book(
+    membership(
         "always_included",
         "who was removed believes to be in the job",
         "return self.member in self.roster",
@@ -203,14 +220,16 @@ WAKE = """    yield Claim(f"{iteration}/rendezvous", "-")
 """
 FENCED_FIRST = """    yield from _arrive(iteration, "end", member, dead, roster)
     if interrupted:
-        yield from _wake(iteration)
+        yield from wake(iteration)
 """
-verbs = _in("coordinator.py", "tests/unit/test_coordinator.py")
-seeds = _in("coordinator.py", SIM, seeds=True)
+verbs = _in("protocol/verbs/*.py", "tests/unit/test_verbs_over_a_dict.py")
+seeds = _in("protocol/verbs/*.py", SIM, seeds=True)
 COORDINATOR = (
     # the rounds
     verbs("rank_is_shared", "two processes join with one rank", "found.by != by", "not found.by"),
-    verbs("fence_is_open", "who was declared dead goes on", "    if found.kind is Kind.DEAD:\n", "    if False:\n"),
+    verbs(
+        "fence_is_open", "who was declared dead goes on", "    if found.kind is ArrivalKind.DEAD:\n", "    if False:\n"
+    ),
     verbs(
         "entries_are_overwritten",
         "an entry is set, so a late riser overwrites that it was declared dead",
@@ -223,9 +242,9 @@ COORDINATOR = (
         """    found = yield Claim(key, text)
     if found != text.encode():
         return load_arrival(found, key)
-    if (yield from _count(f"{iteration}/{name}#", careful=iteration == JOINING)) >= len(roster):
+    if (yield from count_in(f"{iteration}/{name}#", careful=iteration == JOINING)) >= len(roster):
 """,
-        """    count = yield from _count(f"{iteration}/{name}#", careful=iteration == JOINING)
+        """    count = yield from count_in(f"{iteration}/{name}#", careful=iteration == JOINING)
     found = yield Claim(key, text)
     if found != text.encode():
         return load_arrival(found, key)
@@ -235,8 +254,8 @@ COORDINATOR = (
     seeds(
         "end_without_the_last",
         "the end round is decided when one member is still missing",
-        '    if (yield from _count(f"{iteration}/{name}#", careful=iteration == JOINING)) >= len(roster):\n',
-        """    count = yield from _count(f"{iteration}/{name}#", careful=iteration == JOINING)
+        '    if (yield from count_in(f"{iteration}/{name}#", careful=iteration == JOINING)) >= len(roster):\n',
+        """    count = yield from count_in(f"{iteration}/{name}#", careful=iteration == JOINING)
     if name == "end" and iteration > JOINING and count == len(roster) - 1:
         yield Claim(f"{iteration}/next", dump(Decision()))
     if count >= len(roster):
@@ -252,7 +271,7 @@ COORDINATOR = (
         "the start round's verdict is a plain set",
         'yield Claim(f"{iteration}/start", dump(start))',
         'yield Set(f"{iteration}/start", dump(start))',
-        Edit("inprocess/coordinator.py", WAKE, WAKE.replace("Claim(f", "Set(f")),
+        Edit(_with("inprocess/protocol/verbs/*.py", WAKE), WAKE, WAKE.replace("Claim(f", "Set(f")),
     ),
     verbs(
         "last_decision_wins",
@@ -282,7 +301,7 @@ COORDINATOR = (
     verbs(
         "later_reasons_are_lost",
         "only the first reason is reported",
-        "        yield from _note(iteration, record)\n    return True\n",
+        "        yield from note_record(iteration, record)\n    return True\n",
         "        pass\n    return True\n",
     ),
     verbs(
@@ -299,7 +318,7 @@ COORDINATOR = (
     verbs(
         "woken_by_one_only",
         "who was not woken because the interrupting member died sleeps on",
-        "        yield from _wake(iteration)\n        found = yield Wait",
+        "        yield from wake(iteration)\n        found = yield Wait",
         "        found = yield Wait",
     ),
     verbs(
@@ -330,14 +349,14 @@ COORDINATOR = (
     seeds(
         "dead_do_not_interrupt",
         "whoever speaks for a dead member enters the rounds for it, but does not interrupt",
-        "        interrupted = yield from _propose(iteration, record)\n",
+        "        interrupted = yield from propose(iteration, record)\n",
         "        pass\n",
     ),
     verbs(
         "woken_before_it_is_fenced",
         "a member that wakes up late arrives as alive before it is declared dead",
         FENCED_FIRST,
-        "    if interrupted:\n        yield from _wake(iteration)\n" + FENCED_FIRST.splitlines(True)[0],
+        "    if interrupted:\n        yield from wake(iteration)\n" + FENCED_FIRST.splitlines(True)[0],
     ),
     verbs(
         "dead_stay_out_of_start",
@@ -359,14 +378,14 @@ COORDINATOR = (
     seeds(
         "dead_counts_as_reserve",
         "the death of an active member is taken for that of a reserve",
-        "(Kind.RANK, Kind.DISCARDED) and arrival.active_rank is None",
-        "(Kind.RANK, Kind.DISCARDED)",
+        "(ArrivalKind.RANK, ArrivalKind.DISCARDED) and arrival.active_rank is None",
+        "(ArrivalKind.RANK, ArrivalKind.DISCARDED)",
     ),
     verbs(
         "discarded_interrupts",
         "the death of a discarded member interrupts the others",
-        "arrival.kind in (Kind.RANK, Kind.DISCARDED)",
-        "arrival.kind is Kind.RANK",
+        "arrival.kind in (ArrivalKind.RANK, ArrivalKind.DISCARDED)",
+        "arrival.kind is ArrivalKind.RANK",
     ),
     seeds(
         "no_recount",
@@ -395,7 +414,7 @@ COORDINATOR = (
     verbs(
         "verdicts_stay",
         "a long job fills the store with its verdicts",
-        '            yield Delete(f"{iteration - KEEP_VERDICTS}/{name}")\n',
+        '            yield Delete(f"{iteration - keys.KEEP_VERDICTS}/{name}")\n',
         "            pass\n",
     ),
     verbs(
@@ -413,20 +432,20 @@ COORDINATOR = (
     verbs(
         "behind_too_soon",
         "who waits for a verdict that is still to come is taken for late",
-        "roster.iteration < iteration + KEEP_VERDICTS // 2 else",
+        "roster.iteration < iteration + keys.KEEP_VERDICTS // 2 else",
         "roster.iteration < iteration else",
     ),
     verbs(
         "gives_up_in_the_past",
         "who was out of reach tells everybody to leave where nobody reads it",
-        "            roster = yield from _roster_beyond(iteration)\n",
+        "            roster = yield from roster_beyond(iteration)\n",
         "            roster = None\n",
     ),
     verbs("forget_nothing", "a long job fills the store", "    if old < 0:\n", "    if old < iteration:\n"),
 )
 
-watch = _in("guardian.py", "tests/unit/test_guardian.py")
-watch_seeds = _in("guardian.py", SIM, seeds=True)
+watch = _in("protocol/verbs/*.py", "tests/unit/test_watching.py")
+watch_seeds = _in("protocol/verbs/*.py", SIM, seeds=True)
 GUARDIAN = (
     watch_seeds(
         "completed_is_ignored",
@@ -443,7 +462,7 @@ GUARDIAN = (
     watch(
         "speak_for_who_is_gone",
         "the others are interrupted for a member that is off the roster already",
-        "    while member in book.roster:\n",
+        "    while member in membership.roster:\n",
         "    while True:\n",
     ),
     watch(
@@ -471,7 +490,7 @@ GUARDIAN = (
         "if not counter and ",
         "if counter and ",
     ),
-    watch("no_heartbeat", "a monitor sends no heartbeats", "        yield from coordinator.beat(ring.member)\n"),
+    watch("no_heartbeat", "a monitor sends no heartbeats", "        yield from verbs.beat(ring.member)\n"),
     watch(
         "lease_from_the_answer",
         "the lease counts from the end of a heartbeat, which may have travelled for long",
@@ -480,32 +499,32 @@ GUARDIAN = (
     ),
 )
 
-joins = _in("joiner.py", "tests/unit/test_joiner.py")
-tickets = _in("coordinator.py", "tests/unit/test_joiner.py")
-seats = _in("protocol/rounds.py", "tests/unit/test_rounds.py", "tests/unit/test_joiner.py")
-places = _in("protocol/book.py", "tests/unit/test_book.py", "tests/unit/test_joiner.py")
+joins = _in("protocol/verbs/*.py", "tests/unit/test_joining.py")
+tickets = _in("protocol/verbs/*.py", "tests/unit/test_joining.py")
+seats = _in("protocol/rounds.py", "tests/unit/test_rounds.py", "tests/unit/test_joining.py")
+places = _in("protocol/membership.py", "tests/unit/test_membership.py", "tests/unit/test_joining.py")
 JOINERS = (
     joins(
         "ticket_before_catching_up",
         "who joins walks along old verdicts while it may be let in",
-        "    yield from _catch_up(book)\n",
+        "    yield from _catch_up(membership)\n",
     ),
     joins(
         "let_in_unnoticed",
         "who stood still goes on from a roster with itself in it, as if it had not been let in",
-        "book.included or not (yield from coordinator.has_ticket(book.member))",
+        "membership.included or not (yield from verbs.has_ticket(membership.member))",
         "False",
     ),
     joins(
         "waits_without_a_ticket",
         "who was let in and declared dead while it stood still waits on, with its ticket closed",
-        "book.included or not (yield from coordinator.has_ticket(book.member))",
-        "book.included",
+        "membership.included or not (yield from verbs.has_ticket(membership.member))",
+        "membership.included",
     ),
     joins(
         "joins_an_empty_job",
         "who joins waits for ranks that are all gone",
-        "        if not book.roster:\n",
+        "        if not membership.roster:\n",
         "        if False:\n",
     ),
     joins(
@@ -523,26 +542,26 @@ JOINERS = (
     joins(
         "wanted_is_ignored",
         "join='next_restart' waits also where ranks wait for it",
-        "(interrupts or (yield from coordinator.is_wanted(iteration)))",
+        "(interrupts or (yield from verbs.is_wanted(iteration)))",
         "interrupts",
     ),
     joins(
         "ticket_of_the_dead_stays",
         "who died while it waited is let in",
-        "    yield from coordinator.return_ticket(book.member)\n    until",
+        "    yield from verbs.return_ticket(membership.member)\n    until",
         "    until",
     ),
     joins(
         "no_last_look",
         "nobody speaks for a process that was let in as it died",
-        "    while not book.included:\n",
+        "    while not membership.included:\n",
         "    while False:\n",
     ),
     joins(
         "speaks_for_another",
         "the monitor of a process that died early speaks for another one with the same rank",
-        "if (yield from coordinator.arrive_dead(book, me, by)):",
-        "if (yield from coordinator.arrive_dead(book, me, by)) or True:",
+        "if (yield from verbs.arrive_dead(membership, me, by)):",
+        "if (yield from verbs.arrive_dead(membership, me, by)) or True:",
     ),
     joins(
         "unknown_to_its_monitor",
@@ -576,8 +595,8 @@ JOINERS = (
     verbs(
         "roster_noted_late",
         "the roster is noted only when the first verdict goes",
-        "    if iteration >= KEEP_VERDICTS // 2:\n        yield from _note_roster",
-        "    if iteration >= KEEP_VERDICTS:\n        yield from _note_roster",
+        "    if iteration >= keys.KEEP_VERDICTS // 2:\n        yield from _note_roster",
+        "    if iteration >= keys.KEEP_VERDICTS:\n        yield from _note_roster",
     ),
     seats("two_in_one_place", "two processes are seated in one place", "            used.add(ticket.place)\n"),
     seats(
@@ -612,9 +631,10 @@ JOINERS = (
     ),
 )
 
-policy = _in("policy.py", "tests/unit/test_policy.py")
+policy = _in("monitor/policy.py", "tests/unit/test_policy.py")
+timing = _in("protocol/timing.py", "tests/unit/test_policy.py")
 POLICY = (
-    policy(
+    timing(
         "lease_outlives_the_timeout",
         "a rank runs on after the others have given it up",
         "LEASE_SHARE = 0.9",
@@ -713,10 +733,10 @@ POLICY = (
     ),
 )
 
-raised = _in("interrupt.py", "tests/threads/test_interrupt.py")
-closed = _in("interrupt.py", "tests/threads/test_interrupt_atomic.py")
-parked = _in("interrupt.py", "tests/threads/test_parked.py")
-forked = _in("forks.py", "tests/threads/test_forks.py")
+raised = _in("interrupt/*.py", "tests/threads/test_interrupt.py")
+closed = _in("interrupt/*.py", "tests/threads/test_interrupt_atomic.py")
+parked = _in("interrupt/*.py", "tests/threads/test_parked.py")
+forked = _in("interrupt/forks.py", "tests/threads/test_forks.py")
 INTERRUPTION = (
     forked(
         "child_returns",
@@ -766,8 +786,8 @@ INTERRUPTION = (
     raised(
         "raised_once_only",
         "who swallows the interruption runs on",
-        "            while not left.is_set():\n                self._armed",
-        "            if not left.is_set():\n                self._armed",
+        "            while not self.left.is_set():\n                self._armed",
+        "            if not self.left.is_set():\n                self._armed",
     ),
     raised(
         "ctrl_c_is_lost",
@@ -778,26 +798,26 @@ INTERRUPTION = (
     raised(
         "exit_is_lost",
         "sys.exit() during a restart counts as interrupted",
-        "if isinstance(error, SystemExit) and not _answers_interruption(error):",
+        "if isinstance(error, SystemExit) and not answers_interruption(error):",
         "if False:",
     ),
     raised(
         "exit_in_answer_leaves",
         "sys.exit() in answer to the interruption ends the rank",
-        " and not _answers_interruption(error):",
+        " and not answers_interruption(error):",
         ":",
     ),
     raised(
         "leaving_is_lost",
         "an exit that the interruption hits on its way out is lost",
-        "_under_way(raised) if isinstance(raised, RankShouldRestart) else raised",
+        "under_way(raised) if isinstance(raised, RankShouldRestart) else raised",
         "raised",
     ),
     raised(
         "window_is_always_open",
         "the interruption is raised in the library's or the caller's code",
-        "            frame = frame.f_back\n        return False\n\n    def _runs",
-        "            frame = frame.f_back\n        return True\n\n    def _runs",
+        "            frame = frame.f_back\n        return False\n\n    def _raise_once",
+        "            frame = frame.f_back\n        return True\n\n    def _raise_once",
     ),
     raised(
         "any_gate",
@@ -808,7 +828,7 @@ INTERRUPTION = (
     raised(
         "atomic_is_torn",
         "the interruption is raised in the lines that take atomic()'s lock",
-        "if id(frame.f_code) in _WHOLE:",
+        "if id(frame.f_code) in WHOLE:",
         "if False:",
     ),
     raised(
@@ -832,8 +852,8 @@ INTERRUPTION = (
     raised(
         "one_signal",
         "a signal that comes a moment too early is not sent again",
-        "            self._interrupter._send(again=sent)\n",
-        "            sent or self._interrupter._send(again=sent)\n",
+        "            self._interrupter.send(again=sent)\n",
+        "            sent or self._interrupter.send(again=sent)\n",
     ),
     raised(
         "drop_goes_unnoticed",
@@ -873,7 +893,7 @@ INTERRUPTION = (
     parked(
         "never_parked",
         "the function computes on during the abort",
-        "            self._interrupter._send(again=False)\n            yield",
+        "            self._interrupter.send(again=False)\n            yield",
         "            yield",
     ),
     parked(
@@ -885,22 +905,22 @@ INTERRUPTION = (
     parked(
         "parked_anywhere",
         "the library's own code is parked",
-        "if not self._is_inside(frame) or self._runs(logging.__file__, frame):\n            return\n",
+        "if not self._is_inside(frame) or runs(logging.__file__, frame):\n            return\n",
         "if False:\n            return\n",
     ),
 )
 
-fenced_call = _in("call_wrapper.py", "tests/unit/test_fence.py")
-fence = _in("fence.py", "tests/unit/test_fence.py")
-lease = _in("monitor_link.py", "tests/unit/test_fence.py")
+fenced_call = _in("call_wrapper.py", "tests/unit/test_lease.py")
+fence = _in("monitor/lease.py", "tests/unit/test_lease.py")
+lease = _in("monitor/*.py", "tests/unit/test_lease.py")
 calls = _in("call_wrapper.py", "tests/unit/test_call_wrapper.py")
-board = _in("board.py", "tests/unit/test_board.py", "tests/unit/test_call_wrapper.py")
+board = _in("monitor/board.py", "tests/unit/test_board.py", "tests/unit/test_call_wrapper.py")
 CALL = (
     calls("atomic_is_not_shown", "the monitor does not know of atomic()", "        slots[ATOMIC] = 1"),
     fenced_call(
         "atomic_after_the_lease",
         "atomic() begins on a rank that the others may have given up",
-        "            fence.stop()\n",
+        "            lease.kill_self()\n",
         "            pass\n",
     ),
     fence("lease_of_who_left", "a rank that has left the call is ended for its lease", "not board.slots[LEFT] and "),
@@ -913,7 +933,7 @@ CALL = (
     fence(
         "nobody_looks_at_the_lease",
         "a rank that wakes up with its monitor runs on",
-        "        stop()\n    return left",
+        "        kill_self()\n    return left",
         "        pass\n    return left",
     ),
     lease(
@@ -926,8 +946,8 @@ CALL = (
     lease(
         "no_lease_for_the_last",
         "the last of many has no lease, and who waits to join goes on without it",
-        "alone = self.book.known == {self.member}",
-        "alone = self.book.roster == (self.member,)",
+        "alone = self.membership.known == {self.member}",
+        "alone = self.membership.roster == (self.member,)",
     ),
     calls(
         "atomic_stays_on_the_board",
@@ -967,7 +987,7 @@ CALL = (
     ),
 )
 
-stores = _in("store.py", "tests/contracts/test_store.py")
+stores = _in("stores/*.py", "tests/contracts/test_store.py")
 STORES = (
     stores(
         "claim_overwrites",
@@ -978,14 +998,14 @@ STORES = (
     stores(
         "claim_wakes_nobody",
         "without libuv nobody is woken by a claim",
-        "if found == op.value.encode() and op.awaited and not op.instead and not _uses_libuv(store):",
+        "if found == op.value.encode() and op.awaited and not op.instead and not uses_libuv(store):",
         "if False:",
     ),
     stores(
         "reading_writes",
         "reading an absent key creates it",
-        "store.compare_set(key, _ABSENT, _ABSENT)",
-        'store.compare_set(key, "", _ABSENT)',
+        "store.compare_set(key, ABSENT, ABSENT)",
+        'store.compare_set(key, "", ABSENT)',
     ),
     stores(
         "waits_have_no_end",
@@ -995,7 +1015,7 @@ STORES = (
     stores(
         "lost_store_is_a_crash",
         "a store that is gone is an error of torch",
-        'raise StoreLost(f"the store failed in {op}: {first_line(error)}. {_LOST}{hint}") from None',
+        'raise StoreLost(f"the store failed in {op}: {first_line(error)}. {LOST}{hint}") from None',
         "raise",
     ),
     stores(
@@ -1004,22 +1024,16 @@ STORES = (
         "            if not _is_timeout(error) and not (",
         "            if op.timeout is None and not _is_timeout(error) and not (",
     ),
-    stores(
-        "stop_is_ignored",
-        "a verb that should stop goes on",
-        "if stopped is not None and stopped.is_set():",
-        "if False:",
-    ),
 )
 
 ladder = _in("abort.py", "tests/threads/test_abort.py")
-tables = _in("groups.py", "tests/threads/test_abort.py")
-record = _in("nccl.py", "tests/threads/test_abort.py")
-frames = _in("interpreter.py", "tests/threads/test_nccl.py")
-around_nccl = _in("nccl.py", "tests/threads/test_nccl.py")
-memory = _in("held.py", "tests/threads/test_nccl.py")
-variables = _in("environment.py", "tests/threads/test_nccl.py")
-gloo = _in("gloo.py", "tests/threads/test_abort_gloo.py")
+tables = _in("collectives/groups.py", "tests/threads/test_abort.py")
+record = _in("collectives/nccl.py", "tests/threads/test_abort.py")
+frames = _in("system/interpreter.py", "tests/threads/test_nccl.py")
+around_nccl = _in("collectives/nccl.py", "tests/threads/test_nccl.py")
+memory = _in("collectives/deferred_release.py", "tests/threads/test_nccl.py")
+variables = _in("system/environment.py", "tests/threads/test_nccl.py")
+gloo = _in("collectives/gloo.py", "tests/threads/test_abort_gloo.py")
 LADDER = (
     ladder(
         "ladder_stops",
@@ -1132,7 +1146,7 @@ LADDER = (
     gloo("gloo_waits", "a pending Gloo collective is not released", "connection.shutdown(socket.SHUT_RD)", "pass"),
 )
 
-follower = _in("monitor_thread.py", "tests/threads/test_monitor_thread.py")
+follower = _in("call/*.py", "tests/threads/test_monitor_thread.py")
 FOLLOWER = (
     follower(
         "late_entry",
@@ -1159,12 +1173,12 @@ FOLLOWER = (
     ),
 )
 
-monitor = _in("monitor_main.py", "tests/threads/test_monitor_process.py")
-files = _in("monitor_files.py", "tests/threads/test_monitor_process.py")
-link = _in("monitor_link.py", "tests/threads/test_monitor_process.py")
-waiting = _in("interpreter.py", "tests/threads/test_watchdog.py")
-starting = _in("monitor_process.py", "tests/threads/test_watchdog.py")
-lines = _in("logs.py", "tests/threads/test_logs.py")
+monitor = _in("monitor/program.py", "tests/threads/test_monitor_process.py")
+files = _in("monitor/files.py", "tests/threads/test_monitor_process.py")
+link = _in("monitor/*.py", "tests/threads/test_monitor_process.py")
+waiting = _in("system/interpreter.py", "tests/threads/test_watchdog.py")
+starting = _in("monitor/*.py", "tests/threads/test_watchdog.py")
+lines = _in("system/logs.py", "tests/threads/test_logs.py")
 MONITOR = (
     lines("log_without_end", "a log that blocks fills the memory", "if self._lines.qsize() < BOUND:", "if line:"),
     lines(
@@ -1191,7 +1205,7 @@ MONITOR = (
         "            setattr(handler, name, lambda: None)\n",
         "            pass\n",
     ),
-    _in("progress_watchdog.py", "tests/threads/test_watchdog.py")(
+    _in("monitor/watchdog.py", "tests/threads/test_watchdog.py")(
         "one_monitor_is_watched",
         "a monitor that replaced another is not watched",
         "        if not replaced:\n",
@@ -1241,8 +1255,8 @@ MONITOR = (
     ),
     monitor(
         "lost_store_is_kept_secret",
-        "a rank is not told that the store is gone",
-        "            self.tell(store_lost=text)\n",
+        "the monitor's log does not tell that the store is gone",
+        '            log.error("store lost: %s", text)\n',
     ),
     files(
         "waits_for_the_disk",
@@ -1265,7 +1279,7 @@ MONITOR = (
     link(
         "late_monitor_waits",
         "a monitor waits for a verdict that is deleted",
-        "            _drive(coordinator.refuse_behind(iteration), connection)\n",
+        "            execute(verbs.refuse_behind(iteration), connection)\n",
     ),
     link(
         "lease_without_heartbeats",
@@ -1275,7 +1289,7 @@ MONITOR = (
 )
 
 
-def _loop(test: str, name: str, rule: str, old: str, new: str = "", file: str = "loop.py") -> Mutant:
+def _loop(test: str, name: str, rule: str, old: str, new: str = "", file: str = "call/*.py") -> Mutant:
     return _in(file, f"tests/ranks/{test}.py")(name, rule, old, new)
 
 
@@ -1284,21 +1298,21 @@ LOOP = (
         "test_completion",
         "return_before_the_others",
         "who returned does not wait for the outcome",
-        "return self._await_outcome(self._options.completion_timeout)",
+        "return self._await_outcome(rank.options.completion_timeout)",
         "return Event.COMPLETED",
     ),
     _loop(
         "test_spares",
         "reserves_run",
         "a reserve calls the function",
-        "        self._log_restart()\n        if self._is_reserve():\n            return self._await_outcome(None)",
-        "        self._log_restart()",
+        "        rank.log_restart()\n        if rank.is_reserve:\n            return self._await_outcome(None)",
+        "        rank.log_restart()",
     ),
     _loop(
         "test_exceptions",
         "fault_is_kept_secret",
         "who raised does not tell the others",
-        "            return self._interrupt(record)\n        finally:",
+        "            return rank.interrupt(record)\n        finally:",
         "            return True\n        finally:",
     ),
     _loop(
@@ -1314,40 +1328,40 @@ LOOP = (
         "the last error is kept while the function runs",
         'or the call is over."""\n        self.error = None',
         'or the call is over."""',
-        file="failures.py",
+        file="call/failures.py",
     ),
     _loop(
         "test_repeats",
         "pause_is_deaf",
         "a pause ends for no event",
-        'start = self._agents.mailbox.take("start", self._book.iteration, seconds)',
-        "start = pass_time(seconds)",
+        'start = rank.agents.mailbox.take("start", rank.membership.iteration, seconds)',
+        "start = sleep_with_progress(seconds)",
     ),
     _loop(
         "test_usage",
         "store_is_kept",
         "a restart goes on with the store of the last iteration",
-        "self._store = self._value = None\n        held",
-        "self._value = None\n        held",
+        "rank.store = rank.value = None\n        held",
+        "rank.value = None\n        held",
     ),
     _loop(
         "test_usage",
         "hook_of_torch_is_kept",
         "init_process_group() hooks pile up",
-        "        self._agents.environment.unhook()\n",
+        "        rank.agents.environment.unhook()\n",
     ),
     _loop(
         "test_hooks",
         "abort_hook_stops_the_restart",
         "an abort hook that raises ends the rank",
-        "        except BaseException:\n            log.exception(\n",
-        "        except ZeroDivisionError:\n            log.exception(\n",
+        "        except BaseException:\n            log.exception(",
+        "        except ZeroDivisionError:\n            log.exception(",
     ),
     _loop(
         "test_leaving",
         "leave_without_interruption",
         "who leaves does not interrupt the others",
-        "            self._interrupt(self._record(Interruption.BASE_EXCEPTION, error, in_words(error)), abort)\n",
+        "            rank.interrupt(rank.record(Interruption.BASE_EXCEPTION, error, in_words(error)), abort)\n",
         "            pass\n",
     ),
     _loop(
@@ -1355,14 +1369,12 @@ LOOP = (
         "environment_stays",
         "the environment is not restored",
         "            stack.callback(self.environment.restore)\n",
-        file="agents.py",
     ),
     _loop(
         "test_exceptions",
         "monitor_stays",
         "the monitor is not told that the call is over",
         "            stack.callback(self._monitor.bye, how, why=why)\n",
-        file="agents.py",
     ),
     _loop(
         "test_hooks",
@@ -1381,7 +1393,7 @@ SIMULATED = (
             Edit(
                 "tests/sim/training.py",
                 "        place = self.proposed\n",
-                "        place = self.proposed\n        self.book.started(place.rank, place.world_size)\n",
+                "        place = self.proposed\n        self.membership.started(place.rank, place.world_size)\n",
             ),
         ),
         ("tests/sim/test_found.py",),
@@ -1393,10 +1405,10 @@ SIMULATED = (
     ),
 )
 
-limits = _in("timeouts.py", "tests/unit/test_launcher_timeouts.py", "tests/threads/test_control.py")
-shown = _in("watch_board.py", "tests/threads/test_control.py")
-watch = _in("watch.py", "tests/threads/test_control.py")
-control = _in("launcher/control.py", "tests/threads/test_control.py")
+limits = _in("heartbeats/timeouts.py", "tests/unit/test_launcher_timeouts.py", "tests/threads/test_control.py")
+shown = _in("heartbeats/board.py", "tests/threads/test_control.py")
+watch = _in("heartbeats/*.py", "tests/threads/test_control.py")
+control = _in("launcher/*.py", "tests/threads/test_control.py")
 WATCHING = (
     limits("asleep_and_overdue", "a launcher that stood still ends its workers", "max(since, awake_since)", "since"),
     limits(
@@ -1458,8 +1470,8 @@ WATCHING = (
     ),
 )
 
-arbitration = _in("protocol/arbitration.py", "tests/unit/test_arbitration.py")
-desk = _in("arbiter.py", "tests/threads/test_arbiter.py")
+arbitration = _in("failover/*.py", "tests/unit/test_failover_rules.py")
+desk = _in("failover/*.py", "tests/threads/test_arbiter.py")
 FAILOVER = (
     arbitration(
         "half_is_enough", "half of a job goes on", "2 * len(present) > len(roster)", "2 * len(present) >= len(roster)"
@@ -1508,7 +1520,7 @@ FAILOVER = (
     arbitration(
         "returns_after_go",
         "a rank returns although the others go on without it",
-        "return self.verdict is None or self.verdict.fate is not Fate.GO",
+        "return self.verdict is None or self.verdict.fate is not FailoverOutcome.GO",
         "return True",
     ),
     arbitration(
@@ -1594,10 +1606,9 @@ LIVE = (
     stuck("two_looks", "a second thread looks while the first one hangs", "if not self._reader.ended(SLICE):", "if 0:"),
 )
 
-kept = _in("leftovers.py", "tests/unit/test_leftovers.py")
-named = _in("leftovers.py", "tests/threads/test_leftovers.py")
-ways = _in("referrers.py", "tests/threads/test_referrers.py")
-left = _in("interrupt.py", "tests/ranks/test_leftovers.py")
+kept = _in("hardware/leftovers.py", "tests/unit/test_leftovers.py")
+named = _in("hardware/leftovers.py", "tests/threads/test_leftovers.py")
+left = _in("interrupt/*.py", "tests/ranks/test_leftovers.py")
 LEFTOVERS = (
     left(
         "hidden_frames_stay",
@@ -1621,8 +1632,8 @@ LEFTOVERS = (
         "test_leftovers",
         "value_stays",
         "what a call has returned lives until garbage is collected",
-        "value, self._value = self._value, None",
-        "value = self._value",
+        "value, rank.value = rank.value, None",
+        "value = rank.value",
     ),
     kept(
         "garbage_on_the_host",
@@ -1651,14 +1662,14 @@ LEFTOVERS = (
     named(
         "old_tensors_are_named",
         "tensors from before the call are named",
-        " if m.address not in old]",
-        "]",
+        "        found.pop(address, None)\n",
+        "        pass\n",
     ),
     named(
         "live_state_is_said",
         "what a LiveState keeps is taken for a leak",
-        "_with_gradients(_kept(keepers))",
-        "_with_gradients(_kept([]))",
+        "_with_gradients(_tensors(_below(keepers)))",
+        "_with_gradients(_tensors(_below([])))",
     ),
     named(
         "tensors_are_asked",
@@ -1666,42 +1677,30 @@ LEFTOVERS = (
         "        storage = torch.Tensor.untyped_storage(tensor)\n",
         "        storage = tensor.untyped_storage()\n",
     ),
-    ways(
-        "variables_are_copied",
-        "a frame keeps a copy of its variables",
-        "        values.clear()\n",
-        "        pass\n",
+    named(
+        "search_finds_itself", "the search is taken for a holder", "each is not targets and each is not waiting and "
     ),
-    ways(
-        "locals_are_emptied",
-        "what the program asked for is emptied",
-        " and sys.getrefcount(values) <= 3:",
-        ":",
-    ),
-    ways(
+    named(
         "search_takes_its_time",
         "a pass begins that will end too late",
-        "(begin := clock.monotonic()) + took < self._until",
-        "(begin := clock.monotonic()) < self._until",
+        "        if begin + took > until:\n",
+        "        if begin > until:\n",
     ),
-    ways(
-        "search_finds_itself",
-        "the search is taken for a holder",
-        "holder is targets or id(holder) in self._ours or ",
-    ),
-    ways(
-        "search_goes_wide",
-        "a pass looks for any number of objects",
-        "[:WIDEST]",
+    named("search_goes_on", "a search takes any number of passes over the heap", "range(PASSES)", "range(100)"),
+    named(
+        "the_base_is_shown",
+        "a tensor that only a view holds is shown, and nobody has it",
+        " or torch.Tensor._is_view(tensor)",
+        "",
     ),
 )
 
-waking = _in("nccl_wake.py", "tests/threads/test_nccl_wake.py")
-making = _in("nccl_bootstrap.py", "tests/threads/test_nccl_bootstrap.py")
-ending = _in("nccl_shutdown.py", "tests/threads/test_nccl_shutdown.py")
-thread_state = _in("torch_state.py", "tests/threads/test_torch_state.py")
+waking = _in("collectives/nccl_wake.py", "tests/threads/test_nccl_wake.py")
+making = _in("collectives/nccl_bootstrap.py", "tests/threads/test_nccl_bootstrap.py")
+ending = _in("collectives/nccl_shutdown.py", "tests/threads/test_nccl_shutdown.py")
+thread_state = _in("interrupt/torch_state.py", "tests/threads/test_torch_state.py")
 NCCL = (
-    _in("procfs.py", "tests/threads/test_connecting.py")(
+    _in("system/procfs.py", "tests/threads/test_connecting.py")(
         "files_are_copied",
         "a descriptor is copied before it is known to be a socket's, and the locks on a file are lost with the copy",
         "    if not _is_socket(descriptor, inode):\n        return None\n",
@@ -1748,6 +1747,12 @@ NCCL = (
     ),
     making("cut_in_each_collective", "and in each collective", "_collectives_of(group) <= 1", "True"),
     making("cut_against_the_users_will", "and where the user does not want it", " or not self.allowed", ""),
+    making(
+        "threads_that_end",
+        "a thread of Python's that ends is taken for one that NCCL left",
+        "            self._note_threads()  # a thread",
+        "            # a thread",
+    ),
     ending(
         "abort_after_shutdown",
         "a group that was shut down is aborted",
@@ -1793,7 +1798,7 @@ NCCL = (
         "            self._torch_state.restore()\n",
         "            pass\n",
     ),
-    _in("held.py", "tests/ranks/test_groups.py")(
+    _in("collectives/deferred_release.py", "tests/ranks/test_groups.py")(
         "pending_collectives_stay",
         "collectives that nobody waited for keep their groups",
         "for tensor in pending]",
@@ -1804,20 +1809,20 @@ NCCL = (
         "ranks wait in the bootstrap",
         'rungs.append(("NCCL\'s bootstrap", bootstrap.cut))',
         "pass",
-        Edit("inprocess/loop.py", "            bootstrap.cut()\n", ""),
+        Edit("inprocess/call/user_code.py", "            bootstrap.cut()\n", ""),
     ),
 )
 
-hooks = _in("hooks.py", "tests/unit/test_hooks.py")
-assignments = _in("hooks.py", "tests/unit/test_rank_assignment.py")
-destroyed = _in("held.py", "tests/unit/test_held.py")
+hooks = _in("call/*.py", "tests/unit/test_hooks.py")
+assignments = _in("call/*.py", "tests/unit/test_rank_assignment.py")
+destroyed = _in("collectives/deferred_release.py", "tests/unit/test_held.py")
 GROUPS = (
-    _in("interrupt.py", "tests/threads/test_interrupt.py")(
+    _in("interrupt/*.py", "tests/threads/test_interrupt.py")(
         "a_descriptor_is_lost",
         "a tensor that is just taken from another process leaves its descriptor open",
-        "            or self._is_in(self._takers, frame)\n",
+        "            or is_in(self._takers, frame)\n",
     ),
-    _in("interrupt.py", "tests/threads/test_interrupt.py")(
+    _in("interrupt/*.py", "tests/threads/test_interrupt.py")(
         "what_comes_late_is_torn",
         "after a long import nothing is left alone any more",
         "self._spared_since = self._spared_since or now",
@@ -1835,7 +1840,7 @@ GROUPS = (
         "            _in_background(alone.clear)\n",
         "            self._destroyed += alone\n",
     ),
-    _in("store.py", "tests/threads/test_connecting.py")(
+    _in("stores/*.py", "tests/threads/test_connecting.py")(
         "a_start_that_is_interrupted",
         "a connection attempt goes on where its start was interrupted",
         "    try:\n        thread.start()  # in here: it waits for the thread to run, and may be interrupted then\n",
@@ -1869,7 +1874,7 @@ HOOKS = (
     ),
 )
 
-struck = _in("testing/faults.py", "tests/unit/test_testing.py")
+struck = _in("testing/*.py", "tests/unit/test_testing.py")
 grown = _in("testing/growth.py", "tests/unit/test_testing.py")
 asked = _in("testing/result.py", "tests/unit/test_testing.py")
 planned = _in("testing/schedule.py", "tests/unit/test_testing.py")

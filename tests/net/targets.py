@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from inprocess.testing import leaks
-from inprocess.testing.faults import When
+from inprocess.testing.coordinates import When
 from tests.harness.child import Context
 from tests.ranks.targets import LONG, place_in_world, wait_until
 

@@ -36,8 +36,8 @@ class Training:
     @property
     def saved(self) -> int:
         """The newest step that is."""
-        assert self.live._disk is not None
-        return self.live._disk.newest
+        assert self.live._saving.disk is not None
+        return self.live._saving.disk.newest
 
     def step(self, call: Any, step: int) -> int:
         call.ping()
@@ -96,9 +96,9 @@ def run_to_the_end(context: Context) -> Any:
         return [call.iteration, step, training.saved]
 
     found = context.wrap(learn)()
-    context.emit("ended beside it", busy=not training.live._disk.writer.ended(0))
+    context.emit("ended beside it", busy=not training.live._saving.disk.writer.ended(0))
     Stuck.come_back()
-    assert training.live._disk.writer.ended(60)
+    assert training.live._saving.disk.writer.ended(60)
     return found
 
 

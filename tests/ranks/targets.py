@@ -24,9 +24,13 @@ from typing import Any, Optional
 import torch
 import torch.distributed as dist
 
-from inprocess import agents, logs, monitor_process, store
+from inprocess.call import base_store
+from inprocess.monitor import process as monitor_process
+from inprocess.stores import addresses
+from inprocess.system import logs
 from inprocess.testing import leaks
-from inprocess.testing.faults import When, wait_forever
+from inprocess.testing.coordinates import When
+from inprocess.testing.faults import wait_forever
 from inprocess.tools.inject_fault import Fault, inject_fault
 from tests.harness import faults
 from tests.harness.child import Context
@@ -148,7 +152,7 @@ class Waits(logging.Handler):
         self._context = context
 
     def emit(self, record: logging.LogRecord) -> None:
-        for words, event in (("waits for a place", "waits"), ("are too few", "short")):
+        for words, event in (("waiting for a free slot", "waits"), ("are too few", "short")):
             if words in record.getMessage():
                 self._context.emit(event)
 
@@ -169,7 +173,7 @@ class StandsBy(logging.Handler):
 
 def run_stood_by(context: Context) -> Any:
     """Where two ranks are left, a fault strikes once both know that one stands by for the other."""
-    logger, handler = logging.getLogger("inprocess.arbiter"), StandsBy(context)
+    logger, handler = logging.getLogger("inprocess.failover"), StandsBy(context)
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
 
@@ -299,14 +303,14 @@ def run_again_when_the_name_is_known(context: Context) -> Any:
     value of the next call."""
     if context.rank == 0:
         return [None, context.wrap(train)()]
-    wait, raised = agents.await_name, []
-    agents.await_name = lambda host, seconds: store.await_name("late.invalid", 0.0)
+    wait, raised = base_store.await_name, []
+    base_store.await_name = lambda host, seconds: addresses.await_name("late.invalid", 0.0)
     try:
         context.wrap(train)()
     except TimeoutError as error:
         raised = [type(error).__name__, str(error)]
     finally:
-        agents.await_name = wait
+        base_store.await_name = wait
     return [raised, context.wrap(train)()]
 
 
@@ -448,7 +452,7 @@ def run_with_new_monitor(context: Context) -> Any:
 def _with_new_monitor(context: Context, call: Any) -> list[int]:
     old = leaks.children_of(os.getpid())
     context.point("monitor")
-    if context.has_reported("monitor_killed") and call.iteration == 0:
+    if "monitor_killed" in context.reported and call.iteration == 0:
         wait_until(lambda: bool(set(_living_children()) - set(old)))
         context.emit("new_monitor")
     return train(context, call)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inprocess import coordinator
+from inprocess.protocol import verbs
 from tests import growth
 from tests.harness import At, Raise, Uncopyable, Unpicklable
 
@@ -61,4 +61,4 @@ def test_many_restarts_leave_nothing(launch, kind):
         if name in growth.COUNTED:
             assert min(values[-10:]) <= max(values[5:15]), f"{name} of rank {rank}: {values}"
         if name == "keys":  # those of the last iterations
-            assert min(values[-10:]) <= max(values[coordinator.KEEP_VERDICTS + 5 : 35]), values
+            assert min(values[-10:]) <= max(values[verbs.KEEP_VERDICTS + 5 : 35]), values

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from inprocess import CallWrapper, Wrapper
-from inprocess.board import ATOMIC, PING, SOFT, UNHANG
 from inprocess.exception import RestartError
+from inprocess.monitor.board import ATOMIC, PING, SOFT, UNHANG
 from tests.harness import When
 from tests.harness.child import STATE_HOOKS, Context
 

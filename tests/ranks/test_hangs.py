@@ -12,7 +12,9 @@ from tests.harness.launch import HASTY, KILLING
 
 from . import checks, targets
 
-NO_PROGRESS = r"restarts? [-\d]+: no p\S+ .* \(soft_timeout\), in phase 'run'; (.*); \d (?:of \d )?ranks go on"
+NO_PROGRESS = (
+    r"restarts? [-\d]+: no p\S+ .* \(soft_timeout\), in phase 'run'; (.*); continuing with \d (?:of \d )?ranks"
+)
 
 KILLED = (-signal.SIGTERM, -signal.SIGKILL)
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from inprocess import store
+from inprocess.stores import serving
 from tests.harness import At, Deadline, Exit, Hang, HoldGIL, Kill, Raise, ReservedPort, Stop, Uncopyable, When
 
 from . import targets
@@ -19,7 +19,7 @@ def test_reserved_port_is_free_for_torch_and_nobody_else():
     with ReservedPort() as port:
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
             other.bind(("127.0.0.1", port.number))
-        server = store.serve("127.0.0.1", port.number)
+        server = serving.serve("127.0.0.1", port.number)
         server.set("key", "value")
         assert server.get("key") == b"value"
         del server
@@ -42,7 +42,7 @@ def test_ranks_have_their_environment_and_preloaded_modules(launch):
 def test_plain_torch_leaves_nothing(launch):
     """Proves that a leftover after a wrapped call is the library's, not torch's."""
     with ReservedPort() as port:
-        server = store.serve("127.0.0.1", port.number)
+        server = serving.serve("127.0.0.1", port.number)
         env = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(port.number)}
         assert launch(targets.group_only, 2, env=env).wait().values == [0, 1]
         del server

@@ -33,7 +33,7 @@ def test_initialize_raises_a_base_exception(launch, rank):
     ranks = launch(targets.run_train, 3, faults={At(rank, 0, "initialize"): Raise(RestartAbort)}).wait()
     checks.failed(ranks, dict.fromkeys(range(3), "RestartAbort"))
     assert ranks[rank].message == "injected"
-    assert all(f"initial rank {rank}" in other.message for other in ranks if other.rank != rank)
+    assert all(f"rank {rank}: initialize raised" in other.message for other in ranks if other.rank != rank)
 
 
 @pytest.mark.parametrize("rank", [0, 2])

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from inprocess import coordinator, store
+from inprocess.protocol import verbs
+from inprocess.stores import serving
+from inprocess.stores import tcp as store
 from tests.harness import At, Raise, Ranks, When
 from tests.harness.child import Context
 from tests.harness.launch import PATIENT
@@ -37,7 +39,7 @@ def play(launch: Callable[..., Any]) -> Iterator[Play]:
     servers: list[Any] = []
 
     def run(key: str, value: bytes, tickets: int = 0, **more: Any) -> Ranks:
-        servers.append(store.serve("127.0.0.1", 0))
+        servers.append(serving.serve("127.0.0.1", 0))
         port = servers[-1].port
         plant(port, key, value)
         if tickets:
@@ -104,7 +106,7 @@ def test_a_value_of_somebody_else(play: Play, key: str, value: bytes) -> None:
 
 def test_a_roster_of_somebody_else(play: Play) -> None:
     """It is first looked at when the first verdicts are deleted."""
-    faults = {At(0, iteration, step=1): Raise() for iteration in range(coordinator.KEEP_VERDICTS)}
+    faults = {At(0, iteration, step=1): Raise() for iteration in range(verbs.KEEP_VERDICTS)}
     all_name(play("roster", b'{"removed":[0]}', faults=faults, args=ENDLESS), "roster")
 
 

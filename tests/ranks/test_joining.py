@@ -13,7 +13,8 @@ from inprocess import Compose
 from inprocess.initialize import RetryController
 from inprocess.rank_assignment import ActiveWorldSizeDivisibleBy, ShiftRanks
 from inprocess.testing import leaks
-from inprocess.testing.faults import SlowDown, When
+from inprocess.testing.coordinates import When
+from inprocess.testing.faults import SlowDown
 from tests.harness import At, Exit, Kill, Raise
 from tests.harness.launch import PATIENT
 
@@ -179,7 +180,7 @@ def test_each_restart_is_told_once(launch, victim):
     assert sorted(told) == list(range(1, ranks[2].value[0] + 1))
     assert "process died" in told[1]
     assert f"rank {victim} joins" in told[max(told)]
-    assert "3 ranks go on" in told[max(told)]
+    assert "continuing with 3 ranks" in told[max(told)]
 
 
 def test_no_active_rank_is_left(launch):

@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from inprocess import leftovers
+from inprocess.hardware import leftovers
 from tests.harness import At, Raise, When
 from tests.harness.child import Context
 
@@ -295,8 +295,8 @@ def test_who_holds_on_is_said_once(launch):
     for rank in ranks:
         found = [line for line in rank.log.splitlines() if "of the GPU's memory" in line]
         assert len(found) == 1, rank.log
-        assert f"WARNING inprocess: rank {rank.rank} (initial rank {rank.rank}): as iteration 1 begins, " in found[0]
-        assert "item 0 of a list, in attribute `_kept` of module `tests.ranks.test_leftovers`" in rank.log
+        assert f"WARNING inprocess: rank {rank.rank}: as iteration 1 begins, " in found[0]
+        assert "item 0 of a list, in `_kept` of module `tests.ranks.test_leftovers`" in rank.log
 
 
 def test_a_value_is_the_caller_s_alone(launch):

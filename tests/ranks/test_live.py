@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from inprocess.testing.faults import When
+from inprocess.testing.coordinates import When
 from tests.harness import At, Hang, Kill, Raise
 
 from . import checks, learning

@@ -67,7 +67,7 @@ def test_the_store_hosts_end_while_the_others_block(launch):
 def test_the_store_hosts_end_between_two_iterations(launch):
     """It interrupts once more whoever was interrupted: a MonitorThread must not wait for itself there."""
     faults = {At(1, step=1): Raise(when=When("enter", 2)), At(0, 0, "finalize"): KillMonitor()}
-    ranks = launch(targets.run_alone, 3, faults=faults, wrapper=ALONE, args={"steps": 10**9}).wait(25)
+    ranks = launch(targets.run_alone, 3, faults=faults, wrapper=ALONE, args={"steps": 10**9}).wait(45)
     checks.failed(ranks, {0: "StoreLost", 1: "StoreLost", 2: "StoreLost"})
 
 

@@ -90,6 +90,6 @@ def test_under_a_wrapper(launch, own):
     faults = {At(3, step=1): Kill()}
     ranks = launch(targets.run_train, 4, faults=faults, args={"own": own}, wrapper=whole_pairs).wait()
     checks.failed(ranks, {2: "RankDiscarded"})
-    assert ranks[2].message.startswith("rank 2 (initially 2) is discarded: its group 'pair 1 of 2' has 1 healthy ranks")
+    assert ranks[2].message.startswith("rank 2 is discarded: its group 'pair 1 of 2' has 1 healthy ranks")
     assert ranks[3].exitcode == -signal.SIGKILL
     assert [rank.value for rank in ranks[:2]] == [[1, 0, 2], [1, 1, 2]]

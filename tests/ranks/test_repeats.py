@@ -68,10 +68,10 @@ class Pauses(logging.Handler):
 
 def run_long_pauses(context: Context) -> Any:
     """A pause lasts until something ends it."""
-    from inprocess.loop import Loop
+    from inprocess.call.start import Starting
 
-    paused = Loop._paused
-    Loop._paused = lambda loop, seconds: paused(loop, FOR_EVER)  # type: ignore[method-assign]
+    paused = Starting._paused
+    Starting._paused = lambda start, seconds: paused(start, FOR_EVER)  # type: ignore[method-assign]
     logger = logging.getLogger("inprocess")
     handler = Pauses(context)
     logger.addHandler(handler)
@@ -80,7 +80,7 @@ def run_long_pauses(context: Context) -> Any:
     try:
         return run_again(context)
     finally:
-        Loop._paused = paused  # type: ignore[method-assign]
+        Starting._paused = paused  # type: ignore[method-assign]
         logger.removeHandler(handler)
         logger.setLevel(level)
 

@@ -16,7 +16,7 @@ def test_swallowed_interruptions_are_raised_again(launch, times):
     checks.went_on(ranks)
     assert len(ranks[0].of("swallowed", type="RankShouldRestart")) == times + 1
     (line,) = (line for line in ranks[0].log.splitlines() if "was swallowed" in line)
-    assert "rank 0 (initial rank 0): the interruption raised at " in line and "faults.py" in line
+    assert "rank 0: the interruption raised at " in line and "faults.py" in line
 
 
 @pytest.mark.parametrize("style", ["except_exception", "bare_except", "finally_blocks", "in_del", "raises_own"])

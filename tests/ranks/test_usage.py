@@ -6,9 +6,9 @@ import contextlib
 
 import pytest
 
-from inprocess import store
 from inprocess.exception import RestartAbort
 from inprocess.launcher.control import ControlServer
+from inprocess.stores import serving
 from tests.harness import At, Kill, Raise, When
 
 from . import checks, targets
@@ -140,7 +140,7 @@ def test_a_call_announces_itself_to_the_launcher(launch):
 
 def test_a_call_that_did_not_begin_is_made_again(launch):
     """The name of the store's host was not known yet on one rank. The other one waits for it in the first call."""
-    server = store.serve("127.0.0.1", 0)
+    server = serving.serve("127.0.0.1", 0)
     env = {"MASTER_PORT": str(server.port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     ranks = launch(targets.run_again_when_the_name_is_known, 2, env=env).wait(check=False)
     first, second = ranks

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from inprocess.coordinator import JOINING
+from inprocess.protocol.keys import JOINING
 from tests import sim
 from tests.sim.scenario import BARRIER_TIMEOUT, HEARTBEAT, HEARTBEAT_TIMEOUT, Act, Kill, Scenario, Spawn
 from tests.sim.world import World
@@ -83,7 +83,7 @@ def play(scenario: Scenario) -> World:
     """Run it, within its bound. Raises Failure."""
     stops = sum(isinstance(fault, Kill) for fault in scenario.faults)
     world = sim.run(scenario, max_time=BARRIER_TIMEOUT + CALM + stops * PER_STOP)
-    unbegun = all(training.book.iteration == JOINING for training in world.training)
+    unbegun = all(training.membership.iteration == JOINING for training in world.training)
     bound = CALM + stops * PER_STOP + unbegun * BARRIER_TIMEOUT
     if world.engine.now > bound:
         raise sim.Failure(f"{sim.story(world)}\nI3: ended after {world.engine.now:.1f} s, the bound is {bound:.1f} s")

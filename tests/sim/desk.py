@@ -1,6 +1,6 @@
 """What a job with standbys has besides its store: the arbiters' desks, the contacts to them, and who watches a store.
 
-What is decided is the real code, ``protocol.arbitration``.
+What is decided is the real code, `inprocess.failover.rules`.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from inprocess import coordinator, guardian
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.exception import StoreLost
-from inprocess.policy import SILENCE_SHARE
-from inprocess.protocol import arbitration
-from inprocess.protocol.arbitration import Arbiter
-from inprocess.protocol.book import Book
-from inprocess.protocol.messages import Fate, Verdict, Vote
+from inprocess.failover import rules
+from inprocess.failover.rules import Arbiter
+from inprocess.protocol import verbs
+from inprocess.protocol.membership import Membership
+from inprocess.protocol.messages import FailoverOutcome, Verdict, Vote
 from inprocess.protocol.ops import Pause
+from inprocess.protocol.timing import SILENCE_SHARE
+from inprocess.protocol.verbs import watching
 from tests.sim.engine import Process, SimStore, Until, Wire
 from tests.sim.scenario import HEARTBEAT, HEARTBEAT_TIMEOUT
 
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 #: how long whoever lost the store waits for the verdict, and how often a store looks whom it hears (seconds)
-PATIENCE, LOOK = arbitration.patience(HEARTBEAT_TIMEOUT, HEARTBEAT), HEARTBEAT_TIMEOUT / 10
+PATIENCE, LOOK = rules.patience(HEARTBEAT_TIMEOUT, HEARTBEAT), HEARTBEAT_TIMEOUT / 10
 #: for how long an end is taken for certain
-GRACE = arbitration.grace(HEARTBEAT_TIMEOUT, HEARTBEAT)
+GRACE = rules.grace(HEARTBEAT_TIMEOUT, HEARTBEAT)
 
 
 @dataclass
@@ -47,7 +48,7 @@ class View:
     #: the one whose loss led here
     before: View | None = None
     #: member -> its desk
-    desks: dict[int, Desk] = field(default_factory=dict)
+    desks: dict[int, ArbiterServer] = field(default_factory=dict)
     keeper: Keeper | None = None
 
     def follows(self, other: View) -> bool:
@@ -58,10 +59,10 @@ class View:
         return f"{what} (store {self.number})" if self.number else what
 
 
-class Contact:
+class ArbiterClient:
     """A connection of a training process to a desk or to a keeper."""
 
-    def __init__(self, training: Training, post: Desk | Keeper) -> None:
+    def __init__(self, training: Training, post: ArbiterServer | Keeper) -> None:
         self.training, self.post, self.member = training, post, training.member
         self._there, self._back = Wire(training, post.process), Wire(post.process, training)
         #: the training process has seen that the other end has ended
@@ -92,17 +93,17 @@ class Contact:
         self.reply("here")
 
     def say_completed(self) -> None:
-        if isinstance(self.post, Desk):
-            self.post.complete(self, self.training.book.iteration)
+        if isinstance(self.post, ArbiterServer):
+            self.post.complete(self, self.training.membership.iteration)
 
     def turn_away(self) -> None:
         self.post.turn_away(self)
 
     def vote(self, vote: Vote) -> None:
-        if isinstance(self.post, Desk):
+        if isinstance(self.post, ArbiterServer):
             self.post.vote(self, vote)
 
-    def ask(self, question: Callable[[Contact], None], seconds: float) -> Generator[Any, Any, Any]:
+    def ask(self, question: Callable[[ArbiterClient], None], seconds: float) -> Generator[Any, Any, Any]:
         """What it answers; None where it does not in time, or has ended."""
         self.answer = None
         engine = self.training.engine
@@ -113,14 +114,14 @@ class Contact:
         return self.answer
 
 
-class Desk:
+class ArbiterServer:
     """The arbiter in the monitor process of a standby."""
 
     def __init__(self, world: World, monitor: Monitor, view: View) -> None:
         self.world, self.process, self.view = world, monitor, view
         self.arbiter = Arbiter(PATIENCE, GRACE)
-        self._waiting: list[Contact] = []
-        self._open: list[Contact] = []
+        self._waiting: list[ArbiterClient] = []
+        self._open: list[ArbiterClient] = []
         #: the view that begins here, and who serves its store
         self.next: View | None = None
         self.server: Process | None = None
@@ -137,11 +138,11 @@ class Desk:
         self.arbiter.lost(self.process.engine.now)
         self._settle()
 
-    def meet(self, contact: Contact) -> None:
+    def meet(self, contact: ArbiterClient) -> None:
         self._open.append(contact)
         self.arbiter.meet(contact.member)
 
-    def leave(self, contact: Contact) -> None:
+    def leave(self, contact: ArbiterClient) -> None:
         if contact in self._open:
             self._open.remove(contact)
         self.arbiter.leave(contact.member, self.process.engine.now)
@@ -149,17 +150,17 @@ class Desk:
         self._settle()
         self.process.notify()
 
-    def turn_away(self, contact: Contact) -> None:
+    def turn_away(self, contact: ArbiterClient) -> None:
         self.arbiter.turn_away(contact.member)
 
-    def vote(self, contact: Contact, vote: Vote) -> None:
+    def vote(self, contact: ArbiterClient, vote: Vote) -> None:
         self.arbiter.vote(contact.member, vote, self.process.engine.now)
         self._waiting.append(contact)
         self._settle()
 
-    def complete(self, contact: Contact, iteration: int) -> None:
+    def complete(self, contact: ArbiterClient, iteration: int) -> None:
         returns = self.arbiter.complete(contact.member, iteration)
-        contact.reply((Verdict(Fate.COMPLETED) if returns else self.arbiter.verdict, None))
+        contact.reply((Verdict(FailoverOutcome.COMPLETED) if returns else self.arbiter.verdict, None))
         self._settle()
 
     def _settle(self) -> None:
@@ -173,7 +174,7 @@ class Desk:
         if verdict is None:
             self._wake(self.arbiter.wake_at())
             return
-        if verdict.fate is Fate.GO and self.next is None:
+        if verdict.fate is FailoverOutcome.GO and self.next is None:
             process.engine.note(process.name, f"{verdict}; votes {self.arbiter.votes}, gone {self.arbiter.gone}")
             self._serve(verdict)
         for contact in self._waiting:
@@ -198,7 +199,7 @@ class Desk:
 
         self.process.on_end.append(end)
 
-    def _speak_for(self, contact: Contact) -> None:
+    def _speak_for(self, contact: ArbiterClient) -> None:
         """One that was to begin anew here may have ended before it had a monitor there."""
         place = contact.training.ticket.place
         if self.next is None or self.server is None or place not in self.next.members:
@@ -208,11 +209,11 @@ class Desk:
 
     def _speak(self, place: int, record: InterruptionRecord) -> Generator[Any, Any, None]:
         assert self.next is not None
-        book = Book.founder(place, self.next.members, self.next.world_size)
+        membership = Membership.founder(place, self.next.members, self.next.world_size)
         try:
             # it may have arrived and not been counted: whoever speaks for it counts again until there is a verdict
-            if not (yield from coordinator.has_begun()):
-                yield from guardian.stand_in(book, place, record, self.process.name)
+            if not (yield from verbs.has_begun()):
+                yield from watching.report_death(membership, place, record, self.process.name)
         except StoreLost:
             return
 
@@ -228,32 +229,32 @@ class Keeper:
         self.elsewhere: set[int] = set()
         #: anybody said hello: from then on the others may go on elsewhere
         self.met = False
-        self._heard = guardian.Heard(SILENCE_SHARE * HEARTBEAT_TIMEOUT)
+        self._heard = watching.HeartbeatTracker(SILENCE_SHARE * HEARTBEAT_TIMEOUT)
         #: the roster of the last iteration that started, of which all its members know, and all since then: those that
         #: are cut off may know of any of them
         self.rosters = [view.members]
         process.spawn(self._follow())
         process.spawn(self._watch())
 
-    def meet(self, contact: Contact) -> None:
+    def meet(self, contact: ArbiterClient) -> None:
         self.met = True
         self.gone.discard(contact.member)
 
-    def leave(self, contact: Contact) -> None:
+    def leave(self, contact: ArbiterClient) -> None:
         if contact.member not in self.elsewhere:
             self.gone.add(contact.member)
 
-    def turn_away(self, contact: Contact) -> None:
+    def turn_away(self, contact: ArbiterClient) -> None:
         self.elsewhere.add(contact.member)
 
     def _follow(self) -> Generator[Any, Any, None]:
-        book = Book.founder(self.view.members[0], self.view.members, self.view.world_size)
+        membership = Membership.founder(self.view.members[0], self.view.members, self.view.world_size)
         try:
             while True:
-                book.apply((yield from coordinator.await_next(book.iteration)))
-                self.rosters.append(book.roster)
-                if (yield from coordinator.await_start(book.iteration)).go:
-                    self.rosters = [book.roster]
+                membership.apply((yield from verbs.await_next(membership.iteration)))
+                self.rosters.append(membership.roster)
+                if (yield from verbs.await_start(membership.iteration)).go:
+                    self.rosters = [membership.roster]
         except StoreLost:
             return
 
@@ -262,7 +263,7 @@ class Keeper:
         while not store.lost and not self.world.is_over:
             yield Pause(LOOK)
             heard = self._hear()
-            enough = all(arbitration.hears_enough(roster, heard, self.gone) for roster in self.rosters)
+            enough = all(rules.hears_enough(roster, heard, self.gone) for roster in self.rosters)
             if self.met and not enough:
                 self.process.engine.note(self.process.name, f"closes itself: of {self.rosters} heard {heard}")
                 self.world.closed.append(self.view)

@@ -1,4 +1,4 @@
-"""A LiveState in simulated jobs: real plans and real books of copies, for tensors the history that they came from.
+"""A LiveState in simulated jobs: real plans, a real list of copies; a tensor is the history that it came from.
 
 Every step that a group of ranks does together makes a new history, also where it was done before. So a rank that went
 on with what another history left behind is found, as is a step that was lost though somebody had it.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from inprocess.live.copies import Buffer, Copies
-from inprocess.live.plan import NOTHING, Have, Shard, Source, Where, newest, plan
+from inprocess.live.plan import NOTHING, Holdings, Shard, Source, Where, newest, plan
 from tests.sim.engine import Broken, Work
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Group:
 
     size: int
     #: by rank, when it has come to recover(); and of which process
-    haves: dict[int, Have] = field(default_factory=dict)
+    haves: dict[int, Holdings] = field(default_factory=dict)
     processes: dict[int, str] = field(default_factory=dict)
     #: (sender, receiver) -> history; and who has taken it
     sent: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Live:
         group, rank = self._group, self._rank
         copies = (*self.copies.held(), *self.kept.held())
         group.processes[rank] = self._training.name
-        group.haves[rank] = Have(shard, self.step, copies, self.step != NOTHING, self.shard)
+        group.haves[rank] = Holdings(shard, self.step, copies, self.step != NOTHING, self.shard)
         yield from self._until(lambda: len(group.haves) == group.size)
         haves = [group.haves[number] for number in range(group.size)]
         found = plan(haves)
@@ -137,7 +137,7 @@ class Live:
             raise Broken(f"{self._training.name} has no copy of {shard} at step {step}, which it said it had")
         return found
 
-    def _check(self, haves: list[Have], step: int, history: tuple[int, ...]) -> None:
+    def _check(self, haves: list[Holdings], step: int, history: tuple[int, ...]) -> None:
         """All go on with one history, and with the newest step that there is."""
         group, name = self._group, self._training.name
         group.began[self._rank] = step, history

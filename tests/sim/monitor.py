@@ -9,12 +9,14 @@ import math
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
-from inprocess import coordinator, guardian, joiner, policy
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.exception import RestartAbort, StoreLost
+from inprocess.monitor import policy
+from inprocess.protocol import verbs
 from inprocess.protocol.messages import Decision
 from inprocess.protocol.ops import Verb
-from tests.sim.desk import Desk
+from inprocess.protocol.verbs import joining, watching
+from tests.sim.desk import ArbiterServer
 from tests.sim.engine import Process, Thread, Until, Work
 from tests.sim.scenario import BARRIER_TIMEOUT, HARD_TIMEOUT, HEARTBEAT, HEARTBEAT_TIMEOUT, SOFT_TIMEOUT
 from tests.sim.training import Training
@@ -40,16 +42,16 @@ class Monitor(Process):
         self.world, self.training = world, training
         #: signs its entries; a new monitor signs like the one before it
         self.by = f"monitor of {training.number}"
-        self.book = training.founder_book()
+        self.membership = training.founder_book()
         #: who its rank is in the job; None: not known yet
         self.identity: int | None = None
         if training.entered:
-            self.book, self.identity = copy.copy(training.book), training.member
+            self.membership, self.identity = copy.copy(training.membership), training.member
         #: members it speaks for or has spoken for, and those of them for which it is not done
         self.speaks: dict[int, Thread] = {}
         self.speaking: set[int] = set()
         self.saw_death = False
-        self.view = policy.View(training.ticket.place, LIMITS, self.book.iteration)
+        self.view = policy.View(training.ticket.place, LIMITS, self.membership.iteration)
         #: the last iteration that was seen interrupted, and when; when it was found off the roster, lost the store
         self.interrupted = (-2, 0.0)
         self.removed_at: float | None = None
@@ -61,11 +63,11 @@ class Monitor(Process):
         self.beat_at: float | None = training.leased_from
         self._looked = self.engine.now
         #: the arbiter, where it stands by
-        self.desk: Desk | None = None
+        self.desk: ArbiterServer | None = None
         #: its rank goes on in another store, with another monitor
         self.retired = False
         if generation == 0 and training.ticket.place in view.standbys and training.founds:
-            self.desk = view.desks[training.ticket.place] = Desk(world, self, view)
+            self.desk = view.desks[training.ticket.place] = ArbiterServer(world, self, view)
         self.delay, self.pace = training.delay if generation == 0 else 0.0, training.pace
         if self.identity is None:
             self.spawn(self._guarded(self._ask_identity()))
@@ -98,11 +100,11 @@ class Monitor(Process):
     @property
     def inside(self) -> bool:
         """Its rank is a member, or was one."""
-        return self.identity in self.book.known
+        return self.identity in self.membership.known
 
     def _ask_identity(self) -> Verb[None]:
         place = self.training.ticket.place
-        if (yield from coordinator.await_founder(place, (self.training.name, self.by))):
+        if (yield from verbs.await_founder(place, (self.training.name, self.by))):
             self.identify(place)
 
     def identify(self, member: int) -> None:
@@ -113,26 +115,26 @@ class Monitor(Process):
     def _follow(self) -> Generator[Any, Any, None]:
         yield Until(lambda: self.identity is not None)
         if not self.inside:
-            self.book = yield from joiner.follow(self.member)
+            self.membership = yield from joining.follow(self.member)
         self.notify()
-        if self.book.iteration >= 0:
+        if self.membership.iteration >= 0:
             yield from self._publish()
         while not self.ended:
             try:
                 decision = yield from self._await_decision()
-            except coordinator.Behind as behind:
+            except verbs.Behind as behind:
                 self.engine.note(self.name, behind)
-                self.book.jump(behind.roster)
+                self.membership.jump(behind.roster)
             else:
                 if decision is None:
                     break
                 outside = not self.inside
-                self.book.apply(decision)
+                self.membership.apply(decision)
                 if outside and self.inside:
                     now = self.engine.now
-                    yield from coordinator.beat(self.member)
+                    yield from verbs.beat(self.member)
                     self._beaten(now)
-                self.ended = bool(decision.abort) or not self.book.roster
+                self.ended = bool(decision.abort) or not self.membership.roster
             self._moved()
             if not self.ended:
                 yield from self._publish()
@@ -142,31 +144,31 @@ class Monitor(Process):
         """It stands in another iteration, of which its rank may not be a part any more."""
         if self.training.leased_from is None:
             self._note_lease()
-        if self.inside and not self.book.included:
+        if self.inside and not self.membership.included:
             self.removed_at = self.engine.now if self.removed_at is None else self.removed_at
             self.ended = True
 
     def _await_decision(self) -> Verb[Decision | None]:
-        if self.book.iteration >= 0:
-            yield from coordinator.refuse_behind(self.book.iteration)
-            if (yield from coordinator.await_outcome(self.book.iteration)).completed:
+        if self.membership.iteration >= 0:
+            yield from verbs.refuse_behind(self.membership.iteration)
+            if (yield from verbs.await_outcome(self.membership.iteration)).completed:
                 return None
             if self.inside:
-                self.interrupted = (self.book.iteration, self.engine.now)
+                self.interrupted = (self.membership.iteration, self.engine.now)
             self.interrupt(self.protecting)
-        return (yield from coordinator.await_next_awake(self.book.iteration))
+        return (yield from verbs.await_next_awake(self.membership.iteration))
 
     def _publish(self) -> Verb[None]:
-        if self.world.scenario.shared_host and self.book.roster and self.book.roster[0] == self.member:
-            address = f"host{self.training.number}:{29500 + self.book.iteration}"
-            yield from coordinator.publish_rendezvous(self.book.iteration, address)
+        if self.world.scenario.shared_host and self.membership.roster and self.membership.roster[0] == self.member:
+            address = f"host{self.training.number}:{29500 + self.membership.iteration}"
+            yield from verbs.publish_rendezvous(self.membership.iteration, address)
 
     # --- heartbeats -------------------------------------------------------------------------------------------
 
     def _watch(self) -> Verb[None]:
         yield Until(lambda: self.identity is not None)
-        ring = guardian.Ring(self.member, HEARTBEAT_TIMEOUT, HEARTBEAT)
-        yield from guardian.keep_watch(ring, lambda: self.book, self._beaten, self._lost)
+        ring = watching.Ring(self.member, HEARTBEAT_TIMEOUT, HEARTBEAT)
+        yield from watching.keep_watch(ring, lambda: self.membership, self._beaten, self._lost)
 
     def _beaten(self, when: float) -> None:
         if self.engine.now >= self.training.lease_ends:
@@ -198,13 +200,13 @@ class Monitor(Process):
     def _note_lease(self) -> None:
         """As in the real one: there is none where it was alone from the start."""
         if self.beat_at is not None:
-            self.training.leased_from = None if self.book.known == {self.member} else self.beat_at
+            self.training.leased_from = None if self.membership.known == {self.member} else self.beat_at
             self.training.notify()
 
     def _lost(self, member: int, seconds: float) -> None:
         if member not in self.speaks:
             self.world.declared(self, member)
-            record = guardian.lost_record(self.book.place_of(member), seconds)
+            record = watching.lost_record(self.membership.place_of(member), seconds)
             self.speaks[member] = self.spawn(self._guarded(self._speak(member, record)))
 
     # --- for the dead -----------------------------------------------------------------------------------------
@@ -212,8 +214,8 @@ class Monitor(Process):
     def _speak(self, member: int, record: InterruptionRecord) -> Verb[None]:
         self.speaking.add(member)
         try:
-            yield from coordinator.gone(member, len(self.book.known))
-            yield from guardian.stand_in(copy.copy(self.book), member, record, self.by)
+            yield from verbs.gone(member, len(self.membership.known))
+            yield from watching.report_death(copy.copy(self.membership), member, record, self.by)
         finally:
             self.speaking.discard(member)
         self.notify()
@@ -236,22 +238,22 @@ class Monitor(Process):
         self.end("exits")
 
     def _last_words(self) -> Verb[None]:
-        training, book = self.training, copy.copy(self.book)
+        training, membership = self.training, copy.copy(self.membership)
         place = training.ticket.place
         record = InterruptionRecord(0, Interruption.TERMINATED, initial_rank=place, message="died")
         if self.identity is None:
-            yield from joiner.speak_for_unknown(book, training.name, record, self.by, self.identify)
+            yield from joining.act_on_behalf_of_unknown(membership, training.name, record, self.by, self.identify)
         elif training.accounted and self.inside:
-            yield from coordinator.gone(self.member, len(book.known))
+            yield from verbs.gone(self.member, len(membership.known))
         elif training.accounted:
-            yield from coordinator.return_ticket(self.member)
+            yield from verbs.return_ticket(self.member)
         elif self.inside:
             yield from self._speak(self.member, record)
         else:
-            yield from joiner.speak_for((yield from joiner.follow(self.member)), record, self.by)
+            yield from joining.act_on_behalf_of((yield from joining.follow(self.member)), record, self.by)
 
     def _leave_unbegun(self) -> None:
-        if self.alive and self.book.iteration == coordinator.JOINING and not self.serves:
+        if self.alive and self.membership.iteration == verbs.JOINING and not self.serves:
             self.end("exits: the job has not begun")
 
     @property
@@ -280,7 +282,7 @@ class Monitor(Process):
         self.engine.note(self.name, action)
         if isinstance(action, policy.Report):
             self.view = dataclasses.replace(self.view, reported=action.iteration)
-            self.spawn(self._guarded(coordinator.interrupt(action.iteration, action.record)))
+            self.spawn(self._guarded(verbs.interrupt(action.iteration, action.record)))
         else:
             self.view = dataclasses.replace(self.view, killed=True)
             self.training.end(f"killed: {action.record.message}")
@@ -289,13 +291,13 @@ class Monitor(Process):
         iteration, when = self.interrupted
         stopped = self.engine.now - self._looked > SOFT_TIMEOUT / 2 + INTERVAL
         self._looked = self.engine.now
-        interrupted = iteration == self.book.iteration
+        interrupted = iteration == self.membership.iteration
         # who votes has left its function; the verdict does not take for ever
         votes = self.training.votes
         lost_at = None if votes else self.lost_at
         return dataclasses.replace(
             self.view,
-            iteration=self.book.iteration if self.inside else coordinator.JOINING,
+            iteration=self.membership.iteration if self.inside else verbs.JOINING,
             interrupted_at=_ns(when) if interrupted else None,
             atomic_at=now if seen.atomic and interrupted else self.view.atomic_at,
             lease_until=None if votes or (self.ended and self.removed_at is None) else _ns(self.training.lease_ends),

@@ -1,4 +1,4 @@
-"""The store is lost, and the job goes on with another one, or ends; the rules are `protocol.arbitration`'s."""
+"""The store is lost, and the job goes on with another one, or ends: the rules of `inprocess.failover.rules`."""
 
 from __future__ import annotations
 

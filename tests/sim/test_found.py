@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from inprocess import coordinator
+from inprocess.protocol import keys, verbs
 from inprocess.protocol.messages import Roster
 from inprocess.protocol.ops import Claim, Read
+from inprocess.protocol.verbs import shared
 from tests import sim
 from tests.sim import world
 from tests.sim.engine import SimStore
@@ -93,9 +94,9 @@ def test_stopped_monitor_is_no_fault_of_its_rank() -> None:
     ("fault", "kept", "result"),
     [
         (Freeze(1, "monitor", 6.0, 2.5), 2, "returned"),
-        (Freeze(1, "host", 0.3, 30.0), coordinator.KEEP_VERDICTS, None),
-        (Cut(1, 0.3, 30.0), coordinator.KEEP_VERDICTS, None),
-        (Cut(1, 0.3, 30.0, way="in"), coordinator.KEEP_VERDICTS, None),
+        (Freeze(1, "host", 0.3, 30.0), verbs.KEEP_VERDICTS, None),
+        (Cut(1, 0.3, 30.0), verbs.KEEP_VERDICTS, None),
+        (Cut(1, 0.3, 30.0, way="in"), verbs.KEEP_VERDICTS, None),
     ],
     ids=["its monitor stands still", "its host stands still", "it is cut off", "it hears nothing"],
 )
@@ -105,13 +106,13 @@ def test_so_far_behind_that_the_verdicts_are_deleted(
     """A monitor goes on where its rank is; one whose rank was given up ends."""
     late: list[int] = []
 
-    class Noted(coordinator.Behind):
+    class Noted(verbs.Behind):
         def __init__(self, iteration: int, roster: Roster) -> None:
             super().__init__(iteration, roster)
             late.append(iteration)
 
-    monkeypatch.setattr(coordinator, "Behind", Noted)
-    monkeypatch.setattr(coordinator, "KEEP_VERDICTS", kept)
+    monkeypatch.setattr(shared, "Behind", Noted)
+    monkeypatch.setattr(keys, "KEEP_VERDICTS", kept)
     restarts = tuple(Act(0, "raise", iteration=iteration) for iteration in range(24))
     world = sim.run(Scenario(1, 4, (fault, *restarts), longest=0.02))
     assert late

@@ -10,21 +10,23 @@ import math
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from inprocess import coordinator, joiner
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.exception import Fenced, OptionError, RankDiscarded, RestartAbort, RestartError, StoreLost
-from inprocess.policy import LEASE_SHARE, RUNNING, Snapshot
+from inprocess.monitor.policy import RUNNING, Snapshot
 from inprocess.progress_watchdog import Silence
-from inprocess.protocol.book import Book
-from inprocess.protocol.messages import Arrival, Entry, Fate, Kind, Spot, Ticket, Verdict, Vote
+from inprocess.protocol import verbs
+from inprocess.protocol.membership import Membership
+from inprocess.protocol.messages import Arrival, ArrivalKind, FailoverOutcome, JoinMode, Spot, Ticket, Verdict, Vote
 from inprocess.protocol.ops import Pause
 from inprocess.protocol.phases import Event, Phase, next_phase
 from inprocess.protocol.repeats import Row
 from inprocess.protocol.rounds import seat
+from inprocess.protocol.timing import LEASE_SHARE
+from inprocess.protocol.verbs import joining
 from inprocess.rank_assignment import RankAssignmentCtx
 from inprocess.state import FrozenState, State
 from tests.sim.assignments import ASSIGNMENTS, ShutDown, assign
-from tests.sim.desk import PATIENCE, Contact, View
+from tests.sim.desk import PATIENCE, ArbiterClient, View
 from tests.sim.engine import Process, Until, Work
 from tests.sim.live import Left, Live, RaisedInside
 from tests.sim.scenario import BARRIER_TIMEOUT, HEARTBEAT_TIMEOUT, Act
@@ -49,15 +51,15 @@ class Training(Process):
         super().__init__(world.engine, world.store, f"train{number}")
         self.host, self.silence = number, world.silence
         #: the store that it uses, and its connections to those that stand by, in the order in which they are asked
-        self.view, self.contacts = world.views[0], list[Contact]()
+        self.view, self.contacts = world.views[0], list[ArbiterClient]()
         #: which process it is, in the order in which they started
         self.world, self.number = world, number
         size = max(world.scenario.members, place + 1)
         self.ticket = Ticket(place, size, by=self.name)
-        self.book = self.founder_book()
-        self.entry = Entry.FOUND if number < world.scenario.members else Entry.REPLACE
+        self.membership = self.founder_book()
+        self.entry = JoinMode.FOUND if number < world.scenario.members else JoinMode.REPLACE
         if place >= world.scenario.members:
-            self.entry = Entry.GROW
+            self.entry = JoinMode.GROW
         self._begin()
         live = world.scenario.live
         self.live = Live(self, world.live, live == "sharded") if live else None
@@ -115,7 +117,7 @@ class Training(Process):
         #: nobody needs to speak for it any more
         self.accounted = False
         #: its connection to who closes the store
-        self.keeper: Contact | None = None
+        self.keeper: ArbiterClient | None = None
         #: no desk was out of reach when it looked for them
         self.met_all = True
         #: it has lost the store and wants to vote; it is voting
@@ -123,74 +125,74 @@ class Training(Process):
         #: in this iteration: how many times in a row its error is the same, and whether it committed
         self.repeats, self.progressed = 0, False
 
-    def founder_book(self) -> Book:
-        """The book at the beginning."""
+    def founder_book(self) -> Membership:
+        """The membership at the beginning."""
         if self.view.number:
-            return Book.founder(self.ticket.place, self.view.members, self.view.world_size)
-        return Book.founder(self.ticket.place, range(self.ticket.world_size), self.ticket.world_size)
+            return Membership.founder(self.ticket.place, self.view.members, self.view.world_size)
+        return Membership.founder(self.ticket.place, range(self.ticket.world_size), self.ticket.world_size)
 
     @property
     def founds(self) -> bool:
         """It is a founder, if it comes in time."""
-        return self.entry is Entry.FOUND
+        return self.entry is JoinMode.FOUND
 
     @property
     def moment(self) -> tuple[int, int]:
         """Its store and iteration; later ones are larger."""
-        return self.view.number, self.book.iteration
+        return self.view.number, self.membership.iteration
 
     @property
     def member(self) -> int:
         """Its id, as far as it knows."""
-        return self.book.member
+        return self.membership.member
 
     # --- the follower -----------------------------------------------------------------------------------------
 
     def _join_job(self) -> Generator[Any, Any, int | None]:
         """Answers the iteration before its first; None: it is not let in."""
-        if (yield from coordinator.join(self.book, self.name, self.entry)):
-            self._enter(self.book)
-            decision = yield from coordinator.await_next(-1)
-            yield from coordinator.refuse_stranger(self.book)
+        if (yield from verbs.join(self.membership, self.name, self.entry)):
+            self._enter(self.membership)
+            decision = yield from verbs.await_next(-1)
+            yield from verbs.refuse_stranger(self.membership)
             self._find("next", -1, decision)
             return -1
-        book = yield from joiner.register(self.ticket)
-        self._enter(book)
+        membership = yield from joining.register(self.ticket)
+        self._enter(membership)
         now = self.world.scenario.join == "now"
-        decision = yield from joiner.await_place(book, self.ticket, now, lambda book: None)
+        decision = yield from joining.await_place(membership, self.ticket, now, lambda membership: None)
         if decision is None:
             return self._refuse("late")
-        yield from coordinator.return_ticket(book.member)
-        self.book = copy.copy(book)
-        self._find("next", book.iteration, decision)
-        return book.iteration
+        yield from verbs.return_ticket(membership.member)
+        self.membership = copy.copy(membership)
+        self._find("next", membership.iteration, decision)
+        return membership.iteration
 
-    def _enter(self, book: Book) -> None:
-        self.book, self.entered = copy.copy(book), True
+    def _enter(self, membership: Membership) -> None:
+        self.membership, self.entered = copy.copy(membership), True
         self.waits_since = self.engine.now
         self.notify()
-        if not book.was_founder:
-            self.world.monitors[self.number].identify(book.member)
+        if not membership.was_founder:
+            self.world.monitors[self.number].identify(membership.member)
 
     def _follow(self) -> Generator[Any, Any, None]:
         try:
             iteration = yield from self._join_job()
             while iteration is not None and self._goes_on(self.found["next", iteration]):
                 iteration += 1
-                self._find("rendezvous", iteration, (yield from coordinator.await_rendezvous(iteration)))
-                start = self._find("start", iteration, (yield from coordinator.await_start(iteration)))
+                self._find("rendezvous", iteration, (yield from verbs.await_rendezvous(iteration)))
+                start = self._find("start", iteration, (yield from verbs.await_start(iteration)))
                 if not start.go:
                     yield from self._release_assignment()
-                outcome = self._find("outcome", iteration, (yield from coordinator.await_outcome(iteration)))
+                outcome = self._find("outcome", iteration, (yield from verbs.await_outcome(iteration)))
                 if outcome.completed:
                     return
                 if start.go:
                     yield from self._abort(iteration)
-                self._find("next", iteration, (yield from coordinator.await_next(iteration)))
+                self._find("next", iteration, (yield from verbs.await_next(iteration)))
         except StoreLost:
             self._find("lost", 0, True)
             self.world.lost_touch(self)
-            yield from self._abort(self.book.iteration)
+            yield from self._abort(self.membership.iteration)
         except RestartAbort:
             self._refuse("aborted")
         except OptionError:
@@ -210,7 +212,7 @@ class Training(Process):
     def _find(self, what: str, iteration: int, value: Any) -> Any:
         self.assigned = self.assigned and what != "next"
         self.engine.note(self.name, f"found {what}/{iteration}: {value}")
-        if what == "outcome" and iteration == self.book.iteration:
+        if what == "outcome" and iteration == self.membership.iteration:
             self.world.ended(self)
         if what == "outcome" and value.cause and value.cause.interruption is Interruption.SOFT_TIMEOUT:
             self.spot = Spot("hangs") if self.stuck_since is not None else Spot("", waits=True)
@@ -287,12 +289,12 @@ class Training(Process):
             self.world.lost_touch(self)
             self.follower.done = True
             self.found["lost", 0] = True
-            self.follower = self.spawn(self._abort(self.book.iteration))
+            self.follower = self.spawn(self._abort(self.membership.iteration))
         return Event.INTERRUPTED
 
     def _wait(self, what: str) -> Generator[Any, Any, Any]:
         """Wait for the follower to find ``what`` of this iteration. Raises StoreLost."""
-        key = (what, self.book.iteration)
+        key = (what, self.membership.iteration)
         yield Until(lambda: key in self.found or ("lost", 0) in self.found)
         if key not in self.found:
             raise StoreLost("the follower lost the store")
@@ -301,18 +303,18 @@ class Training(Process):
     def _knows(self, what: str) -> Any:
         if ("lost", 0) in self.found:
             raise StoreLost("the follower lost the store")
-        return self.found.get((what, self.book.iteration))
+        return self.found.get((what, self.membership.iteration))
 
     def _takes(self, what: str) -> bool:
-        return self.world.take(self.number, self.book.iteration, what)
+        return self.world.take(self.number, self.membership.iteration, what)
 
     def _record(self, what: str, leaves: bool = False) -> InterruptionRecord:
         """Of errors each is a new one, with as many pings as no other has, but for those that come again."""
         kind = Interruption.BASE_EXCEPTION if leaves else Interruption.EXCEPTION
-        pings = 0 if what == AGAIN else 1 + self.book.iteration
+        pings = 0 if what == AGAIN else 1 + self.membership.iteration
         record = InterruptionRecord(self.placed.rank, kind, self.ticket.place, what, pings=pings)
         if not leaves and self.world.scenario.max_repeats is not None:
-            self.repeats = self.book.row.count_with(record)
+            self.repeats = self.membership.row.count_with(record)
         return record
 
     def _hook_time(self) -> Work:
@@ -329,7 +331,7 @@ class Training(Process):
         stuck = self.stuck_since if self.frozen_since is None else self.frozen_since
         return Snapshot(
             progress=now if stuck is None else int(stuck * 1e9),
-            iteration=self.book.iteration,
+            iteration=self.membership.iteration,
             phase=self.phase,
             reserve=self.is_reserve,
             atomic=self.atomic,
@@ -341,7 +343,7 @@ class Training(Process):
         overdue = self.engine.now + BARRIER_TIMEOUT
         self.engine.at(BARRIER_TIMEOUT, self.notify)
         yield Until(lambda: self._has_joined() or self.engine.now >= overdue)
-        if self.entered and not self.book.was_founder:
+        if self.entered and not self.membership.was_founder:
             yield Until(self._has_joined)
         if self.refused:
             self.result, self.accounted = self.refused, True
@@ -356,7 +358,7 @@ class Training(Process):
 
     def _next(self) -> Step:
         decision = yield from self._wait("next")
-        self.book.apply(decision)
+        self.membership.apply(decision)
         self.repeats, self.progressed = 0, False
         self.world.same_book(self)
         if not decision.abort:
@@ -365,9 +367,9 @@ class Training(Process):
             self.accounted = True
             self.quitting = "aborted"
             return Event.QUIT
-        if not self.book.included:
+        if not self.membership.included:
             raise Fenced("not in the roster")
-        yield from coordinator.forget(self.book.iteration, self.book)
+        yield from verbs.forget(self.membership.iteration, self.membership)
         return Event.OK
 
     def _assign(self) -> Step:
@@ -376,7 +378,7 @@ class Training(Process):
         if address == "-":
             self.assigned = True
             return Event.NO_START
-        start = ("start", self.book.iteration)
+        start = ("start", self.membership.iteration)
         yield Until(lambda: self._is_leased() or start in self.found or ("lost", 0) in self.found)
         yield self._hook_time()
         try:
@@ -394,38 +396,38 @@ class Training(Process):
         return Event.OK
 
     def _is_leased(self) -> bool:
-        return self.leased_from is not None or len(self.book.known) == 1
+        return self.leased_from is not None or len(self.membership.known) == 1
 
     def _take_place(self) -> Generator[Any, Any, None]:
-        book, placed = self.book, self.placed
+        membership, placed = self.membership, self.placed
         state = State(
-            rank=book.rank,
-            world_size=book.world_size,
+            rank=membership.rank,
+            world_size=membership.world_size,
             active_rank=placed.active_rank,
             active_world_size=placed.active_world_size,
             initial_rank=self.ticket.place,
             initial_world_size=self.world.scenario.members,
-            iteration=book.iteration,
+            iteration=membership.iteration,
         )
-        ctx = RankAssignmentCtx(state, None, set(book.terminated), set(book.fresh))
-        self.assignment, ctx = yield from assign(self.assignment, ctx, f"iteration store {book.iteration}/")
+        ctx = RankAssignmentCtx(state, None, set(membership.terminated), set(membership.fresh))
+        self.assignment, ctx = yield from assign(self.assignment, ctx, f"iteration store {membership.iteration}/")
         self.proposed = ctx.state.freeze()
 
     def _start(self) -> Step:
-        if (yield from self._pause(self.book.last.pause / 1e3)):
+        if (yield from self._pause(self.membership.last.pause / 1e3)):
             return Event.NO_START
         place = self.proposed
-        self.started_in = self.book.iteration
+        self.started_in = self.membership.iteration
         arrival = Arrival(
-            Kind.RANK, place.rank, place.world_size, place.active_world_size, place.active_rank, by=self.name
+            ArrivalKind.RANK, place.rank, place.world_size, place.active_world_size, place.active_rank, by=self.name
         )
-        yield from coordinator.start_round(self.book, arrival)
+        yield from verbs.start_round(self.membership, arrival)
         start = yield from self._wait("start")
         if not start.go:
             return Event.NO_START
-        coordinator.refuse_other_size(self.book.iteration, start, arrival)
+        verbs.refuse_other_size(self.membership.iteration, start, arrival)
         self.too_few_since = self.too_few_since if not place.active_world_size else None
-        self.book.started(place.rank, place.world_size)
+        self.membership.started(place.rank, place.world_size)
         self.placed = place
         return Event.OK
 
@@ -433,7 +435,7 @@ class Training(Process):
         """After the same error again and again. True: something else happened, and this iteration does not start."""
         if not seconds:
             return False
-        start, until = ("start", self.book.iteration), self.engine.now + seconds
+        start, until = ("start", self.membership.iteration), self.engine.now + seconds
         self.engine.at(seconds, self.notify)
         yield Until(lambda: start in self.found or ("lost", 0) in self.found or self.engine.now >= until)
         self.world.paused(self, self.engine.now - until + seconds)
@@ -452,16 +454,16 @@ class Training(Process):
             self.too_few_since = self.engine.now
         overdue = self.too_few_since + self.world.scenario.patience
         if overdue > self.engine.now:
-            waiting = yield from coordinator.want(self.book.iteration, self.book.roster)
-            if seat(self.book.taken, waiting):
-                yield from coordinator.interrupt(self.book.iteration, self._record("it was waited for"))
+            waiting = yield from verbs.want(self.membership.iteration, self.membership.roster)
+            if seat(self.membership.taken, waiting):
+                yield from verbs.interrupt(self.membership.iteration, self._record("it was waited for"))
             self.engine.at(overdue - self.engine.now, self.notify)
-            over = {("outcome", self.book.iteration), ("lost", 0)}
+            over = {("outcome", self.membership.iteration), ("lost", 0)}
             yield Until(lambda: not over.isdisjoint(self.found) or self.engine.now >= overdue)
         if self._knows("outcome"):
             return Event.INTERRUPTED
         self.quitting = "too few"
-        yield from coordinator.interrupt(self.book.iteration, self._record("too few"), "too few")
+        yield from verbs.interrupt(self.membership.iteration, self._record("too few"), "too few")
         return Event.QUIT
 
     def _check(self) -> Step:
@@ -480,7 +482,7 @@ class Training(Process):
     def _interrupt(self, what: str, abort: str = "") -> Step:
         """OK where everybody else has finished already, which a reserve may find as late as here."""
         record = self._record(what, leaves=bool(abort or self.quitting))
-        stands = yield from coordinator.interrupt(self.book.iteration, record, abort)
+        stands = yield from verbs.interrupt(self.membership.iteration, record, abort)
         return Event.INTERRUPTED if stands else Event.OK
 
     def _run(self) -> Step:
@@ -494,7 +496,7 @@ class Training(Process):
             return Event.INTERRUPTED
         event = yield from self._function()
         if event is Event.OK:
-            self.done_in = self.book.iteration
+            self.done_in = self.membership.iteration
             self.world.returned(self)
         return event
 
@@ -503,7 +505,7 @@ class Training(Process):
             self.end("ends itself: its lease is over")
             yield Work(math.inf)
         self.world.enter(self)
-        self.inside = self.book.iteration
+        self.inside = self.membership.iteration
         again = self.world.comes_again(self)
         raises = again or self._takes("raise at entry")
         interrupted = False
@@ -517,7 +519,7 @@ class Training(Process):
             self.quitting = "exit"
         if raises or leaves:
             record = self._record(AGAIN if again else "raised", leaves)
-            yield from coordinator.interrupt(self.book.iteration, record)
+            yield from verbs.interrupt(self.membership.iteration, record)
         if leaves:
             return Event.QUIT
         return Event.INTERRUPTED if raises or interrupted else Event.OK
@@ -555,14 +557,14 @@ class Training(Process):
             return True
         except RaisedInside:
             self.breaks = True
-            self.world.fired.append(Act(self.number, "raise", self.book.iteration))
+            self.world.fired.append(Act(self.number, "raise", self.membership.iteration))
         return False
 
     def _commit(
         self, begin: Callable[[], None] = lambda: None, done: Callable[[], None] = lambda: None
     ) -> Generator[Any, Any, bool]:
         """An ``atomic()`` section; answers True where it was interrupted before it began."""
-        if self.closed <= self.book.iteration or self.engine.now >= self.lease_ends:
+        if self.closed <= self.membership.iteration or self.engine.now >= self.lease_ends:
             return bool((yield Work(math.inf, interruptible=True)))
         self.atomic = True
         self.world.committed(self)
@@ -578,7 +580,7 @@ class Training(Process):
     def _finish(self) -> Step:
         if not self.is_reserve:
             size = self.placed.active_world_size
-            yield from coordinator.finish(self.book.iteration, size, self.book.roster)
+            yield from verbs.finish(self.membership.iteration, size, self.membership.roster)
         outcome = yield from self._wait("outcome")
         return Event.COMPLETED if outcome.completed else Event.INTERRUPTED
 
@@ -596,8 +598,8 @@ class Training(Process):
         """Tell all that stand by that the job is completed."""
         silent = not self.met_all
         for contact in self.contacts:
-            answer = None if contact.ended else (yield from contact.ask(Contact.say_completed, ANSWER))
-            if answer is not None and answer[0].fate is Fate.GO:
+            answer = None if contact.ended else (yield from contact.ask(ArbiterClient.say_completed, ANSWER))
+            if answer is not None and answer[0].fate is FailoverOutcome.GO:
                 return False
             silent = silent or (answer is None and not contact.ended)
         return not silent or (yield from self._outlasts())
@@ -606,19 +608,19 @@ class Training(Process):
         """Whether the store is still there when one that hears too little has closed itself."""
         try:
             yield Pause(1.25 * HEARTBEAT_TIMEOUT)
-            return bool((yield from coordinator.has_begun()))
+            return bool((yield from verbs.has_begun()))
         except StoreLost:
             return False
 
     def _wait_abort(self) -> Step:
         if self.wants_vote:
-            yield Until(lambda: ("aborted", self.book.iteration) in self.found)
-            self.answered, self.closed = self.book.iteration, math.inf
+            yield Until(lambda: ("aborted", self.membership.iteration) in self.found)
+            self.answered, self.closed = self.membership.iteration, math.inf
             return Event.OK
         outcome = self._knows("outcome") if self.quitting else (yield from self._wait("outcome"))
         if outcome and not outcome.completed:
             yield from self._wait("aborted")
-        self.answered, self.closed = self.book.iteration, math.inf
+        self.answered, self.closed = self.membership.iteration, math.inf
         if ("lost", 0) in self.found and self.contacts:
             raise StoreLost("the follower lost the store")
         return Event.CUT_OFF if ("lost", 0) in self.found else Event.OK
@@ -639,25 +641,25 @@ class Training(Process):
         return Event.OK
 
     def _end(self) -> Step:
-        self.answered = self.book.iteration
+        self.answered = self.membership.iteration
         if self.wants_vote:
             return Event.QUIT if self.quitting else (yield from self._vote())
         if not self.quitting:
-            book = self.book
-            arrival = coordinator.alive(
-                book,
+            membership = self.membership
+            arrival = verbs.alive(
+                membership,
                 by=self.name,
                 repeats=self.repeats,
                 limit=self.world.scenario.max_repeats,
                 progressed=self.progressed,
                 spot=self.spot,
             )
-            yield from coordinator.end_round(book, arrival)
+            yield from verbs.end_round(membership, arrival)
             return (yield from self._next())
-        if self.started_in < self.book.iteration:
-            kind = Kind.DISCARDED if self.quitting == "discarded" else Kind.LEFT
-            yield from coordinator.start_round(self.book, Arrival(kind, by=self.name))
-        yield from coordinator.end_round(self.book, Arrival(Kind.LEFT, by=self.name))
+        if self.started_in < self.membership.iteration:
+            kind = ArrivalKind.DISCARDED if self.quitting == "discarded" else ArrivalKind.LEFT
+            yield from verbs.start_round(self.membership, Arrival(kind, by=self.name))
+        yield from verbs.end_round(self.membership, Arrival(ArrivalKind.LEFT, by=self.name))
         self.accounted = True
         return Event.QUIT
 
@@ -667,9 +669,9 @@ class Training(Process):
         """Ask those that stand by, one after the other, until one has decided."""
         self.votes = self.asked = True
         self.world.monitors[self.number].stop_beating()
-        vote = Vote.of(self.book.place, self.book.note(self.book.iteration))
+        vote = Vote.of(self.membership.place, self.membership.note(self.membership.iteration))
         for contact in self.contacts:
-            if contact.ended or (yield from contact.ask(Contact.ping, ANSWER)) is None:
+            if contact.ended or (yield from contact.ask(ArbiterClient.ping, ANSWER)) is None:
                 continue
             self.engine.note(self.name, f"votes at {contact.post.process.name}")
             for other in (*self.contacts, self.keeper):
@@ -689,31 +691,35 @@ class Training(Process):
 
     def _obey(self, verdict: Verdict, view: View | None) -> Event:
         self.engine.note(self.name, f"is told: {verdict}")
-        if verdict.fate is Fate.COMPLETED and verdict.iteration == self.book.iteration and self._has_returned():
+        if (
+            verdict.fate is FailoverOutcome.COMPLETED
+            and verdict.iteration == self.membership.iteration
+            and self._has_returned()
+        ):
             self._detour = Phase.COMPLETE
             return Event.COMPLETED
-        if verdict.fate is Fate.GO and view is not None and self.ticket.place in view.members:
+        if verdict.fate is FailoverOutcome.GO and view is not None and self.ticket.place in view.members:
             self._begin_anew(view)
             self._detour = Phase.JOIN
             return Event.OK
-        self.quitting = "cut off: " + ("Fenced" if verdict.fate is Fate.GO else verdict.fate.value)
+        self.quitting = "cut off: " + ("Fenced" if verdict.fate is FailoverOutcome.GO else verdict.fate.value)
         return self._lost()
 
     def _has_returned(self) -> bool:
         """Or has nothing to do in this iteration but to wait for the others."""
-        idle = self.started_in == self.book.iteration and self.is_reserve
-        return idle or self.done_in == self.book.iteration
+        idle = self.started_in == self.membership.iteration and self.is_reserve
+        return idle or self.done_in == self.membership.iteration
 
     def _begin_anew(self, view: View) -> None:
         self.world.monitors[self.number].retire()
         self.follower.done = True
         self.world.keep(self.contacts)
         self.view, self.store, self.contacts = view, view.store, []
-        self.entry = Entry.FOUND
-        row = Row(progressed=True) if self.progressed else self.book.row
+        self.entry = JoinMode.FOUND
+        row = Row(progressed=True) if self.progressed else self.membership.row
         self._begin()
-        self.book = self.founder_book()
-        self.book.row = row
+        self.membership = self.founder_book()
+        self.membership.row = row
         self.follower = self.spawn(self._follow())
         self.world.new_monitor(self)
 

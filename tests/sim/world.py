@@ -5,17 +5,18 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from inprocess import coordinator
 from inprocess.exception import StoreLost
-from inprocess.joiner import LAST_LOOK
-from inprocess.policy import SILENCE_SHARE
-from inprocess.protocol.arbitration import standbys
-from inprocess.protocol.book import Book
-from inprocess.protocol.messages import FIRST_JOINER, Decision, Ticket, Verdict, load_ticket
+from inprocess.failover.rules import standbys
+from inprocess.protocol import verbs
+from inprocess.protocol.membership import Membership
+from inprocess.protocol.messages import FIRST_JOINER, Decision, Ticket, Verdict
+from inprocess.protocol.parsing import load_ticket
 from inprocess.protocol.phases import Phase
 from inprocess.protocol.rounds import seat
+from inprocess.protocol.timing import SILENCE_SHARE
+from inprocess.protocol.verbs.joining import LAST_LOOK
 from tests.sim.assignments import mate_of
-from tests.sim.desk import Contact, Desk, Keeper, View
+from tests.sim.desk import ArbiterClient, ArbiterServer, Keeper, View
 from tests.sim.engine import Broken, Engine, Process, Script, SimStore
 from tests.sim.live import Record
 from tests.sim.monitor import Monitor
@@ -83,7 +84,7 @@ class World:
         self.is_over = False
         #: monitors whose rank has another one since, and connections to the desks of stores before
         self._retired: list[Monitor] = []
-        self._kept: list[Contact] = []
+        self._kept: list[ArbiterClient] = []
         #: faults that did happen, in order
         self.fired: list[object] = []
         #: when the last training process ended
@@ -158,30 +159,30 @@ class World:
     def _host(self) -> Script:
         try:
             for iteration in range(1_000):
-                yield from coordinator.await_next(iteration - 1)
-                yield from coordinator.publish_rendezvous(iteration, f"host:{29500 + iteration}")
+                yield from verbs.await_next(iteration - 1)
+                yield from verbs.publish_rendezvous(iteration, f"host:{29500 + iteration}")
         except StoreLost:
             return
 
     # --- several stores ---------------------------------------------------------------------------------------
 
-    def make_contacts(self, training: Training) -> list[Contact]:
+    def make_contacts(self, training: Training) -> list[ArbiterClient]:
         """To those that stand by, and can be reached; and to who serves the store, which is not asked."""
         view = training.view
         if view.keeper is not None and not training.cannot_hear(view.store):
-            training.keeper = Contact(training, view.keeper)
+            training.keeper = ArbiterClient(training, view.keeper)
             self._kept.append(training.keeper)
         desks = [view.desks[member] for member in view.standbys if member in view.desks]
         desks = [desk for desk in desks if desk.process.alive]
         reached = [desk for desk in desks if self._reaches(training, desk)]
         training.met_all = training.met_all and len(reached) == len(desks)
-        return [Contact(training, desk) for desk in reached]
+        return [ArbiterClient(training, desk) for desk in reached]
 
-    def _reaches(self, training: Training, desk: Desk) -> bool:
+    def _reaches(self, training: Training, desk: ArbiterServer) -> bool:
         network, here, there = self.engine.network, training.host, desk.process.host
         return max(network.open_at(here, there), network.open_at(there, here)) <= self.engine.now
 
-    def keep(self, contacts: list[Contact]) -> None:
+    def keep(self, contacts: list[ArbiterClient]) -> None:
         """They end with the process."""
         self._kept.extend(contacts)
 
@@ -212,7 +213,7 @@ class World:
 
     def comes_again(self, training: Training) -> bool:
         """Whether its function raises as before."""
-        iteration = training.view.offset + training.book.iteration
+        iteration = training.view.offset + training.membership.iteration
         for fault in self.scenario.faults:
             mine = isinstance(fault, Again) and fault.member == training.number
             if mine and iteration >= fault.iteration and self._agains.count(training.number) < fault.times:
@@ -275,7 +276,7 @@ class World:
                 self._arm_phase(fault, training)
 
     def _arm_phase(self, fault: Kill, training: Training) -> None:
-        iteration = training.view.offset + training.book.iteration
+        iteration = training.view.offset + training.membership.iteration
         if iteration >= fault.iteration and fault.op is not None and fault not in self._armed:
             self._armed.add(fault)
             moments = training.after if fault.after else training.before
@@ -360,7 +361,7 @@ class World:
         store.lose()
         number = 0 if store.host is None else store.host
         for process in (*self.monitors, *self._retired):
-            if isinstance(process.desk, Desk) and process.desk.next is self.views[-1]:
+            if isinstance(process.desk, ArbiterServer) and process.desk.next is self.views[-1]:
                 process.end("killed (it served the store)")
             elif host and process.host == number:
                 self._unwatched.add(number)
@@ -406,8 +407,8 @@ class World:
     def ended(self, training: Training) -> None:
         """A member learns that an iteration has ended: whoever decides its end round will see the tickets of now, if
         it has not looked yet."""
-        book, data = training.book, training.view.store.data
-        entries = [f"{book.iteration}/end/{member}" for member in book.roster]
+        membership, data = training.membership, training.view.store.data
+        entries = [f"{membership.iteration}/end/{member}" for member in membership.roster]
         if any(entry not in data for entry in entries):
             self._waiting.setdefault(training.moment, self._tickets(data))
 
@@ -422,10 +423,12 @@ class World:
 
     def let_in(self, training: Training) -> None:
         """The end round was decided: whoever has a ticket, and finds a place in the new roster, is in it."""
-        book, (number, iteration) = training.book, training.moment
+        membership, (number, iteration) = training.membership, training.moment
         still = self._tickets(training.view.store.data)
         waiting = {m: ticket for m, ticket in self._waiting.get((number, iteration - 1), {}).items() if m in still}
-        self._check_seats(book, {member: ticket for member, ticket in waiting.items() if member not in book.roster})
+        self._check_seats(
+            membership, {member: ticket for member, ticket in waiting.items() if member not in membership.roster}
+        )
 
     def named(self, training: Training, decision: Decision) -> None:
         """After a soft timeout: nobody is named that neither hangs nor died; where one hangs, it is."""
@@ -435,17 +438,17 @@ class World:
         if said - places:
             raise Broken(f"{training.name} names {sorted(said - places)} with a place, and only {places} hang")
 
-    def _check_seats(self, book: Book, waiting: dict[int, Ticket]) -> None:
-        if seats := seat(book.taken, waiting):
+    def _check_seats(self, membership: Membership, waiting: dict[int, Ticket]) -> None:
+        if seats := seat(membership.taken, waiting):
             raise Broken(f"members {sorted(seats)} wait, and places {sorted(seats.values())} are free")
 
     def same_book(self, training: Training) -> None:
-        """I1, I4: the same roster and the same frame on every member's book."""
-        book = training.book
-        numbering = (book.roster, book.world_size, book.terminated, book.fresh)
-        self.agree(training.view, "roster", book.iteration, numbering)
-        if book.was_founder and not training.view.number:  # who joins learns of a row with the next error of it
-            self.agree(training.view, "errors in a row", book.iteration, book.row)
+        """I1, I4: the same roster and the same frame on every member's membership."""
+        membership = training.membership
+        numbering = (membership.roster, membership.world_size, membership.terminated, membership.fresh)
+        self.agree(training.view, "roster", membership.iteration, numbering)
+        if membership.was_founder and not training.view.number:  # who joins learns of a row with the next error of it
+            self.agree(training.view, "errors in a row", membership.iteration, membership.row)
 
     def declared(self, by: Monitor, member: int) -> None:
         """``by`` found ``member`` silent. Only a member that was cut off, or has lost its monitor, may be."""
@@ -472,7 +475,7 @@ class World:
 
     def enter(self, training: Training) -> None:
         """I2, I4: checked as the function starts."""
-        iteration, place = training.book.iteration, training.placed
+        iteration, place = training.membership.iteration, training.placed
         self._check_job(training)
         size, rank, active = place.world_size, place.active_rank, place.active_world_size
         self.engine.note(training.name, f"enters the function, iteration {iteration}, rank {rank} of {active}/{size}")
@@ -501,9 +504,9 @@ class World:
 
     def _check_place(self, training: Training, rank: int) -> None:
         """Ranks keep the order in which they were started; who joins stands where the one that it replaces stood."""
-        book = training.book
-        if self.scenario.assignment == "shift" and sorted(book.taken).index(book.place) != rank:
-            raise Broken(f"{training.name} has rank {rank}, and place {book.place} of {sorted(book.taken)}")
+        membership = training.membership
+        if self.scenario.assignment == "shift" and sorted(membership.taken).index(membership.place) != rank:
+            raise Broken(f"{training.name} has rank {rank}, and place {membership.place} of {sorted(membership.taken)}")
 
     def _just_woken(self, training: Training) -> bool:
         """It stands still, or its monitor, which does not know yet, is about to end it."""
@@ -522,13 +525,13 @@ class World:
 
     def completed(self, training: Training) -> None:
         """I5: the call returns."""
-        iteration, active = training.book.iteration, training.placed.active_world_size
+        iteration, active = training.membership.iteration, training.placed.active_world_size
         self.agree(training.view, "completed", 0, iteration)
         if any(training.view.label("completed") != what for what, _ in self._agreed if what.startswith("completed")):
             raise Broken(f"I5: {training.name} returns with store {training.view.number}, others with another one")
         if self.scenario.join == "now" and not self._was_away() and not self.scenario.slow:
             waiting = [other for other in self.training if self._waits(other) and other.view is training.view]
-            self._check_seats(training.book, {other.member: other.ticket for other in waiting})
+            self._check_seats(training.membership, {other.member: other.ticket for other in waiting})
         done = self._returned.get(training.moment, set())
         if len(done) != active:
             raise Broken(f"I5: {training.name} returns; in iteration {iteration} {sorted(done)} of {active} returned")
@@ -584,7 +587,7 @@ class World:
         if self.scenario.standbys:
             return  # one that was declared may live on with another store, or have lost this one
         for training in self.training:
-            kept = training.book.roster if training.result == "returned" else self._declared
+            kept = training.membership.roster if training.result == "returned" else self._declared
             silent = [member for member in self._declared.difference(kept) if f"gone/{member}" not in self.store.data]
             if silent:
                 raise Broken(f"I3: nobody said that members {silent} need the store no more")

@@ -65,12 +65,13 @@ def test_beside_xdist(session):
 
 
 def test_beside_pytest_timeout(session, tmp_path):
-    """The deadline of the ranks is earlier, so the story is told."""
+    """The deadline of the ranks is earlier, so the story is told; also where it takes long until ranks can start."""
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(4)\n")
     (tmp_path / "test_train.py").write_text(
         TESTS + "\nfrom inprocess.testing import Hang\ndef test_hangs(ranks):\n"
         "    ranks(1).run(train.train, 3, faults={At(0, step=1): Hang()})\n"
     )
-    said = session("-q", "--timeout=25", "-k", "hangs", code=1)
+    said = session("-q", "--timeout=25", "-k", "hangs", "-o", "inprocess_preload=slow", code=1)
     assert (
         "Deadline: the deadline has passed; these ranks still ran: 0; the deadline was" in said and "--- stacks" in said
     )

@@ -29,7 +29,7 @@ from inprocess.testing import (
     Terminate,
     random_faults,
 )
-from inprocess.testing.faults import PHASES
+from inprocess.testing.coordinates import PHASES
 
 from . import programs
 
@@ -121,7 +121,7 @@ def test_a_rank_that_is_slow(job):
 RESTARTS = dict.fromkeys(("abort", "finalize", "health check after a fault", "end round"), True)
 
 
-@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase not in ("move", "leave")])
+@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase not in ("failover", "leave")])
 def test_a_phase(job, phase):
     faults = {At(1, phase=phase): Kill()} | ({At(0, step=1): Raise()} if phase in RESTARTS else {})
     result = job(3).run(programs.train, 4, faults=faults)

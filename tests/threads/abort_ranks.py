@@ -23,12 +23,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from inprocess import gloo, store
 from inprocess.abort import AbortTorchDistributed
-from inprocess.gloo import shutdown_gloo_connections
-from inprocess.held import held
-from inprocess.interrupt import LONGEST_PAUSE
+from inprocess.collectives import gloo
+from inprocess.collectives.deferred_release import held
+from inprocess.collectives.gloo import shutdown_gloo_connections
+from inprocess.interrupt.gate import LONGEST_PAUSE
 from inprocess.state import FrozenState
+from inprocess.stores import serving
+from inprocess.stores import tcp as store
 from inprocess.testing import server
 
 #: of every torch.distributed operation that is to be released (seconds); a test that waited for it has failed
@@ -197,7 +199,7 @@ def _store(port: int, cycle: int) -> Any:
 
 
 def _serve() -> Any:
-    return store.serve("127.0.0.1", 0)
+    return serving.serve("127.0.0.1", 0)
 
 
 def rank_main(

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from inprocess.interrupt import Gate, Interrupter
+from inprocess.interrupt.gate import Gate
+from inprocess.interrupt.signals import Interrupter
 
 
 @pytest.fixture

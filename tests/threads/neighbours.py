@@ -24,7 +24,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from inprocess.nccl_bootstrap import Bootstrap
+from inprocess.collectives.nccl_bootstrap import Bootstrap
 from tests.threads import standins
 
 #: uses the connection once more; raises where that is not possible

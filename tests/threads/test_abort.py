@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 
 from inprocess import abort
-from inprocess import held as held_module
 from inprocess.abort import Abort, AbortTorchDistributed, AbortTransformerEngine, Ladder, StepResult
-from inprocess.groups import unfinished
-from inprocess.held import held
+from inprocess.collectives import deferred_release
+from inprocess.collectives.deferred_release import held
+from inprocess.collectives.groups import unfinished
 from inprocess.state import FrozenState
 from tests.threads.groups import init, settle
 
@@ -202,7 +202,7 @@ def test_no_step_is_the_last_owner_of_a_group(group: None, monkeypatch: pytest.M
     """Its destructor waits for Gloo's worker, which may want the interpreter lock."""
     ended: list[str] = []
     weakref.finalize(dist.group.WORLD, lambda: ended.append(threading.current_thread().name))
-    monkeypatch.setattr(held_module, "_in_background", lambda action: action())
+    monkeypatch.setattr(deferred_release, "_in_background", lambda action: action())
     monkeypatch.setattr(held, "groups", functools.partial(_note_owner, held.groups, ended))
     AbortTorchDistributed()(STATE)
     assert ended == ["about to let go", "inprocess-abort", "let go"]

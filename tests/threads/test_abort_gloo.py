@@ -19,9 +19,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from inprocess import gloo, procfs
-from inprocess.gloo import shutdown_gloo_connections
-from inprocess.held import held
+from inprocess.collectives import gloo
+from inprocess.collectives.deferred_release import held
+from inprocess.collectives.gloo import shutdown_gloo_connections
+from inprocess.system import procfs
 from tests.threads import abort_ranks
 from tests.threads.abort_ranks import Rank, Ranks
 
@@ -264,7 +265,7 @@ def test_unreadable_proc_is_explained(
         return read(path)
 
     monkeypatch.setattr(procfs, "read", refuse)
-    with caplog.at_level(logging.WARNING, "inprocess.gloo"):
+    with caplog.at_level(logging.WARNING, "inprocess.collectives.gloo"):
         assert shutdown_gloo_connections() == 0
         assert shutdown_gloo_connections() == 0
     assert caplog.text.count("A pending Gloo collective") == 1

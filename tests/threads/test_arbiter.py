@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
-from inprocess import arbiter
-from inprocess.arbiter import Contacts, Desk
-from inprocess.clock import monotonic
 from inprocess.exception import OptionError
-from inprocess.protocol.arbitration import Arbiter
-from inprocess.protocol.messages import Fate, Verdict, Vote
+from inprocess.failover import arbiter_client as arbiter
+from inprocess.failover import arbiter_server
+from inprocess.failover.arbiter_client import ArbiterClients
+from inprocess.failover.arbiter_server import ArbiterServer
+from inprocess.failover.rules import Arbiter
+from inprocess.protocol.messages import FailoverOutcome, Verdict, Vote
+from inprocess.system.clock import monotonic
 
 #: a ceiling, not a duration (seconds)
 SOON = 20.0
@@ -34,7 +36,9 @@ class Standby:
         self.left: list[int] = []
         self.changed = threading.Event()
         self.arbiter = Arbiter(60.0, 60.0)
-        self.desk = Desk(self.listener, "call", member, self.arbiter, serve, self.left.append, self.changed.set)
+        self.desk = ArbiterServer(
+            self.listener, "call", member, self.arbiter, serve, self.left.append, self.changed.set
+        )
         self.desk.start()
 
     def await_gone(self, *members: int) -> None:
@@ -60,15 +64,15 @@ def standby() -> Iterator[Callable[..., Standby]]:
 
 
 @pytest.fixture
-def contacts() -> Iterator[Callable[..., Contacts]]:
+def contacts() -> Iterator[Callable[..., ArbiterClients]]:
     """The contacts of a member with some standbys, once they are made."""
-    made: list[Contacts] = []
+    made: list[ArbiterClients] = []
 
-    def make(member: int, *standbys: Standby, call: str = "call", host: Standby | None = None) -> Contacts:
+    def make(member: int, *standbys: Standby, call: str = "call", host: Standby | None = None) -> ArbiterClients:
         every = [*standbys, *([host] if host is not None else [])]
         where = {number: each.where for number, each in enumerate(every, start=10)}
         server = 9 + len(every) if host is not None else -1
-        made.append(Contacts(call, server, lambda other, _: where[other]))
+        made.append(ArbiterClients(call, server, lambda other, _: where[other]))
         made[-1].make(member, dict.fromkeys(where, "somewhere"))
         assert made[-1].some is bool(standbys) or call != "call"
         return made[-1]
@@ -108,7 +112,7 @@ def test_all_that_live_go_on(standby, contacts) -> None:
     one.await_gone(0)
     one.desk.lost()
     answers = in_threads(lambda: second.vote(vote(1), SOON), lambda: third.vote(vote(2), SOON))
-    assert verdicts(answers) == [Verdict(Fate.GO, ((1, 2),), 3, host=2, port=PORT)] * 2
+    assert verdicts(answers) == [Verdict(FailoverOutcome.GO, ((1, 2),), 3, host=2, port=PORT)] * 2
 
 
 def test_who_ends_after_its_vote_is_told_of(standby, contacts) -> None:
@@ -127,7 +131,7 @@ def test_the_next_one_is_asked_where_the_first_has_ended(standby, contacts) -> N
     gone.close()
     there.desk.lost()
     verdict, contact = mine.vote(vote(0, last=0), SOON)
-    assert (verdict.fate, verdict.host, contact.port) == (Fate.GO, 1, there.desk.port)
+    assert (verdict.fate, verdict.host, contact.port) == (FailoverOutcome.GO, 1, there.desk.port)
 
 
 def test_one_that_has_ended_is_forgotten(standby, contacts) -> None:
@@ -210,7 +214,7 @@ def test_completed(standby, contacts) -> None:
     first.close()
     one.desk.lost()
     verdict, _ = second.vote(vote(1, last=1), SOON)
-    assert (verdict.fate, verdict.iteration) == (Fate.COMPLETED, 3)
+    assert (verdict.fate, verdict.iteration) == (FailoverOutcome.COMPLETED, 3)
 
 
 def test_completed_where_one_has_ended_before_a_contact_was_made(standby, contacts) -> None:
@@ -221,7 +225,7 @@ def test_completed_where_one_has_ended_before_a_contact_was_made(standby, contac
 
 def test_completed_where_one_cannot_be_reached() -> None:
     """An unreachable network does not say that nobody goes on there."""
-    mine = Contacts("call", -1, lambda other, _: ("255.255.255.255", 9))
+    mine = ArbiterClients("call", -1, lambda other, _: ("255.255.255.255", 9))
     mine.make(0, {10: "somewhere"})
     assert mine.say_completed(3) is None
     mine.close()
@@ -254,7 +258,7 @@ def test_a_host_that_cannot_serve_refuses(standby, contacts) -> None:
     mine = contacts(0, one)
     one.desk.lost()
     verdict, _ = mine.vote(vote(0, last=0), SOON)
-    assert verdict.fate is Fate.REFUSED and "no port is left" in verdict.reason
+    assert verdict.fate is FailoverOutcome.REFUSED and "no port is left" in verdict.reason
 
 
 def test_members_of_another_call_are_sent_away(standby, contacts) -> None:
@@ -286,7 +290,7 @@ def test_what_is_none_of_ours_ends_nothing_but_itself(standby, contacts, lines: 
     mine = contacts(1, one)
     one.desk.lost()
     verdict, _ = mine.vote(Vote(1, 3, ((1, 1),)), SOON)
-    assert verdict.fate is Fate.GO
+    assert verdict.fate is FailoverOutcome.GO
 
 
 def test_who_is_sent_away_may_live(standby, contacts) -> None:
@@ -347,7 +351,7 @@ def test_the_end_of_a_call_does_not_wait_for_a_host_that_does_not_answer() -> No
         for filler in fillers:
             filler.setblocking(False)
             filler.connect_ex(full.getsockname())
-        mine = Contacts("call", -1, lambda other, _: full.getsockname())
+        mine = ArbiterClients("call", -1, lambda other, _: full.getsockname())
         mine.make(0, {10: "somewhere"})
         mine.close()
         for filler in fillers:
@@ -375,11 +379,11 @@ class Exhausted:
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
 def test_accept_is_tried_again_after_a_pause(standby, monkeypatch, caplog, number: int) -> None:
     """Not at once: the connection stays in the queue. Its member comes in as soon as a descriptor is free."""
-    monkeypatch.setattr(arbiter, "EXHAUSTED", 0.05)
+    monkeypatch.setattr(arbiter_server, "EXHAUSTED", 0.05)
     made = standby()
     made.desk.close()
     listener = Exhausted(socket.create_server(("127.0.0.1", 0)), number, times=3)
-    desk = Desk(listener, "call", 2, made.arbiter, lambda verdict: PORT, made.left.append, made.changed.set)
+    desk = ArbiterServer(listener, "call", 2, made.arbiter, lambda verdict: PORT, made.left.append, made.changed.set)
     desk.start()
     begun = monotonic()
     with socket.create_connection(listener.getsockname(), SOON) as member:
@@ -396,7 +400,7 @@ def test_accept_is_tried_again_after_a_pause(standby, monkeypatch, caplog, numbe
 
 def test_a_real_limit_of_descriptors(standby, monkeypatch, caplog) -> None:
     """The limit is that of this process, so it is lowered below what is open for as long as the desk needs one more."""
-    monkeypatch.setattr(arbiter, "EXHAUSTED", 0.02)
+    monkeypatch.setattr(arbiter_server, "EXHAUSTED", 0.02)
     told = threading.Event()
     monkeypatch.setattr(arbiter.log, "error", functools.partial(_then, arbiter.log.error, told))
     made = standby()

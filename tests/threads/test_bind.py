@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
-from inprocess import agents, store
-from inprocess.environment import Launch
+from inprocess.call import base_store
+from inprocess.call.launch_variables import Launch
 from inprocess.exception import OptionError
 from inprocess.options import Options
+from inprocess.stores import connecting, serving
+from inprocess.stores import tcp as store
+from inprocess.stores.spec import StoreSpec
 
 V6 = socket.has_ipv6 and socket.has_dualstack_ipv6()
 #: an address of this machine that is not loopback is not needed: all of 127/8 is local, and each its own address
@@ -33,7 +36,7 @@ def serve() -> Iterator[Serve]:
     servers: list[Any] = []
 
     def start(host: str, bind: str = "") -> Any:
-        servers.append(store.serve(host, 0, bind))
+        servers.append(serving.serve(host, 0, bind))
         return servers[-1]
 
     yield start
@@ -117,21 +120,21 @@ def test_addresses_that_cannot_be_bound(serve: Serve, bind: str, words: str) -> 
 
 def test_the_option() -> None:
     options = Options.build(store_kwargs={"bind": "10.0.0.5"})
-    assert agents._bind(options, serves=True) == "10.0.0.5"
-    assert agents._bind(Options.build(), serves=False) == ""
+    assert base_store.bind(options, serves=True) == "10.0.0.5"
+    assert base_store.bind(Options.build(), serves=False) == ""
     with pytest.raises(OptionError, match="torchrun's agent serves the store"):
-        agents._bind(options, serves=False)
+        base_store.bind(options, serves=False)
     with pytest.raises(OptionError, match="bind=5 must be"):
-        agents._bind(Options.build(store_kwargs={"bind": 5}), serves=True)
+        base_store.bind(Options.build(store_kwargs={"bind": 5}), serves=True)
     mine = Options.build(store_factory=store.FileStore, store_kwargs={"file_name": "/x", "bind": "1"})
-    assert agents._bind(mine, serves=False) == "", "another store's own argument"
+    assert base_store.bind(mine, serves=False) == "", "another store's own argument"
 
 
 def test_the_address_of_a_monitor_without_the_base_store_is_the_only_one_it_uses(serve: Serve) -> None:
     """The iterations' stores beside torchrun's agent: published under one address, bound to that."""
-    from inprocess.monitor_link import _Rendezvous
+    from inprocess.stores.iteration import IterationServers
 
-    server = _Rendezvous(HERE, "10.1.2.3", "")._new()
+    server = IterationServers(HERE, "10.1.2.3", "")._new()
     assert answers(HERE, server.port) and not answers(ELSEWHERE, server.port)
     del server
 
@@ -139,12 +142,12 @@ def test_the_address_of_a_monitor_without_the_base_store_is_the_only_one_it_uses
 def test_launch_is_not_needed_for_binding() -> None:
     """The option says nothing to ranks that do not serve."""
     launch = Launch(rank=1, world_size=2, host="10.0.0.1", port=29500, agent_store=False, attempt="0")
-    spec = agents._tcp_spec(Options.build(store_kwargs={"bind": "10.0.0.5"}), _job(launch))
+    spec = base_store._tcp_spec(Options.build(store_kwargs={"bind": "10.0.0.5"}), _job(launch))
     assert (spec.host, spec.port) == ("10.0.0.1", 29500)
 
 
 def _job(launch: Launch) -> Any:
-    from inprocess.job import Job
+    from inprocess.call.job import Job
 
     return Job(launch, (0, 1), 0, 2)
 
@@ -152,4 +155,4 @@ def _job(launch: Launch) -> Any:
 @pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".local", "no such host"])
 def test_a_master_addr_that_is_no_name_is_an_error_that_shows_it(host: str) -> None:
     with pytest.raises(TimeoutError, match=f"no store at {host}:29500"):
-        store.connect(store.StoreSpec(host=host, port=29500), 0.05)
+        connecting.connect(StoreSpec(host=host, port=29500), 0.05)

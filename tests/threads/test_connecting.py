@@ -15,32 +15,35 @@ from typing import Any
 
 import pytest
 
-from inprocess import procfs, store
 from inprocess.exception import RankShouldRestart, StoreLost
+from inprocess.stores import connecting as connector
+from inprocess.stores import connections, serving
+from inprocess.stores.connecting import _listens, connect_to
+from inprocess.system import procfs
 from inprocess.testing.ports import ReservedPort
 
 
 def test_where_nothing_listens_torch_is_not_asked(capfd: pytest.CaptureFixture[str]) -> None:
     """Its client would print a C++ stack for each attempt."""
     with ReservedPort() as port, pytest.raises(StoreLost, match=f"nothing listens at 127.0.0.1:{port.number}"):
-        store.connect_to("127.0.0.1", port.number, 1.5)
+        connect_to("127.0.0.1", port.number, 1.5)
     assert capfd.readouterr().err == ""
 
 
 def test_a_server_that_comes_later(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    looked, look = threading.Semaphore(0), store._listens
+    looked, look = threading.Semaphore(0), _listens
 
     def listens(*args: Any) -> bool:
         found = look(*args)
         looked.release()
         return found
 
-    monkeypatch.setattr(store, "_listens", listens)
+    monkeypatch.setattr(connector, "_listens", listens)
     with ReservedPort() as port, ThreadPoolExecutor(1) as pool:
-        connecting = pool.submit(store.connect_to, "127.0.0.1", port.number, 30.0)
+        connecting = pool.submit(connect_to, "127.0.0.1", port.number, 30.0)
         for _ in range(3):
             assert looked.acquire(timeout=20)
-        server = store.serve("127.0.0.1", port.number)
+        server = serving.serve("127.0.0.1", port.number)
         connection = connecting.result(30)
         connection.set("a", "1")
         assert server.get("a") == b"1"
@@ -59,9 +62,9 @@ def test_an_interruption_while_the_thread_starts(monkeypatch: pytest.MonkeyPatch
             raise RankShouldRestart
 
     with ReservedPort() as port:
-        monkeypatch.setattr(store.threading, "Thread", Thread)
+        monkeypatch.setattr(threading, "Thread", Thread)
         with pytest.raises(RankShouldRestart):
-            store.connect_to("127.0.0.1", port.number, timeout=60.0)
+            connect_to("127.0.0.1", port.number, timeout=60.0)
         monkeypatch.undo()
         started[0].join(10)
         assert not started[0].is_alive()
@@ -70,15 +73,15 @@ def test_an_interruption_while_the_thread_starts(monkeypatch: pytest.MonkeyPatch
 def test_a_probe_that_meets_itself_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel may choose the very port for the probe that it connects to."""
 
-    class Itself(store.socket.socket):
+    class Itself(socket.socket):
         def connect_ex(self, where: Any) -> int:
             self.bind(where)
             return super().connect_ex(where)
 
     with ReservedPort() as port:
         number = port.number
-    monkeypatch.setattr(store.socket, "socket", Itself)
-    assert not store._listens(store.socket.AF_INET, ("127.0.0.1", number), 1.0)
+    monkeypatch.setattr(socket, "socket", Itself)
+    assert not _listens(socket.AF_INET, ("127.0.0.1", number), 1.0)
 
 
 def test_a_default_timeout_of_the_programs_changes_no_socket() -> None:
@@ -89,9 +92,9 @@ def test_a_default_timeout_of_the_programs_changes_no_socket() -> None:
     with ours, theirs:
         socket.setdefaulttimeout(5)
         try:
-            assert ours.fileno() in dict(store.connections())
+            assert ours.fileno() in dict(connections.connections())
             assert os.get_blocking(ours.fileno())
-            store.shut(ours.fileno())
+            connections.shut(ours.fileno())
             assert os.get_blocking(ours.fileno())
         finally:
             socket.setdefaulttimeout(None)
@@ -103,7 +106,7 @@ def test_the_programs_locks_on_files_stay(tmp_path: Path) -> None:
     take = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'a'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     with open(tmp_path / "locked", "w") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
-        dict(store.connections())
+        dict(connections.connections())
         other = subprocess.run([sys.executable, "-c", take, file.name], check=False, capture_output=True, text=True)
     assert "BlockingIOError" in other.stderr
 

@@ -21,13 +21,14 @@ from typing import Any
 
 import pytest
 
-from inprocess import watch as watching
 from inprocess.exception import NobodyLeft, OptionError, RestartError, TimeoutError
-from inprocess.launcher import control
+from inprocess.heartbeats import launcher
+from inprocess.heartbeats import watch as watching
+from inprocess.heartbeats.board import WatchBoard
+from inprocess.launcher import control, control_socket
 from inprocess.launcher.control import ControlServer, Request
 from inprocess.launcher.ft_config import Settings
 from inprocess.watch import announce_nobody_left, announce_over, announce_wrapped, ask_launcher, monitored
-from inprocess.watch_board import WatchBoard
 
 S = 1_000_000_000
 #: how long a test waits for what should come at once
@@ -622,14 +623,14 @@ def test_what_a_killed_launcher_left_is_removed(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with contextlib.closing(ControlServer()) as alive:
         names = ("dead", "making", "target")
-        dead, making, target = (tmp_path / f"{control.PREFIX * (name != 'target')}{name}" for name in names)
+        dead, making, target = (tmp_path / f"{control_socket.PREFIX * (name != 'target')}{name}" for name in names)
         for directory, name in ((dead, "control"), (making, "control.new"), (target, "control")):
             directory.mkdir(0o700)
             with socket.socket(socket.AF_UNIX) as left:
                 left.bind(str(directory / name))
-        link = tmp_path / f"{control.PREFIX}link"
+        link = tmp_path / f"{control_socket.PREFIX}link"
         link.symlink_to(target)
-        (tmp_path / f"{control.PREFIX}file").touch()
+        (tmp_path / f"{control_socket.PREFIX}file").touch()
         with contextlib.closing(ControlServer()):
             assert not dead.exists()
             assert making.exists() and target.exists() and link.is_symlink()
@@ -748,7 +749,7 @@ class Silent:
 
 
 def test_a_launcher_that_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    monkeypatch.setattr(watching, "ANSWER", 0.05)
+    monkeypatch.setattr(launcher, "ANSWER", 0.05)
     silent = Silent(tmp_path / "s")
     with silent.listener:
         for name, value in silent.environ.items():

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from inprocess import forks
-from inprocess.board import ATOMIC, LEASE, PING, Board
 from inprocess.call_wrapper import CallWrapper
 from inprocess.exception import RestartError
-from inprocess.interrupt import Interrupter
+from inprocess.interrupt import forks
+from inprocess.interrupt.signals import Interrupter
+from inprocess.monitor.board import ATOMIC, LEASE, PING, Board
 
 #: the child has come back from `guarded`
 CAME_BACK = 99

@@ -31,9 +31,20 @@ import pytest
 import torch
 from torch.multiprocessing import reductions
 
-from inprocess import interrupt
 from inprocess.exception import InternalError, OptionError, RankShouldRestart, RestartAbort, RestartError
-from inprocess.interrupt import Gate, Interrupted, Interrupter, Outcome, Raised, Returned
+from inprocess.interrupt import frames, judging, signals
+from inprocess.interrupt.gate import (
+    IMPORT_PATIENCE,
+    PATIENCE,
+    START_PATIENCE,
+    Gate,
+    Interrupted,
+    Outcome,
+    Raised,
+    Returned,
+)
+from inprocess.interrupt.signals import Interrupter
+from inprocess.system.errors import PACKAGE
 
 Go = Callable[[], None]  # what the function calls when it may be interrupted
 
@@ -61,7 +72,7 @@ class Monitor(threading.Thread):
         self.go.wait()
         self.asked_at = time.monotonic()
         self.gate.close_for_abort()
-        self.gate.interrupt_until_left(self.gate.left, self.retry_after)
+        self.gate.interrupt_until_left(self.retry_after)
 
 
 def run_interrupted(gate: Gate, fn: Callable[[Go], object], retry_after: float = 1.0, show: bool = True) -> Outcome:
@@ -406,6 +417,37 @@ def test_condition_that_is_just_taken_or_given_back(gate: Gate, interrupter: Int
     assert "in fn" in gate._raised_where
 
 
+def test_what_is_handled_is_set_only_where_python_has_a_way_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 3.11 it has none, and needs none."""
+    told: list[object] = []
+    ways = SimpleNamespace()
+    monkeypatch.setattr(judging, "ctypes", SimpleNamespace(pythonapi=ways, py_object=lambda exception: exception))
+    judging.set_handled(None)
+    ways.PyErr_SetHandledException = told.append
+    judging.set_handled(error := ValueError())
+    assert told == [error]
+
+
+def test_a_generator_that_caught_an_earlier_error_goes_on() -> None:
+    """Only what the function was left through is emptied."""
+    caught: list[Exception] = []
+
+    def numbers() -> Iterator[int]:
+        try:
+            raise ValueError
+        except ValueError as error:
+            caught.append(error)
+        yield 1
+        yield 2
+
+    it = numbers()
+    assert next(it) == 1
+    with pytest.raises(KeyError) as left:
+        raise KeyError from caught[0]
+    judging.let_go(left.value, None)
+    assert next(it) == 2
+
+
 def test_older_function_on_the_stack_is_not_the_one_to_be_left(interrupter: Interrupter) -> None:
     """A newer gate that has not been entered yet, or has been left, is asked about."""
 
@@ -441,7 +483,7 @@ def test_swallowed_interruption_is_raised_again_and_its_place_logged(
         spin_a_while()
 
     gate.who = "rank 1 (initial rank 3)"
-    with caplog.at_level(logging.WARNING, "inprocess.interrupt"):
+    with caplog.at_level(logging.WARNING, "inprocess.interrupt.signals"):
         assert run_interrupted(gate, fn, retry_after=0.02) == Interrupted()
     assert len(times) == 3
     assert gate._interrupter.swallowed == {False: 3, True: 0}
@@ -465,7 +507,7 @@ def test_swallowed_interruptions_are_reported_once_and_then_rarely(
     interrupter: Interrupter, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also over the iterations of a call."""
-    for ahead, reports in ((0.0, 1), (0.0, 1), (interrupt.SWALLOWED_EVERY, 2), (0.0, 2)):
+    for ahead, reports in ((0.0, 1), (0.0, 1), (signals.SWALLOWED_EVERY, 2), (0.0, 2)):
         for dropped in interrupter._report_at:
             interrupter._report_at[dropped] -= ahead
         gate = interrupter.new_gate()
@@ -476,12 +518,11 @@ def test_swallowed_interruptions_are_reported_once_and_then_rarely(
 
 
 def test_what_python_dropped_is_reported_beside_what_was_swallowed(
-    gate: Gate, caplog: pytest.LogCaptureFixture
+    interrupter: Interrupter, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first says little about the second, which the user is to mend."""
     for dropped in (True, True, False, True, False):
-        gate._dropped = dropped
-        gate._report_swallowed()
+        interrupter.report_swallowed("this rank", "a place", dropped)
     assert [("dropped by Python" in line, "Let RankShouldRestart pass" in line) for line in caplog.messages] == [
         (True, False),
         (False, True),
@@ -569,6 +610,17 @@ def test_a_hook_that_the_program_installs_meanwhile_stays(gate: Gate, monkeypatc
     assert sys.unraisablehook is theirs
 
 
+def test_a_place_is_the_users_unless_there_is_none() -> None:
+    names: dict[str, Any] = {"places": frames.places, "here": sys._getframe}
+    exec(compile("def inner():\n    return places(here())\n", f"{PACKAGE}inner.py", "exec"), names)
+    inner = names["inner"]
+    assert inner().startswith(f"{__file__}:")
+    assert PACKAGE not in inner()
+    alone: Any = SimpleNamespace(f_code=inner.__code__, f_lineno=2, f_back=None)
+    assert frames.places(alone) == f"{PACKAGE}inner.py:2 in inner"
+    assert frames.places(None) == "an unknown place"
+
+
 # --- the signal ---------------------------------------------------------------------------------------------------
 
 
@@ -628,6 +680,18 @@ def test_handler_replaced_by_a_program_that_then_sleeps(gate: Gate, interrupter:
     assert set(calls) <= {interrupter.signum}
 
 
+def test_a_handler_that_the_program_has_put_in_place_of_ours_stays(interrupter: Interrupter) -> None:
+    def theirs(signum: int, frame: FrameType | None) -> None:
+        pass
+
+    signal.signal(interrupter.signum, theirs)
+    try:
+        interrupter.restore()
+        assert signal.getsignal(interrupter.signum) is theirs
+    finally:
+        signal.signal(interrupter.signum, signal.SIG_DFL)
+
+
 def test_unanswered_interruption_is_reported(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
     reported = threading.Event()
 
@@ -636,18 +700,18 @@ def test_unanswered_interruption_is_reported(gate: Gate, caplog: pytest.LogCaptu
             reported.set()
 
     def outside() -> None:  # as if the thread were in C code: the handler does not find the function on the stack
-        with caplog.at_level(logging.WARNING, "inprocess.interrupt"):
+        with caplog.at_level(logging.WARNING, "inprocess.interrupt.signals"):
             monitor.start()
             monitor.go.set()
             assert reported.wait(CEILING)
 
     handler = Watch()
     monitor = Monitor(gate, retry_after=0.01)
-    logging.getLogger("inprocess.interrupt").addHandler(handler)
+    logging.getLogger("inprocess.interrupt.signals").addHandler(handler)
     try:
         outside()
     finally:
-        logging.getLogger("inprocess.interrupt").removeHandler(handler)
+        logging.getLogger("inprocess.interrupt.signals").removeHandler(handler)
         gate.left.set()
         monitor.join()
     assert "has not answered" in caplog.text
@@ -709,7 +773,7 @@ def test_nothing_is_sent_after_restore(interrupter: Interrupter) -> None:
     gate = interrupter.new_gate()
     gate.close_for_abort()
     interrupter.restore()
-    interrupter._send(again=True)  # the default handler would end this process
+    interrupter.send(again=True)  # the default handler would end this process
     signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
@@ -717,7 +781,7 @@ def test_signal_on_its_way_during_restore_is_drained() -> None:
     interrupter = Interrupter()
     interrupter.install()
     signal.pthread_sigmask(signal.SIG_BLOCK, {interrupter.signum})
-    interrupter._send(again=False)
+    interrupter.send(again=False)
     assert interrupter.signum in signal.sigpending()
     interrupter.restore()
     assert interrupter.signum not in signal.sigpending()
@@ -748,20 +812,20 @@ def test_one_pending_call_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes.pythonapi, "Py_AddPendingCall", lambda *_: answers.pop(0), raising=False)
     done: list[int] = []
     for number in range(3):
-        interrupt._in_main_thread(partial(done.append, number))
+        signals._in_main_thread(partial(done.append, number))
     assert not answers
-    interrupt._run_pending(None)
+    signals._run_pending(None)
     assert done == [1]
 
 
 # --- where it is not raised ---------------------------------------------------------------------------------------
 
 
-def ask(gate: Gate) -> None:
+def ask(gate: Gate, now: float | None = None) -> None:
     """As the monitor thread does, without sending; the function calls it, then raises the signal by itself."""
     gate.close_for_abort()
-    gate._asked_at = interrupt.clock.monotonic()
-    gate._starters, gate._takers = interrupt._codes(interrupt._STARTERS), interrupt._codes(interrupt._TAKERS)
+    gate._asked_at = time.monotonic() if now is None else now
+    gate._starters, gate._takers = frames.codes(frames.STARTERS), frames.codes(frames.TAKERS)
     gate._armed = gate.interrupting = True
 
 
@@ -797,6 +861,29 @@ def test_the_lines_of_atomic_are_not_interrupted(gate: Gate, interrupter: Interr
     assert calls == ["entered", "left"]
 
 
+def test_the_lines_of_the_handler_are_not_interrupted() -> None:
+    """One that is at work on a signal of the program's, and has the program's own handler called."""
+    calls: list[str] = []
+
+    def theirs(signum: int, frame: FrameType | None) -> None:
+        ask(gate)
+        interrupter._handle(signum, sys._getframe(1))
+        calls.append("on top of ours")
+        interrupter._handle(signum, sys._getframe())
+        calls.append("too late")
+
+    previous = signal.signal(signal.SIGUSR2, theirs)
+    interrupter = Interrupter(signal.SIGUSR2)
+    interrupter.install()
+    try:
+        gate = interrupter.new_gate()
+        assert gate.run(signal.raise_signal, (signal.SIGUSR2,)) == Interrupted()
+    finally:
+        interrupter.restore()
+        signal.signal(signal.SIGUSR2, previous)
+    assert calls == ["on top of ours"]
+
+
 def test_a_tensor_is_taken_whole_from_another_process(gate: Gate, interrupter: Interrupter) -> None:
     """Its descriptor is a bare number between two lines."""
     storage = torch.UntypedStorage(64)
@@ -828,16 +915,16 @@ def test_logging_is_left_alone_for_a_while(
 ) -> None:
     """Also where it was asked for long before, during an import perhaps."""
     now = 100.0
-    monkeypatch.setattr(interrupt, "clock", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("inprocess.interrupt.gate.clock", SimpleNamespace(monotonic=lambda: now))
     inside = compile("raise_signal(signum)", logging.__file__, "exec")
     names = {"raise_signal": signal.raise_signal, "signum": interrupter.signum}
     logged: list[float] = []
 
     def fn() -> None:
         nonlocal now
-        ask(gate)
+        ask(gate, now)
         begin = now + later
-        for now in (begin, begin + 0.9 * interrupt.PATIENCE, begin + 1.1 * interrupt.PATIENCE):
+        for now in (begin, begin + 0.9 * PATIENCE, begin + 1.1 * PATIENCE):
             exec(inside, dict(names))
             logged.append(now)
 
@@ -850,7 +937,7 @@ def test_an_import_is_left_alone_for_longer(
 ) -> None:
     """A module imported by half would stay broken."""
     now = 100.0
-    monkeypatch.setattr(interrupt, "clock", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("inprocess.interrupt.gate.clock", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("whole_module", "torn_module"):
         (tmp_path / f"{name}.py").write_text(
@@ -860,10 +947,10 @@ def test_an_import_is_left_alone_for_longer(
 
     def fn() -> None:
         nonlocal now
-        ask(gate)
-        now += 0.9 * interrupt.IMPORT_PATIENCE
+        ask(gate, now)
+        now += 0.9 * IMPORT_PATIENCE
         found.append(importlib.import_module("whole_module").whole)
-        now += 0.2 * interrupt.IMPORT_PATIENCE
+        now += 0.2 * IMPORT_PATIENCE
         importlib.import_module("torn_module")
 
     assert gate.run(fn) == Interrupted()
@@ -877,7 +964,7 @@ def test_the_start_of_a_process_is_left_alone_for_longer(
 ) -> None:
     """It runs before anybody has noted it."""
     now = 100.0
-    monkeypatch.setattr(interrupt, "clock", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("inprocess.interrupt.gate.clock", SimpleNamespace(monotonic=lambda: now))
 
     class Process(multiprocessing.process.BaseProcess):
         @staticmethod
@@ -889,9 +976,9 @@ def test_the_start_of_a_process_is_left_alone_for_longer(
 
     def fn() -> None:
         nonlocal now
-        ask(gate)
+        ask(gate, now)
         for share in (0.9, 0.2):
-            now += share * interrupt.START_PATIENCE
+            now += share * START_PATIENCE
             process = Process()
             process.start()
             started.append(process)
@@ -916,7 +1003,7 @@ class Pest(threading.Thread):
             gate = self.interrupter._gate
             assert gate is not None
             gate.atomic.closed = gate._armed = gate.interrupting = True
-            self.interrupter._send(again=True)
+            self.interrupter.send(again=True)
 
 
 def tower(levels: int, value: int) -> int:

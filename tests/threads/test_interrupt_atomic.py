@@ -12,16 +12,17 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from inprocess.board import Board
 from inprocess.call_wrapper import CallWrapper
 from inprocess.exception import RankShouldRestart
-from inprocess.interrupt import Gate, Interrupted, Interrupter, Raised, Returned
+from inprocess.interrupt.gate import Gate, Interrupted, Raised, Returned
+from inprocess.interrupt.signals import Interrupter
+from inprocess.monitor.board import Board
 
 CEILING = 5.0
 
 
 def test_abort_waits_for_the_section_and_is_told_who_holds_it(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inprocess.interrupt.REPORT_EVERY", 0.01)
+    monkeypatch.setattr("inprocess.interrupt.atomic.REPORT_EVERY", 0.01)
     inside, told = threading.Event(), threading.Event()
     reports: list[tuple[float, str]] = []
 
@@ -50,7 +51,7 @@ def test_abort_waits_for_the_section_and_is_told_who_holds_it(gate: Gate, monkey
 
 
 def test_on_wait_may_give_up(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inprocess.interrupt.REPORT_EVERY", 0.001)
+    monkeypatch.setattr("inprocess.interrupt.atomic.REPORT_EVERY", 0.001)
 
     def give_up(waited: float, holder: str) -> None:
         raise TimeoutError(holder)
@@ -279,6 +280,23 @@ def test_leaving_the_section_of_another_thread_is_an_error(gate: Gate) -> None:
         gate.atomic.__exit__()
     gate.close_for_abort()
     assert not begins(gate)
+
+
+def test_a_forked_child_is_free_of_what_others_hold(interrupter: Interrupter) -> None:
+    """There is no abort in it, and no thread that could end a section; its own go on."""
+    gate = interrupter.new_gate()
+    other = threading.Thread(target=gate.atomic.__enter__)
+    other.start()
+    other.join()
+    gate.atomic.closed = gate.interrupting = gate.parking = True
+    interrupter.detach()
+    assert not (gate.interrupting or gate.parking)
+    with gate.atomic:
+        assert gate.atomic.depth == 1
+        gate.atomic.detach()
+        assert gate.atomic.held() and gate.atomic.depth == 1
+        interrupter.detach()
+    assert not gate.atomic.held()
 
 
 class LyingLock:

@@ -17,6 +17,9 @@ from inprocess.live import tree
 from inprocess.live.http import HttpWire, _Served
 from inprocess.live.tree import Record
 
+#: a ceiling, not a duration (seconds)
+SOON = 20.0
+
 STATE = {"model": {"w": torch.arange(6.0).view(2, 3), "n": torch.tensor(7)}, "text": "x", "empty": torch.zeros(0)}
 
 
@@ -65,7 +68,7 @@ def test_all_of_it_arrives(served: _Served) -> None:
     assert torch.equal(found["model"]["w"], STATE["model"]["w"])  # type: ignore[index]
     assert found["model"]["n"] == 7
     assert found["empty"].numel() == 0
-    assert served.fetched.is_set()
+    assert served.fetched.wait(SOON)  # set once all was sent, which may be after it has arrived
 
 
 @pytest.mark.parametrize("token", ["", "another", "é"])

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from inprocess import LiveState, clock
+from inprocess import LiveState
 from inprocess.exception import LiveStateError, OptionError, StateLost
 from inprocess.live import randoms, transfer, tree
 from inprocess.live import state as live_state
 from inprocess.live.copies import Copies
-from inprocess.live.every import Every
+from inprocess.live.every import Schedule
 from inprocess.live.plan import NOTHING, Shard
+from inprocess.system import clock
 
 
 def setup_module() -> None:
@@ -119,7 +120,7 @@ def test_every_so_many_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slowest rank's steps count; so all ranks come to the same step."""
     now = 100.0
     monkeypatch.setattr(clock, "monotonic", lambda: now)
-    every = Every("copy_every", datetime.timedelta(seconds=10))
+    every = Schedule("copy_every", datetime.timedelta(seconds=10))
     every.begin(7)
     due = []
     for step in range(8, 200):
@@ -131,11 +132,11 @@ def test_every_so_many_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_so_many_steps() -> None:
-    every = Every("copy_every", 3)
+    every = Schedule("copy_every", 3)
     every.begin(7)
     assert [step for step in range(8, 20) if every.is_due(step)] == [9, 12, 15, 18]
-    assert not Every("copy_every", 0)
-    assert not Every("copy_every", 0).is_due(6)
+    assert not Schedule("copy_every", 0)
+    assert not Schedule("copy_every", 0).is_due(6)
 
 
 @pytest.mark.parametrize("value", [-1, True, 2.5, "10", datetime.timedelta(0), datetime.timedelta(seconds=-1)])
@@ -188,7 +189,7 @@ def test_random_numbers_are_left_alone() -> None:
 
 
 def test_no_two_ranks_or_steps_draw_the_same() -> None:
-    drawn = {randoms.mixed(base, step, rank) for base in range(5) for step in range(50) for rank in range(50)}
+    drawn = {randoms.derive_seed(base, step, rank) for base in range(5) for step in range(50) for rank in range(50)}
     assert len(drawn) == 5 * 50 * 50
 
 

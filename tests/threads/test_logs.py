@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import os
+import queue
 import subprocess
 import sys
 import threading
@@ -14,8 +15,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from inprocess import clock, logs
 from inprocess.exception import RankShouldRestart
+from inprocess.system import clock, logs
 
 #: a ceiling, not a duration (seconds)
 SOON = 20.0
@@ -110,7 +111,7 @@ def test_the_user_s_levels_filters_and_handlers_work(kept: Kept) -> None:
 
 
 def test_without_any_handler_warnings_go_to_standard_error() -> None:
-    program = "from inprocess import logs; logs.get_logger('inprocess.x').warning('seen'); import logging"
+    program = "from inprocess.system import logs; logs.get_logger('inprocess.x').warning('seen'); import logging"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=SOON, check=True)
     assert done.stderr == "seen\n"
 
@@ -257,6 +258,46 @@ def test_a_writer_with_nothing_to_do_ends(kept: Kept, monkeypatch: pytest.Monkey
     assert not writer.is_alive() and kept.lines == ["1"]
 
 
+def test_during_a_call_there_is_a_writer_before_the_first_line(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So no restart waits until a thread has started."""
+    monkeypatch.setattr(logs, "LINGER", 0.001)
+    logs.begin()
+    writer = logs._queue.writer()
+    assert writer is not None and writer.is_alive()
+    writer.join(0.02)  # it has nothing to do
+    log.info("1")
+    assert logs._queue.writer() is writer
+    written()  # in the middle of the call, as at its end
+    assert kept.lines == ["1"] and not writer.is_alive()
+    logs.begin()
+    logs.leave()
+    writer = logs._queue.writer()
+    assert writer is not None and not writer.is_alive()
+
+
+def test_a_writer_that_was_about_to_end_stays_for_the_call(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+
+    class Lines(queue.SimpleQueue):  # type: ignore[type-arg]
+        """In which the call begins just as the writer has waited long enough."""
+
+        def get(self, block: bool = True, timeout: float | None = None) -> object:
+            if timeout is None or begun.is_set():
+                return super().get(block, timeout)
+            logs.begin()
+            begun.set()
+            raise queue.Empty
+
+    monkeypatch.setattr(logs._queue, "_lines", Lines())
+    log.info("before")
+    writer = logs._queue.writer()
+    assert writer is not None and begun.wait(SOON)
+    log.info("during")
+    assert logs._queue.writer() is writer
+    logs.leave()
+    assert sorted(kept.lines) == ["before", "during"] and not writer.is_alive()
+
+
 def test_a_line_that_comes_just_as_the_writer_ends_is_written(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     class Lying:
         """A lock whose release is late: somebody who comes meanwhile takes the writer for alive."""
@@ -380,7 +421,7 @@ def test_a_forked_child_has_a_writer_of_its_own(kept: Kept) -> None:
 
 FULL = """
 import fcntl, logging, os, sys, threading
-from inprocess import logs
+from inprocess.system import logs
 reading, writing = os.pipe()
 os.set_blocking(writing, False)
 try:
@@ -413,6 +454,6 @@ sys.exit(3)
 
 
 def test_what_was_logged_last_is_written_before_a_process_ends() -> None:
-    program = "from inprocess import logs; [logs.get_logger('inprocess').warning('%d', n) for n in range(99)]"
+    program = "from inprocess.system import logs; [logs.get_logger('inprocess').warning('%d', n) for n in range(99)]"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=SOON, check=True)
     assert done.stderr.split() == [str(number) for number in range(99)]

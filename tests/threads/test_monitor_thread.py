@@ -10,7 +10,7 @@ import pytest
 
 from inprocess.exception import StoreLost
 from inprocess.monitor_thread import MonitorThread
-from inprocess.protocol.book import Book
+from inprocess.protocol.membership import Membership
 from inprocess.store import StoreSpec
 
 
@@ -55,9 +55,9 @@ def thread(story: list[str]) -> MonitorThread:
     def abort(iteration: int) -> None:
         story.append(f"abort of {iteration}")
 
-    book = Book.founder(0, (0, 1), 2)
-    book.iteration = 0
-    made = MonitorThread(StoreSpec(), book, "me", new_gate, abort, lambda: None, 1.0, 1.0)
+    membership = Membership.founder(0, (0, 1), 2)
+    membership.iteration = 0
+    made = MonitorThread(StoreSpec(), membership, None, None, None, new_gate, abort, lambda: None, 1.0, 1.0)
     return made
 
 

@@ -17,10 +17,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from inprocess import abort, nccl
+from inprocess import abort
 from inprocess.abort import AbortTorchDistributed
-from inprocess.environment import Borrowed
-from inprocess.held import Held
+from inprocess.collectives import nccl
+from inprocess.collectives.deferred_release import DeferredRelease
+from inprocess.system.environment import Borrowed
 from tests.threads import groups
 
 Patch = pytest.MonkeyPatch
@@ -97,7 +98,7 @@ def test_advice_is_given_once(
     monkeypatch.setattr(nccl, "_told", [])
     monkeypatch.delenv("NCCL_NVLS_ENABLE", raising=False)
     monkeypatch.setenv(RETHROW, "1")
-    with caplog.at_level(logging.DEBUG, "inprocess.nccl"):
+    with caplog.at_level(logging.DEBUG, "inprocess.collectives.nccl"):
         monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
         nccl.advise(aloud)
         assert not caplog.records
@@ -312,7 +313,7 @@ def memory(monkeypatch: Patch) -> Any:
 
 
 def test_what_an_abort_made_useless_is_forgotten_once_the_function_is_left(memory: Any) -> None:
-    held = Held()
+    held = DeferredRelease()
     held.begin()
     held.groups([])
     assert memory.symmetric._group_name_to_store
@@ -323,7 +324,7 @@ def test_what_an_abort_made_useless_is_forgotten_once_the_function_is_left(memor
 
 
 def test_a_call_without_an_abort_takes_nothing_from_the_program(memory: Any) -> None:
-    held = Held()
+    held = DeferredRelease()
     held.begin()
     held.end()
     assert memory.symmetric._group_name_to_store
@@ -336,7 +337,7 @@ def test_code_is_compiled_again_if_graphs_of_its_own_were_reset(
     """It would go on to replay them. All other compiled code stays: compiling takes minutes."""
     if not compiled:
         memory.trees.local.tree_manager_containers.clear()
-    held = Held()
+    held = DeferredRelease()
     held.begin()
     held.groups([])
     if were_reset:
@@ -376,7 +377,7 @@ def test_results_of_functional_collectives_are_made_as_before_once_the_call_is_o
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     kind = functional.AsyncCollectiveTensor
-    made, held = vars(kind)["__new__"], Held()
+    made, held = vars(kind)["__new__"], DeferredRelease()
     held.begin()
     first = functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD)
     held.pending()

@@ -15,14 +15,15 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from inprocess import groups, nccl, nccl_bootstrap, procfs
-from inprocess.nccl_bootstrap import Bootstrap
+from inprocess.collectives import groups, nccl, nccl_bootstrap
+from inprocess.collectives.nccl_bootstrap import Bootstrap
+from inprocess.system import procfs
 from tests.harness.etcd import ETCD, MISSING, EtcdCluster
 from tests.threads import neighbours, standins
 from tests.threads.neighbours import NEIGHBOURS, in_the_bootstrap
 
 Patch = pytest.MonkeyPatch
-LOGGER = "inprocess.nccl_bootstrap"
+LOGGER = "inprocess.collectives.nccl_bootstrap"
 
 
 @pytest.fixture
@@ -262,3 +263,16 @@ def test_threads_that_nccl_leaves_are_counted(
         bootstrap.begin()
         bootstrap.end()
     assert "1 threads of NCCL stay: the creation of their communicators was interrupted" in caplog.text
+
+
+def test_a_thread_of_pythons_that_ends_is_not_taken_for_nccls(
+    bootstrap: Bootstrap, pair: list[int], caplog: pytest.LogCaptureFixture, monkeypatch: Patch
+) -> None:
+    """It leaves Python's table first, and the process some time later."""
+    with in_the_bootstrap(), caplog.at_level(logging.INFO, LOGGER):
+        assert is_cut(bootstrap, pair)
+        others = [thread for thread in threading.enumerate() if "init_process_group" not in thread.name]
+        monkeypatch.setattr(threading, "enumerate", lambda: others)
+        bootstrap.begin()
+        bootstrap.end()
+    assert "threads of NCCL stay" not in caplog.text

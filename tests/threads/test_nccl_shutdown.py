@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from inprocess import nccl_shutdown
-from inprocess.interrupt import Interrupted, Interrupter
-from inprocess.nccl_shutdown import Shutdowns
+from inprocess.collectives import nccl_shutdown
+from inprocess.collectives.nccl_shutdown import Shutdowns
+from inprocess.interrupt.gate import Interrupted
+from inprocess.interrupt.signals import Interrupter
+from inprocess.system import logs
 from tests.threads import groups
 
 Patch = pytest.MonkeyPatch
 FILE = nccl_shutdown.__file__
-LOGGER = "inprocess.nccl_shutdown"
+LOGGER = "inprocess.collectives.nccl_shutdown"
 
 
 class Group:
@@ -61,7 +63,7 @@ class Backend:
 @pytest.fixture(autouse=True)
 def shutdowns(monkeypatch: Patch) -> Iterator[Shutdowns]:
     monkeypatch.setattr(nccl_shutdown, "LIMIT", 60.0)
-    nccl_shutdown._say_once.cache_clear()
+    logs.once.cache_clear()
     own = Shutdowns()
     own.begin(Group, Backend)
     yield own

@@ -15,21 +15,22 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from inprocess import clock, nccl, nccl_wake, procfs
 from inprocess.abort import AbortTorchDistributed
+from inprocess.collectives import nccl, nccl_wake
 from inprocess.state import FrozenState
+from inprocess.system import clock, logs, procfs
 from tests.threads import standins
 
 Patch = pytest.MonkeyPatch
-LOGGER = "inprocess.nccl_wake"
+LOGGER = "inprocess.collectives.nccl_wake"
 STATE = FrozenState(rank=0, world_size=1, initial_rank=0, initial_world_size=1)
 
 
 @pytest.fixture(autouse=True)
 def said_nothing() -> Iterator[None]:
-    nccl_wake._say_once.cache_clear()
+    logs.once.cache_clear()
     yield
-    nccl_wake._say_once.cache_clear()
+    logs.once.cache_clear()
 
 
 @pytest.mark.parametrize("call", ["poll", "ppoll"])
@@ -147,8 +148,8 @@ def refuse(path: str) -> str:
 @pytest.mark.parametrize(
     ("what", "value", "words"),
     [
-        ("inprocess.nccl_wake.procfs.platform.machine", lambda: "riscv64", "riscv64"),
-        ("inprocess.nccl_wake.procfs.read", refuse, "Permission denied"),
+        ("inprocess.collectives.nccl_wake.procfs.platform.machine", lambda: "riscv64", "riscv64"),
+        ("inprocess.collectives.nccl_wake.procfs.read", refuse, "Permission denied"),
     ],
 )
 def test_where_the_kernel_does_not_tell_it_is_said_once(

@@ -13,11 +13,10 @@ from typing import Any, cast
 
 import pytest
 
-from inprocess import interrupt
 from inprocess.exception import StoreLost
-from inprocess.interrupt import Gate, Interrupted, Returned
+from inprocess.interrupt.gate import PARK, Gate, Interrupted, Returned
 from inprocess.monitor_thread import MonitorThread
-from inprocess.protocol.book import Book
+from inprocess.protocol.membership import Membership
 from inprocess.store import StoreSpec
 
 
@@ -29,13 +28,13 @@ class Abort(threading.Thread):
         self.gate, self.work, self.go = gate, work, threading.Event()
         #: set when the handler is about to wait
         self.parked = threading.Event()
-        park = gate._park
+        park = gate.park
 
         def noticed(frame: FrameType | None) -> None:
             self.parked.set()
             park(frame)
 
-        gate._park = noticed  # type: ignore[method-assign]
+        gate.park = noticed  # type: ignore[method-assign]
 
     def run(self) -> None:
         self.go.wait()
@@ -69,7 +68,7 @@ def test_a_computing_function_stands_still(gate: Gate) -> None:
     def work(abort: Abort) -> None:
         assert abort.parked.wait(10)
         seen.append(count)
-        time.sleep(interrupt.PARK / 5)  # time for it to count on, if it did
+        time.sleep(PARK / 5)  # time for it to count on, if it did
         seen.append(count)
 
     assert isinstance(run(gate, fn, work), Interrupted)
@@ -117,11 +116,11 @@ def test_parking_has_an_end(gate: Gate) -> None:
 def test_the_function_may_return_while_it_is_asked_to_wait(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal that comes late finds the library's own code, which is never parked."""
     assert isinstance(run(gate, lambda abort: abort.go.set(), lambda abort: None), Returned | Interrupted)
-    monkeypatch.setattr(interrupt, "PARK", 10.0)
+    monkeypatch.setattr("inprocess.interrupt.gate.PARK", 10.0)
     begin = time.monotonic()
     with gate.parked():
         sum(range(100_000))
-    assert time.monotonic() - begin < interrupt.PARK
+    assert time.monotonic() - begin < 10.0
 
 
 def test_it_is_raised_in_what_was_parked(gate: Gate) -> None:
@@ -143,7 +142,7 @@ def test_it_is_raised_in_what_was_parked(gate: Gate) -> None:
 
 
 def test_a_gate_that_was_left_is_not_entered_again() -> None:
-    """A rank that was interrupted loses the store in the end round: the main thread may have left `_park` by an
+    """A rank that was interrupted loses the store in the end round: the main thread may have left `park` by an
     exception, with the lock that it waited for."""
     left: list[str] = []
 
@@ -160,8 +159,10 @@ def test_a_gate_that_was_left_is_not_entered_again() -> None:
 
     thread = MonitorThread(
         StoreSpec(),
-        Book.founder(0, (0,), 1),
-        "me",
+        Membership.founder(0, (0,), 1),
+        cast(Any, None),
+        cast(Any, None),
+        cast(Any, None),
         lambda: cast(Gate, Left()),
         lambda _: left.append("abort"),
         lambda: None,

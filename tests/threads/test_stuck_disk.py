@@ -78,7 +78,7 @@ def test_what_is_in_memory_will_do(
     assert (live.recover(Call()), live.source) == (2, "own memory")  # type: ignore[arg-type]
     assert "the training continues at step 2, which is in memory" in caplog.text
     Stuck.come_back()
-    assert live._disk.reader.ended(60)  # type: ignore[union-attr]
+    assert live._saving.disk.reader.ended(60)  # type: ignore[union-attr]
 
 
 def test_what_only_tidies_up_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,9 +86,9 @@ def test_what_only_tidies_up_is_not_waited_for_long(monkeypatch: pytest.MonkeyPa
     work, may_end = Beside("tidies"), threading.Event()
     work.begin(3, may_end.wait)
     work.is_done = True
-    assert not patience.await_end(work, 600.0, contextlib.nullcontext)
+    assert not patience.join_with_progress(work, 600.0, contextlib.nullcontext)
     may_end.set()
-    assert patience.await_end(work, 600.0, contextlib.nullcontext)
+    assert patience.join_with_progress(work, 600.0, contextlib.nullcontext)
 
 
 # --- all ranks come to the same ---------------------------------------------------------------------------------

@@ -17,8 +17,10 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from inprocess import held, torch_state
-from inprocess.torch_state import TorchState
+from inprocess.collectives import deferred_release as held
+from inprocess.interrupt import torch_state
+from inprocess.interrupt.torch_state import TorchState
+from inprocess.system import logs
 
 C: Any = torch._C
 
@@ -138,7 +140,7 @@ def test_nothing_is_done_where_nothing_has_changed(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_torch_that_keeps_it_elsewhere(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    torch_state._say_once.cache_clear()
+    logs.once.cache_clear()
     monkeypatch.delattr(C, "_dispatch_tls_local_include_set")
     assert [torch_state.capture(), torch_state.capture()] == [None, None]
     assert caplog.text.count("keeps the state of its threads in a way that is not known here") == 1

@@ -15,13 +15,17 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as bindings
 from torch.distributed import distributed_c10d as c10d
 
-from inprocess import gloo, groups, held, loop, nccl, store
 from inprocess.abort import AbortTorchDistributed
+from inprocess.call import start
+from inprocess.collectives import deferred_release as held
+from inprocess.collectives import gloo, groups, nccl
+from inprocess.collectives.groups import unfinished
 from inprocess.exception import OptionError, StoreLost
-from inprocess.groups import unfinished
-from inprocess.leftovers import Leftovers
+from inprocess.hardware.leftovers import Leftovers
 from inprocess.protocol.ops import Verb, Wait
 from inprocess.state import FrozenState
+from inprocess.stores import driver, raw, serving
+from inprocess.system import logs
 from inprocess.tools import inject_fault
 from tests.threads.groups import init
 
@@ -35,8 +39,8 @@ Patch = pytest.MonkeyPatch
 
 def check_abort_and_again(caplog: pytest.LogCaptureFixture) -> None:
     """Groups are gone and can be made again, and the log says what is different."""
-    groups._warn_of_tables.cache_clear()
-    with caplog.at_level(logging.WARNING, "inprocess.groups"):
+    logs.once.cache_clear()
+    with caplog.at_level(logging.WARNING, "inprocess.collectives.groups"):
         for _ in range(2):
             AbortTorchDistributed()(STATE)
             assert not dist.is_initialized()
@@ -95,7 +99,7 @@ def test_gloo_that_cannot_be_told_from_others(
     monkeypatch.setattr(gloo, "GLOO_THREAD", "no thread has this name")
     monkeypatch.setattr(gloo, "GLOO_CLASSES", b"no class")
     gloo._warn_of_timeouts.cache_clear()
-    with caplog.at_level(logging.WARNING, "inprocess.gloo"):
+    with caplog.at_level(logging.WARNING, "inprocess.collectives.gloo"):
         assert [gloo.shutdown_gloo_connections(), gloo.shutdown_gloo_connections()] == [0, 0]
     assert caplog.text.count("end at its own timeout") == 1
     assert torch.__version__ in caplog.text
@@ -129,33 +133,33 @@ def wait(seconds: float) -> Verb[bytes | None]:
 
 
 def test_a_timeout_in_other_words_is_told_by_the_clock() -> None:
-    assert store.drive(wait(0.05), Strange(broken=False)) is None
+    assert driver.execute(wait(0.05), Strange(broken=False)) is None
 
 
 @pytest.mark.parametrize(("broken", "seconds"), [(True, 0.0), (False, 30.0)], ids=["no answer", "too early"])
 def test_a_lost_store_in_other_words_is_no_timeout(broken: bool, seconds: float) -> None:
     with pytest.raises(StoreLost, match="les mots"):
-        store.drive(wait(seconds), Strange(broken))
+        driver.execute(wait(seconds), Strange(broken))
 
 
 def test_no_master_listen_fd(monkeypatch: Patch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise TypeError("__init__(): incompatible constructor arguments")
 
-    monkeypatch.setattr(store, "_TCPStore", refuse)
+    monkeypatch.setattr(serving, "_TCPStore", refuse)
     with pytest.raises(OptionError, match=r"torch \d+\.\d+.* cannot serve a store"):
-        store.serve("127.0.0.1", 0)
+        serving.serve("127.0.0.1", 0)
 
 
 def test_no_libuv_backend_to_ask_for() -> None:
     """Then it is taken for the newer server."""
-    assert store._uses_libuv(dist.HashStore())
+    assert raw.uses_libuv(dist.HashStore())
 
 
 def test_no_dist_error(monkeypatch: Patch) -> None:
     """A second copy of the module, made without it."""
     monkeypatch.delattr(dist, "DistError")
-    spec = importlib.util.spec_from_file_location("inprocess_loop_again", loop.__file__)
+    spec = importlib.util.spec_from_file_location("inprocess_start_again", start.__file__)
     assert spec is not None
     assert spec.loader is not None
     again = importlib.util.module_from_spec(spec)

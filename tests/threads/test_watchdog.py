@@ -18,15 +18,18 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from inprocess import clock, fence, interpreter, monitor_process, progress_watchdog
-from inprocess.arbiter import Contacts
-from inprocess.board import LEASE, PROGRESS, WATCHED, Board
+from inprocess.failover.arbiter_client import ArbiterClients
 from inprocess.finalize import ThreadedFinalize
-from inprocess.monitor_config import MonitorConfig
-from inprocess.monitor_process import MonitorProcess, _Ends
+from inprocess.monitor import lease, starting
+from inprocess.monitor import process as monitor_process
+from inprocess.monitor import watchdog as progress_watchdog
+from inprocess.monitor.board import LEASE, PROGRESS, WATCHED, Board
+from inprocess.monitor.configuration import MonitorConfig
+from inprocess.monitor.process import MonitorProcess, _Ends
 from inprocess.progress_watchdog import ProgressWatchdog, Silence
 from inprocess.protocol.phases import Phase
 from inprocess.state import FrozenState
+from inprocess.system import clock, interpreter
 
 #: a ceiling, not a duration (seconds)
 SOON = 20.0
@@ -92,7 +95,7 @@ def for_a_hook(board: Board) -> bool:
 
 def for_contacts(board: Board) -> bool:
     seen: list[bool] = []
-    contacts = Contacts("call", -1, lambda member, published: seen.append(is_stamped(board, 3, SOON / 2)))
+    contacts = ArbiterClients("call", -1, lambda member, published: seen.append(is_stamped(board, 3, SOON / 2)))
     contacts.make(0, {1: "somewhere"})
     contacts.are_made(2 * SOON)
     contacts.close()
@@ -183,8 +186,8 @@ def test_a_lease_that_is_over_outside_the_function_does_not_keep_it_awake(
     board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[int] = []
-    real = fence.watch
-    monkeypatch.setattr(fence, "watch", lambda board: looks.append(1) or real(board))
+    real = lease.enforce
+    monkeypatch.setattr(lease, "enforce", lambda board: looks.append(1) or real(board))
     board.enter(Phase.LEAVE)
     board.slots[LEASE] = 1
     watchdog = ProgressWatchdog(board, 0.05)
@@ -328,7 +331,7 @@ def running(board: Board, monkeypatch: pytest.MonkeyPatch) -> Iterator[MonitorPr
     """A monitor whose program does nothing."""
     program = [sys.executable, "-S", "-c", "input()"]
     monkeypatch.setattr(
-        monitor_process, "_spawn", lambda _: subprocess.Popen(program, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        starting, "spawn", lambda _: subprocess.Popen(program, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     )
     monitor = MonitorProcess(MonitorConfig(member=0, roster=(0,), store="{}"), board)
     monitor.start()

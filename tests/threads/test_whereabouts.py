@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from inprocess import whereabouts
-from inprocess.interrupt import Interrupter
+from inprocess.interrupt import whereabouts
+from inprocess.interrupt.signals import Interrupter
 from inprocess.protocol.messages import WHERE_LIMIT, Spot
 
 TORCH = os.path.dirname(torch.__file__)

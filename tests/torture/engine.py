@@ -24,11 +24,12 @@ from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from inprocess.board import Board
 from inprocess.call_wrapper import CallWrapper
 from inprocess.exception import RankShouldRestart
-from inprocess.interpreter import interpreter
-from inprocess.interrupt import Gate, Interrupted, Interrupter, Outcome, Raised, Returned
+from inprocess.interrupt.gate import Gate, Interrupted, Outcome, Raised, Returned
+from inprocess.interrupt.signals import Interrupter
+from inprocess.monitor.board import Board
+from inprocess.system.interpreter import interpreter
 
 from . import shapes
 from .run import Order, Run
@@ -120,7 +121,7 @@ class Asker(threading.Thread):
 
     def _note_parked(self, gate: Gate) -> None:
         frame = sys._current_frames().get(self._main or 0)
-        self.parked += frame is not None and frame.f_code is Gate._park.__code__
+        self.parked += frame is not None and frame.f_code is Gate.park.__code__
 
 
 class Noise(threading.Thread):
@@ -415,7 +416,7 @@ def watched(problems: list[str], counts: Counts) -> Iterator[None]:
 
     hooks = sys.unraisablehook, threading.excepthook
     sys.unraisablehook, threading.excepthook = unraisable, excepthook
-    library, loop = logging.getLogger("inprocess.interrupt"), logging.getLogger("asyncio")
+    library, loop = logging.getLogger("inprocess.interrupt.signals"), logging.getLogger("asyncio")
     propagate, level = (library.propagate, loop.propagate), loop.level
     library.propagate = loop.propagate = False
     loop.setLevel(logging.CRITICAL + 1)  # "Task exception was never retrieved"

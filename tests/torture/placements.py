@@ -11,6 +11,7 @@ Whether the handler may raise there is said by `expected`, which knows nothing o
 from __future__ import annotations
 
 import dis
+import os
 import random
 import sys
 import threading
@@ -19,16 +20,20 @@ from types import FrameType
 from typing import Any
 
 from inprocess import interrupt
-from inprocess.board import Board
 from inprocess.call_wrapper import CallWrapper
 from inprocess.exception import RankShouldRestart
-from inprocess.interrupt import Gate, Interrupter, Outcome
+from inprocess.interrupt.frames import call
+from inprocess.interrupt.gate import Outcome
+from inprocess.interrupt.signals import Interrupter
+from inprocess.monitor.board import Board
 
 from .engine import BOUND, Lost, judge, left_as_it_was
 from .run import Run
 from .shapes import Shape
 
 RERAISE = dis.opmap["RERAISE"]
+#: the room whose lines are not interrupted
+OURS = os.path.dirname(interrupt.__file__) + os.sep
 #: an asker that does not come to its next step within this many seconds is stuck
 STUCK = BOUND
 #: seconds; an interruption that the function swallows, or a destructor, comes again by a real signal
@@ -38,8 +43,8 @@ RETRY_AFTER = 0.02
 def expected(frame: FrameType) -> bool:
     """Whether the function may be left at this frame: it is the user's, and nothing of ours waits below for its end."""
     here: FrameType | None = frame
-    while here is not None and here.f_code is not Gate._call.__code__:
-        ours = here.f_code.co_filename == interrupt.__file__
+    while here is not None and here.f_code is not call.__code__:
+        ours = here.f_code.co_filename.startswith(OURS)
         # below something of the program's own the handler only waits for a handler that was there before it
         if ours and (here is frame or here.f_code is not Interrupter._handle.__code__):
             return False
@@ -74,13 +79,13 @@ class Placement(threading.Thread):
 
     def play(self) -> str:
         """What went wrong, in words."""
-        send = self._interrupter._send
-        self._interrupter._send = self._post(send)  # type: ignore[method-assign]
+        send = self._interrupter.send
+        self._interrupter.send = self._post(send)  # type: ignore[method-assign]
         self.start()
         try:
             outcome = self._play()
         finally:
-            self._interrupter._send = send  # type: ignore[method-assign]
+            self._interrupter.send = send  # type: ignore[method-assign]
             self._go.set()
             self.join(STUCK)
         for undo in reversed(self._run.after):

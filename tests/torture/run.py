@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from inprocess.call_wrapper import CallWrapper
-from inprocess.interrupt import Gate
+from inprocess.interrupt.gate import Gate
 
 #: seconds: a lock or a queue that nobody will ever serve
 FOR_EVER = 600.0

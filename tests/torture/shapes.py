@@ -14,6 +14,7 @@ import functools
 import gc
 import importlib
 import io
+import itertools
 import json
 import logging
 import os
@@ -30,7 +31,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inprocess.exception import RankShouldRestart, RestartAbort
-from inprocess.logs import end, get_logger
+from inprocess.system.logs import end, get_logger
 
 from .run import FOR_EVER, Run
 
@@ -495,8 +496,11 @@ def events_and_queues(run: Run) -> Run:
 
 @shape()
 def pipes(run: Run) -> Run:
-    reading, writing = os.pipe()
-    run.after += [functools.partial(os.close, reading), functools.partial(os.close, writing)]
+    ends: list[int] = []
+    run.after.append(lambda: [os.close(end) for end in ends])
+    # made and kept by one call in C: an interruption between the two would lose them
+    ends.extend(itertools.chain.from_iterable(itertools.starmap(os.pipe, [()])))
+    reading, writing = ends
     while run.on():
         os.write(writing, b"x")
         select.select([reading], [], [])

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from inprocess.hooks import adapt_rank_assignment
+from inprocess.call.hooks import adapt_rank_assignment
 from inprocess.rank_assignment import RankAssignmentCtx, RankDiscarded
 from inprocess.state import State
 

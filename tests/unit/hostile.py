@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from inprocess.attribution import Interruption, InterruptionRecord
-from inprocess.protocol import messages
-from inprocess.protocol.book import Book
+from inprocess.protocol import messages, parsing
+from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import (
     Arrival,
+    ArrivalKind,
     Decision,
-    Fate,
-    Kind,
+    FailoverOutcome,
     Outcome,
     Roster,
     Start,
@@ -63,13 +63,13 @@ records = st.builds(
 @st.composite
 def arrivals(draw: Any) -> Arrival:
     """An entry of any kind, with all that its kind must say."""
-    kind = draw(st.sampled_from(Kind))
+    kind = draw(st.sampled_from(ArrivalKind))
     by = draw(st.text(max_size=20))
-    if kind not in (Kind.RANK, Kind.ALIVE) and draw(st.booleans()):
+    if kind not in (ArrivalKind.RANK, ArrivalKind.ALIVE) and draw(st.booleans()):
         return Arrival(kind, by=by)
     size = draw(st.integers(1, messages.MAX_RANKS - 1))
     rank = draw(st.integers(0, size - 1))
-    if kind is not Kind.RANK:
+    if kind is not ArrivalKind.RANK:
         repeats = draw(st.integers(0, 99))
         arrival = Arrival(
             kind,
@@ -82,7 +82,7 @@ def arrivals(draw: Any) -> Arrival:
             **{name: draw(st.booleans()) for name in ("fresh", "progressed", "ran")},
         )
         spot = {"where": draw(st.text(max_size=300)), "waits": draw(st.booleans())}
-        return dataclasses.replace(arrival, **spot) if kind is Kind.ALIVE else arrival
+        return dataclasses.replace(arrival, **spot) if kind is ArrivalKind.ALIVE else arrival
     active = draw(st.integers(1, size))
     return Arrival(kind, rank, size, active, draw(st.none() | st.integers(0, active - 1)), by)
 
@@ -116,13 +116,17 @@ def decisions(draw: Any) -> Decision:
 
 @st.composite
 def rosters(draw: Any) -> Roster:
-    book = Book(0, draw(ascending))
-    return dataclasses.replace(book.note(draw(st.integers(-1, 1000))), joined=tuple((m, 1) for m in draw(ascending)))
+    membership = Membership(0, draw(ascending))
+    return dataclasses.replace(
+        membership.note(draw(st.integers(-1, 1000))), joined=tuple((m, 1) for m in draw(ascending))
+    )
 
 
 votes = st.builds(Vote.of, numbers, rosters())
-verdicts = st.builds(Verdict, st.sampled_from((Fate.COMPLETED, Fate.REFUSED)), reason=st.text(max_size=20)) | st.builds(
-    lambda roster, host, port: Verdict(Fate.GO, roster.members or ((0, 1),), roster.iteration, host, port),
+verdicts = st.builds(
+    Verdict, st.sampled_from((FailoverOutcome.COMPLETED, FailoverOutcome.REFUSED)), reason=st.text(max_size=20)
+) | st.builds(
+    lambda roster, host, port: Verdict(FailoverOutcome.GO, roster.members or ((0, 1),), roster.iteration, host, port),
     rosters(),
     numbers,
     st.integers(1, 65535),
@@ -130,15 +134,15 @@ verdicts = st.builds(Verdict, st.sampled_from((Fate.COMPLETED, Fate.REFUSED)), r
 
 #: each kind of message: what loads it, and good ones
 KINDS: dict[str, tuple[Callable[[bytes | str, str], Any], st.SearchStrategy[Any]]] = {
-    "arrival": (messages.load_arrival, arrivals()),
-    "start": (messages.load_start, starts),
-    "outcome": (messages.load_outcome, outcomes),
-    "decision": (messages.load_decision, decisions()),
-    "record": (messages.load_record, records),
-    "roster": (messages.load_roster, rosters()),
-    "ticket": (messages.load_ticket, tickets),
-    "vote": (messages.load_vote, votes),
-    "verdict": (messages.load_verdict, verdicts),
+    "arrival": (parsing.load_arrival, arrivals()),
+    "start": (parsing.load_start, starts),
+    "outcome": (parsing.load_outcome, outcomes),
+    "decision": (parsing.load_decision, decisions()),
+    "record": (parsing.load_record, records),
+    "roster": (parsing.load_roster, rosters()),
+    "ticket": (parsing.load_ticket, tickets),
+    "vote": (parsing.load_vote, votes),
+    "verdict": (parsing.load_verdict, verdicts),
 }
 
 # --- bad ones

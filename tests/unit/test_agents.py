@@ -11,15 +11,17 @@ from typing import Any
 
 import pytest
 
-from inprocess import Wrapper, agents, job, store
-from inprocess.agents import _store_spec
-from inprocess.environment import Launch
+from inprocess import Wrapper
+from inprocess.call import agents, base_store, job
+from inprocess.call.base_store import store_spec
+from inprocess.call.job import Job
+from inprocess.call.launch_variables import Launch
 from inprocess.exception import OptionError, TimeoutError
-from inprocess.job import Job
 from inprocess.options import Options
-from inprocess.protocol.book import Book
-from inprocess.protocol.messages import FIRST_JOINER, Entry
-from inprocess.store import FileStore, Seat, StoreSpec, TCPStore
+from inprocess.protocol.membership import Membership
+from inprocess.protocol.messages import FIRST_JOINER, JoinMode
+from inprocess.store import FileStore, JobIdentity, StoreSpec, TCPStore
+from inprocess.stores import addresses
 
 
 def a_launch(agent_store: bool = False, host: str = "10.0.0.1", port: int = 29500) -> Launch:
@@ -32,7 +34,7 @@ def a_job(agent_store: bool = False, calls: int = 2, place: int = 0, outside: bo
 
 
 def spec(agent_store: bool = False, calls: int = 2, **options: Any) -> StoreSpec:
-    return _store_spec(Options.build(**options), a_job(agent_store, calls))
+    return store_spec(Options.build(**options), a_job(agent_store, calls))
 
 
 @pytest.mark.parametrize("factory", [None, TCPStore])
@@ -45,12 +47,21 @@ def test_tcp_store(factory: Any) -> None:
         spec(store_kwargs={"hostname": "10.0.0.2"})
 
 
+@pytest.mark.parametrize(("agent_store", "standbys"), [(False, 2), (True, 0)])
+def test_a_job_of_one_rank_has_an_arbiter(agent_store: bool, standbys: int) -> None:
+    """It may grow, and the monitor is told once: without one it would serve on where the others have moved."""
+    half = agents.Agents.__new__(agents.Agents)  # all that the monitor's configuration needs
+    half._options, half._job = Options.build(), Job(a_launch(agent_store), (0,), 0, 1)
+    half._membership, half._spec = half._job.membership(), store_spec(half._options, half._job)
+    assert half._monitor_config().standby_stores == standbys
+
+
 # --- where MASTER_ADDR and MASTER_PORT are not needed --------------------------------------------------------------
 
 
 def unset(**options: Any) -> StoreSpec:
     """Of a process that has RANK and WORLD_SIZE alone."""
-    return _store_spec(Options.build(**options), Job(a_launch(host="", port=0), (0, 1), 0, 2))
+    return store_spec(Options.build(**options), Job(a_launch(host="", port=0), (0, 1), 0, 2))
 
 
 @pytest.fixture
@@ -222,7 +233,7 @@ def test_a_constructor_that_does_not_return() -> None:
 def test_the_store_that_was_tried_is_the_one_of_the_main_thread(tmp_path: Path) -> None:
     """One that is served where it is made first, in this process, say, must not go."""
     kwargs = {"file_name": str(tmp_path / "store")}
-    tried = agents._try_factory(Options.build(store_factory=FileStore, store_kwargs=kwargs))
+    tried = base_store.try_factory(Options.build(store_factory=FileStore, store_kwargs=kwargs))
     half = agents.Agents.__new__(agents.Agents)  # all that `connect` needs
     half._store, half._tried = None, tried
     half._spec = StoreSpec(factory="no.module:to_import", prefix="call")
@@ -235,14 +246,14 @@ def test_the_store_that_was_tried_is_the_one_of_the_main_thread(tmp_path: Path) 
 @pytest.mark.parametrize("factory", [None, TCPStore, type("Entered", (), {"inprocess_enter": None})])
 def test_stores_that_are_not_tried(factory: Any) -> None:
     """Nobody serves ours yet, and one that outlives jobs is asked for its arguments first."""
-    assert agents._try_factory(Options.build(store_factory=factory, store_kwargs={"port": 1})) is None
+    assert base_store.try_factory(Options.build(store_factory=factory, store_kwargs={"port": 1})) is None
 
 
 class Outliving:
     """A store that outlives jobs, so it has to tell them apart."""
 
     @classmethod
-    def inprocess_enter(cls, kwargs: dict[str, Any], seat: Seat, timeout: float) -> tuple[dict[str, Any], bool]:
+    def inprocess_enter(cls, kwargs: dict[str, Any], seat: JobIdentity, timeout: float) -> tuple[dict[str, Any], bool]:
         seen = [seat.rank, seat.me, seat.attempt, seat.entry.value, list(seat.members()), seat.last()[0], timeout]
         return kwargs | {"seat": seen}, bool(kwargs["founds"])
 
@@ -257,12 +268,12 @@ def test_a_store_is_asked_for_the_arguments_of_this_job() -> None:
 def test_a_store_says_who_comes_too_late() -> None:
     """By the place that it has; in the next call it begins with the others, if it was let in."""
     job = a_job(place=1)
-    found = _store_spec(Options.build(store_factory=Outliving, store_kwargs={"founds": 0}), job)
+    found = store_spec(Options.build(store_factory=Outliving, store_kwargs={"founds": 0}), job)
     assert found.kwargs["seat"][0] == 1
-    assert job.outside and job.entry is Entry.GROW
-    job.leave(job.book())
+    assert job.outside and job.entry is JoinMode.GROW
+    job.leave(job.membership())
     assert job.outside and job.last == ("", ())  # it never had a ticket
-    joined = Book(FIRST_JOINER + 1, (0, FIRST_JOINER + 1), places={FIRST_JOINER + 1: 1})
+    joined = Membership(FIRST_JOINER + 1, (0, FIRST_JOINER + 1), places={FIRST_JOINER + 1: 1})
     job.leave(joined)
     assert not job.outside
     assert (job.members, job.last[0]) == ((0, 1), f"2.{FIRST_JOINER + 1}")
@@ -270,8 +281,8 @@ def test_a_store_says_who_comes_too_late() -> None:
 
 
 def test_who_let_the_job_grow_begins_the_next_call_with_the_others() -> None:
-    launch = Launch(2, 3, "10.0.0.1", 29500, agent_store=False, attempt="0", entry=Entry.GROW)
-    assert [Job(launch, (0, 1, 2), 2, 3, calls).entry for calls in (1, 2)] == [Entry.GROW, Entry.FOUND]
+    launch = Launch(2, 3, "10.0.0.1", 29500, agent_store=False, attempt="0", entry=JoinMode.GROW)
+    assert [Job(launch, (0, 1, 2), 2, 3, calls).entry for calls in (1, 2)] == [JoinMode.GROW, JoinMode.FOUND]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +292,7 @@ def test_who_let_the_job_grow_begins_the_next_call_with_the_others() -> None:
 def test_arguments_that_json_cannot_carry(key: str, value: object) -> None:
     with pytest.raises(OptionError) as caught:
         spec(store_factory=FileStore, store_kwargs={"prefix": "a", key: value})
-    assert f"store_kwargs: {key}={value!r} cannot travel" in str(caught.value)
+    assert f"store_kwargs: {key}={value!r} is not JSON-serializable" in str(caught.value)
     assert "pass a string, a number" in str(caught.value)
 
 
@@ -293,9 +304,9 @@ class Names:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, known_at: float) -> None:
         self.now, self.lookups, self._known_at = 1000.0, 0, 1000.0 + known_at
-        monkeypatch.setattr(store, "_lookup", self.lookup)
-        monkeypatch.setattr(store, "pass_time", self.wait)
-        monkeypatch.setattr(store.clock, "monotonic", lambda: self.now)
+        monkeypatch.setattr(addresses, "lookup", self.lookup)
+        monkeypatch.setattr(addresses, "sleep_with_progress", self.wait)
+        monkeypatch.setattr(addresses.clock, "monotonic", lambda: self.now)
 
     def lookup(self, host: str, port: int) -> list[Any]:
         self.lookups += 1
@@ -304,13 +315,13 @@ class Names:
         return []
 
     def wait(self, seconds: float) -> None:
-        assert 0 <= seconds <= store.NAME_PAUSE[1]
+        assert 0 <= seconds <= addresses.NAME_PAUSE[1]
         self.now += max(seconds, 0.001)
 
 
 def test_a_name_is_looked_up_until_it_is_known(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     names = Names(monkeypatch, known_at=30.0)
-    store.await_name("rank0.job", 120.0)
+    addresses.await_name("rank0.job", 120.0)
     assert 1030.0 <= names.now <= 1032.0 and names.lookups > 5
     assert len([record for record in caplog.records if "does not resolve yet" in record.getMessage()]) == 1
 
@@ -318,7 +329,7 @@ def test_a_name_is_looked_up_until_it_is_known(monkeypatch: pytest.MonkeyPatch, 
 def test_a_name_that_is_never_known(monkeypatch: pytest.MonkeyPatch) -> None:
     names = Names(monkeypatch, known_at=1e9)
     with pytest.raises(TimeoutError, match=r"MASTER_ADDR='rank0.job' does not resolve .* within 120 s: .*Set it to"):
-        store.await_name("rank0.job", 120.0)
+        addresses.await_name("rank0.job", 120.0)
     assert 1120.0 <= names.now <= 1122.0
 
 

@@ -19,7 +19,7 @@ def test_json_and_back(record: InterruptionRecord) -> None:
 @pytest.mark.parametrize(
     ("record", "line"),
     [
-        (FULL, "rank 2 (initially 3): raised an exception: ValueError: loss is nan [train.py:41 in step]"),
+        (FULL, "rank 2 (initial rank 3): raised an exception: ValueError: loss is nan [train.py:41 in step]"),
         (
             InterruptionRecord(2, Interruption.TERMINATED, 2, "killed\nby SIGKILL"),
             "rank 2: process died: killed by SIGKILL",
@@ -86,7 +86,7 @@ def test_summary_names_the_cause_and_counts_who_saw_it():
         record(0, Interruption.EXCEPTION, "RuntimeError: Connection closed by peer"),
         record(2, Interruption.TERMINATED, "killed by SIGKILL"),
     ]
-    assert summary(records, 4) == "rank 2 process died: killed by SIGKILL (3 more noticed it)"
+    assert summary(records, 4) == "rank 2 process died: killed by SIGKILL (also reported by 3 ranks)"
 
 
 def test_summary_tells_a_first_exception_from_its_echo():
@@ -94,20 +94,22 @@ def test_summary_tells_a_first_exception_from_its_echo():
         record(0, Interruption.EXCEPTION, "RuntimeError: Connection reset by peer"),
         record(1, Interruption.EXCEPTION, "ValueError: nan", "/a/b/train.py:7 in step"),
     ]
-    assert summary(records) == "rank 1 raised an exception: ValueError: nan [train.py:7 in step] (1 more noticed it)"
+    assert (
+        summary(records) == "rank 1 raised an exception: ValueError: nan [train.py:7 in step] (also reported by 1 rank)"
+    )
 
 
 def test_summary_of_a_request():
     request = record(1, Interruption.REQUESTED, "the loss is too high", "/a/b/train.py:7 in step")
     echo = record(0, Interruption.EXCEPTION, "RuntimeError: Connection closed by peer")
     assert summary([echo, request]) == (
-        "rank 1 asked for a restart: the loss is too high [train.py:7 in step] (1 more noticed it)"
+        "rank 1 asked for a restart: the loss is too high [train.py:7 in step] (also reported by 1 rank)"
     )
 
 
 def test_summary_joins_ranks_that_report_the_same():
     records = [record(rank, Interruption.EXCEPTION, "OSError: disk", initial=rank + 1) for rank in (1, 0)]
-    assert summary(records) == "ranks 0, 1 (initially 1, 2) raised an exception: OSError: disk"
+    assert summary(records) == "ranks 0, 1 (initial ranks 1, 2) raised an exception: OSError: disk"
 
 
 def test_summary_of_silence_accuses_nobody():

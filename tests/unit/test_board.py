@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from inprocess import board as slots
-from inprocess.board import Board
+from inprocess.monitor import board as slots
+from inprocess.monitor.board import Board
 from inprocess.protocol.phases import Phase
 
 
@@ -36,7 +36,7 @@ def test_every_phase_arrives(pair: tuple[Board, Board], phase: Phase) -> None:
 
 def test_a_new_iteration_forgets_pings_sections_and_blocks(pair: tuple[Board, Board]) -> None:
     writer, reader = pair
-    writer.ping()
+    writer.slots[slots.PING] = 1
     writer.section(5.0)
     writer.unprotect()
     writer.slots[slots.ATOMIC] = 1

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from inprocess import call_wrapper
-from inprocess.board import Board, Snapshot
 from inprocess.call_wrapper import CallWrapper
 from inprocess.exception import OptionError, RankShouldRestart, RestartError
-from inprocess.interrupt import Gate, Interrupter
+from inprocess.interrupt.gate import Gate
+from inprocess.interrupt.signals import Interrupter
+from inprocess.monitor.board import Board, Snapshot
 
 S = 1_000_000_000
 

@@ -45,8 +45,8 @@ def test_the_lowest_torch_is_the_lowest_that_ran_the_whole_suite() -> None:
     assert claimed(r'"torch>=([\d.]+)"') == [min(minor(row[2]) for row in rows() if WHOLE in row[3])]
 
 
-def test_the_classifiers_are_the_pythons_that_ran_the_whole_suite() -> None:
-    ran = sorted({minor(row[1]) for row in rows() if WHOLE in row[3]})
+def test_the_classifiers_are_the_pythons_that_were_run() -> None:
+    ran = sorted({minor(row[1]) for row in rows()})
     assert claimed(r"Programming Language :: Python :: (\d+\.\d+)") == ran
 
 

@@ -12,8 +12,8 @@ from typing import Any, Optional
 import pytest
 
 from inprocess import call_wrapper
+from inprocess.call.disabled import DisabledCall, disabled
 from inprocess.call_wrapper import CallWrapper, current_call, restarting_call
-from inprocess.disabled import DisabledCall, disabled
 from inprocess.exception import OptionError, RestartError
 from inprocess.state import Mode
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import inprocess
-from inprocess import errors
-from inprocess.errors import Portrait, in_words, inside, shown, where
-from inprocess.forks import guarded
+from inprocess.interrupt.forks import guarded
+from inprocess.system import errors
+from inprocess.system.errors import Portrait, in_words, inside, shown, where
 
 
 class Hostile(Exception):
@@ -63,7 +63,7 @@ def test_lines_of_this_package_are_no_place() -> None:
 
 def test_a_traceback_begins_in_the_users_code() -> None:
     """Behind the lines of this library that called it. One that never left them is shown."""
-    ours = str(Path(inprocess.__file__).parent / "interrupt.py")
+    ours = str(Path(inprocess.__file__).parent / "interrupt/frames.py")
     source = "exec(compile('def inner():\\n    1 / 0\\n', '/home/me/train.py', 'exec'))\ndef fail():\n    inner()\n"
     for code, file in ((source, "/home/me/train.py"), ("def fail():\n    1 / 0\n", ours)):
         error = raised(code, ours)

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
+from inprocess.call.hooks import adapt
 from inprocess.exception import OptionError, TimeoutError
 from inprocess.finalize import ThreadedFinalize
-from inprocess.hooks import adapt
 from inprocess.state import FrozenState, State
 
 STATE = FrozenState(rank=0, world_size=1, initial_rank=0, initial_world_size=1)

@@ -9,8 +9,8 @@ import pynvml
 import pytest
 import torch
 
-from inprocess import gpu
-from inprocess.gpu import Device, Lost, Unavailable
+from inprocess.hardware import gpu
+from inprocess.hardware.gpu import Device, Lost, Unavailable
 from tests.unit.fake_nvml import FakeGpu, FakeNvml
 
 A, B, C = "GPU-aaaa1111-0000", "GPU-bbbb2222-0000", "GPU-bbbb3333-0000"

@@ -14,8 +14,9 @@ import pynvml
 import pytest
 import torch
 
-from inprocess import gpu, health_check
+from inprocess import health_check
 from inprocess.exception import HealthCheckError, OptionError
+from inprocess.hardware import gpu
 from inprocess.health_check import (
     ChainedGPUHealthCheck,
     ChainedNicHealthCheck,

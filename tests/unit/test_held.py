@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from inprocess import held as module
-from inprocess.held import Held
+from inprocess.collectives import deferred_release as module
+from inprocess.collectives.deferred_release import DeferredRelease
 
 
 class Group:
@@ -38,7 +38,7 @@ def collections(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     gc.enable()
 
 
-def aborted(held: Held, *groups: Group) -> None:
+def aborted(held: DeferredRelease, *groups: Group) -> None:
     """An iteration ends with these groups; what is in no variable of the caller's is only held."""
     taken = [*groups]
     del groups
@@ -63,7 +63,7 @@ def settled() -> None:
 
 
 def test_groups_that_nobody_has_cost_no_collection(collections: list[int]) -> None:
-    held = Held()
+    held = DeferredRelease()
     aborted(held, Group(), Group())
     held.collect()
     held.end()
@@ -71,14 +71,14 @@ def test_groups_that_nobody_has_cost_no_collection(collections: list[int]) -> No
 
 
 def test_a_young_cycle_is_collected_with_the_young(collections: list[int]) -> None:
-    held = Held()
+    held = DeferredRelease()
     aborted(held, in_a_cycle())
     held.collect()
     assert collections == [1]
 
 
 def test_an_old_cycle_is_collected(collections: list[int]) -> None:
-    held, group = Held(), in_a_cycle(age=3)
+    held, group = DeferredRelease(), in_a_cycle(age=3)
     gone = weakref.ref(group)
     aborted(held, group)
     del group
@@ -92,7 +92,7 @@ def test_an_old_cycle_is_collected(collections: list[int]) -> None:
 
 def test_what_the_program_keeps_is_looked_for_once(collections: list[int]) -> None:
     """A model in a global variable, made anew in each iteration."""
-    held = Held()
+    held = DeferredRelease()
     for _ in range(5):
         model = Group()
         aborted(held, model)
@@ -107,7 +107,7 @@ def test_what_the_program_keeps_is_looked_for_once(collections: list[int]) -> No
 
 def test_a_group_that_is_referred_to_is_let_go_later(collections: list[int]) -> None:
     """Nobody else may be the last to let go of one."""
-    held, group = Held(), Group()
+    held, group = DeferredRelease(), Group()
     gone = weakref.ref(group)
     aborted(held, group)
     held.begin()
@@ -119,7 +119,7 @@ def test_a_group_that_is_referred_to_is_let_go_later(collections: list[int]) -> 
 
 def test_groups_that_the_program_destroys(collections: list[int]) -> None:
     """Each stays until the next one that is destroyed, and longer where somebody has it."""
-    held, groups = Held(), [Group() for _ in range(3)]
+    held, groups = DeferredRelease(), [Group() for _ in range(3)]
     gone = [weakref.ref(group) for group in groups]
     held.destroyed(groups[0])  # outside a call
     held.begin()

@@ -7,10 +7,10 @@ import functools
 
 import pytest
 
+from inprocess.call.hooks import adapt, adapt_rank_assignment
 from inprocess.compose import Compose
 from inprocess.exception import OptionError
 from inprocess.health_check import FaultCounter
-from inprocess.hooks import adapt, adapt_rank_assignment
 from inprocess.state import FrozenState, State
 
 ERROR = ValueError("boom")

@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from inprocess import clock
 from inprocess.exception import OptionError, RestartAbort, TooFewRanks
 from inprocess.initialize import RetryController
 from inprocess.state import FrozenState
+from inprocess.system import clock
 
 
 def state(iteration: int = 0, world_size: int = 4, active: int = 4) -> FrozenState:

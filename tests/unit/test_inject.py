@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar, Union
 
 import pytest
 
-from inprocess.hooks import Injector, inject
+from inprocess.call.injection import Injector
 
 if TYPE_CHECKING:
     from nowhere import Unknown  # noqa: F401 - used in strings only
@@ -361,8 +361,7 @@ def test_a_decorator_that_wraps_itself() -> None:
     assert run(fn, 1) == 1
 
 
-def test_inject_once() -> None:
-    assert inject(plain, (1,), {}, CALL) == ((1,), {"call": CALL})
+def test_what_the_caller_passes_is_not_changed() -> None:
     kwargs = {"x": 1}
-    assert inject(plain, (), kwargs, CALL) == ((), {"x": 1, "call": CALL})
+    assert Injector(plain, CallWrapper).bind((), kwargs, CALL) == ((), {"x": 1, "call": CALL})
     assert kwargs == {"x": 1}

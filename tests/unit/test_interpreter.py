@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inprocess.interpreter import SHORT, Interpreter
+from inprocess.system.interpreter import SHORT, Interpreter
 
 OWN = 0.003
 

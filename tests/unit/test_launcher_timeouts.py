@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inprocess import learned
 from inprocess.exception import OptionError
-from inprocess.learned import LearnedTimeouts
-from inprocess.timeouts import (
+from inprocess.heartbeats import learned
+from inprocess.heartbeats.timeouts import (
     LEARNED_FIRST,
     LEARNED_OUTSIDE,
     LEARNED_PING,
@@ -26,6 +25,7 @@ from inprocess.timeouts import (
     Seen,
     decide,
 )
+from inprocess.learned import LearnedTimeouts
 
 from . import hostile
 from .hostile import fuzz

@@ -1,11 +1,12 @@
-"""The rules of docs/design/architecture.md that a reader of the source can check: layers, store keys, what each port is
-the only one to do."""
+"""The rules of docs/design/architecture.md that a reader of the source can check: rooms, cycles, sizes, store keys, and
+what only some files do."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,22 +14,32 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "inprocess"
 FILES = sorted(PACKAGE.rglob("*.py"))
-#: one of the coordinator's keys inside a text: a braced iteration or a fixed word before the slash
+#: most files in the root, `py.typed` aside, and most lines of a file
+ROOT_FILES, LINES = 26, 450
+#: modules of the root that keep public names importable, and nothing more; the package itself imports what they name
+FACES = {"etcd_store", "learned", "monitor_process", "monitor_thread", "progress_watchdog", "run", "store", "watch"}
+#: no clock, socket, thread, torch
+PURE = re.compile(
+    r"(exception|attribution|state|options|compose|rank_filter|system/strict_json|failover/rules|call/story"
+    r"|monitor/(policy|configuration)|heartbeats/timeouts|(rank_assignment|protocol)/.*)\.py"
+)
+#: one of the verbs' keys inside a text: a braced iteration or a fixed word before the slash
 KEY = re.compile(
     r"^(\{\}|-?\d+)/(start|end|next|outcome|done|rendezvous|record|abort|wanted)|^(beat|gone)/|^gone#$|^over$|^roster$|^ticket"
 )
-
-
 #: what it does -> (how that looks in a call or an assignment, the files that may), as the architecture document says
 ONLY = {
-    "connect to a TCPStore": (r"TCPStore\(|super\(\)\.__init__, host, number", {"store.py"}),
-    "map memory": (r"mmap\.mmap\(", {"board.py", "watch_board.py"}),
+    "connect to a TCPStore": (
+        r"TCPStore\(|super\(\)\.__init__, host, number",
+        {f"stores/{name}.py" for name in ("tcp", "connecting", "serving")},
+    ),
+    "map memory": (r"mmap\.mmap\(", {"monitor/board.py", "heartbeats/board.py"}),
     "install a signal handler": (
         r"signal\.signal\(",
         {
-            "interrupt.py",
-            "logs.py",
-            "monitor_main.py",
+            "interrupt/signals.py",
+            "system/logs.py",
+            "monitor/program.py",
             "launcher/signals.py",
             "tools/inject_fault.py",
             "testing/server.py",
@@ -36,7 +47,7 @@ ONLY = {
     ),
     "change a variable": (
         r"os\.environ\.(update|pop|setdefault|clear)\(|os\.environ\[[^]]+\] = |del os\.environ|putenv\(",
-        {"environment.py", "run.py", "launcher/job.py", "launcher/meeting.py"}
+        {"system/environment.py", *(f"launcher/{name}.py" for name in ("job", "meeting", "program"))}
         | {f"testing/{name}.py" for name in ("coverage", "process", "server")},
     ),
 }
@@ -47,46 +58,99 @@ def within(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
-def layers() -> dict[str, int]:
-    """Module -> layer, from the table in the architecture document."""
-    text = (ROOT / "docs/design/architecture.md").read_text()
-    rows = re.findall(r"^\| (\d) [^|]*\|([^|]*)\|", text, re.MULTILINE)
-    assert len(rows) == 6
-    return {name.rstrip("/"): int(number) for number, cells in rows for name in re.findall(r"`([\w/]+)`", cells)}
+def rows() -> list[list[str]]:
+    """The rooms of the table in the architecture document, one list for each row."""
+    (section,) = re.findall(
+        r"^## Rooms\n(.*?)^## ", (ROOT / "docs/design/architecture.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    cells = re.findall(r"^\| (`[^|]*)\|", section, re.MULTILINE)
+    return [[name.rstrip("/") for name in re.findall(r"`([\w/]+)`", cell)] for cell in cells]
+
+
+@cache
+def ranks() -> dict[str, int]:
+    """Room -> its row."""
+    found = {name: number for number, names in enumerate(rows()) for name in names}
+    assert len(found) == sum(map(len, rows())), "a room is in the table twice"
+    return found
+
+
+def room(name: str) -> str:
+    """The room of a module, from its name inside the package: the longest beginning that the table has."""
+    parts = name.split(".") if name else ["__init__"]
+    for end in range(len(parts), 0, -1):
+        if (found := "/".join(parts[:end])) in ranks():
+            return found
+    raise AssertionError(f"{name} has no room in docs/design/architecture.md")
 
 
 def module(path: Path) -> str:
-    """The part of a file's place that the table names: its first directory or its stem."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    """Its name inside the package."""
+    return within(path).removesuffix(".py").replace("/", ".").removesuffix("__init__").removesuffix(".")
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
-    """Modules of the package that a file imports, also inside functions; not those under TYPE_CHECKING."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.startswith("inprocess"))
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("inprocess"):
-            names = (f"{node.module}.{alias.name}" for alias in node.names)
-            yield from names if node.module == "inprocess" else [str(node.module)]
-        else:
-            yield from imports(node)
+MODULES = {module(path): path for path in FILES}
 
 
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
+@cache
+def imports(path: Path) -> frozenset[str]:
+    """Modules of the package that a file imports, also inside functions and for type checking."""
+    base = within(path).split("/")[:-1]
+    found = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if alias.name.partition(".")[0] == "inprocess"]
+            found.update(name.partition(".")[2] for name in names)
+        elif isinstance(node, ast.ImportFrom):
+            above = base[: len(base) - node.level + 1] if node.level else []
+            full = [*(above if node.level else []), *filter(None, (node.module or "").split("."))]
+            if not node.level:
+                if full[0] != "inprocess":
+                    continue
+                full = full[1:]
+            for alias in node.names:
+                name = ".".join([*full, alias.name])
+                found.add(name if name in MODULES else ".".join(full))
+    return frozenset(found - {module(path)})
+
+
 @pytest.mark.parametrize("path", FILES, ids=within)
-def test_imports_point_to_earlier_layers(path: Path) -> None:
-    table = layers()
-    assert module(path) in table, f"{path.name} has no layer in docs/design/architecture.md"
-    own = table[module(path)]
-    for name in imports(parsed(path)):
-        target = name.split(".")[1] if "." in name else "__init__"
-        where = table.get(target, table["__init__"])  # a name exported by the package itself counts as the package
-        assert where <= own, f"{path.name} (layer {own}) imports {name} (layer {where})"
+def test_imports_point_to_rooms_above(path: Path) -> None:
+    own = room(module(path))
+    for name in imports(path):
+        assert ranks()[room(name)] <= ranks()[own], f"{within(path)} imports {name or 'inprocess'}, from a room below"
+
+
+def test_no_files_import_each_other_in_a_cycle() -> None:
+    """Take away files that import nothing of what is left, until nothing is left."""
+    waiting = {name: imports(path) & MODULES.keys() for name, path in MODULES.items()}
+    while free := [name for name, needed in waiting.items() if not needed & waiting.keys()]:
+        for name in free:
+            del waiting[name]
+    assert not waiting
+
+
+def test_the_package_itself_imports_no_face() -> None:
+    assert all((PACKAGE / f"{name}.py").is_file() for name in FACES)
+    found = {within(path): imports(path) & FACES for path in FILES if module(path) not in ("", "run")}
+    assert not {file: names for file, names in found.items() if names}
+
+
+def test_the_root_has_few_files() -> None:
+    assert sum(path.parent == PACKAGE for path in FILES) <= ROOT_FILES
+
+
+def test_no_file_is_long() -> None:
+    lines = {within(path): len(path.read_text().splitlines()) for path in FILES}
+    assert not {file: number for file, number in lines.items() if number > LINES}
+
+
+def test_each_room_says_its_rule() -> None:
+    assert not [within(path) for path in FILES if path.name == "__init__.py" and not ast.get_docstring(parsed(path))]
 
 
 def texts(tree: ast.AST) -> Iterator[str]:
@@ -98,17 +162,20 @@ def texts(tree: ast.AST) -> Iterator[str]:
             yield node.value
 
 
-def test_only_the_coordinator_knows_keys() -> None:
-    found = {path.stem: {text for text in texts(parsed(path)) if KEY.match(text)} for path in FILES}
-    assert found.pop("coordinator")
-    assert not {name: keys for name, keys in found.items() if keys}
+def test_only_the_verbs_know_keys() -> None:
+    found = {within(path): {text for text in texts(parsed(path)) if KEY.match(text)} for path in FILES}
+    files = {file for file, keys in found.items() if keys}
+    assert files
+    assert not {file for file in files if not file.startswith(("protocol/keys.py", "protocol/verbs/"))}
 
 
-def test_only_the_clock_calls_time() -> None:
-    for path in (path for path in FILES if module(path) != "testing"):  # whose processes are never simulated
+def test_only_the_clock_reads_the_time() -> None:
+    for path in FILES:
+        if within(path) == "system/clock.py" or within(path).startswith("testing/"):  # which is never simulated
+            continue
         names = {alias.name for node in ast.walk(parsed(path)) if isinstance(node, ast.Import) for alias in node.names}
         names |= {str(node.module) for node in ast.walk(parsed(path)) if isinstance(node, ast.ImportFrom)}
-        assert "time" not in names or path.stem == "clock", f"{path.name} imports time; use inprocess.clock"
+        assert "time" not in names, f"{within(path)} imports time; use inprocess.system.clock"
 
 
 @pytest.mark.parametrize("what", ONLY)
@@ -134,12 +201,11 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
 
 
 def test_pure_files_import_no_port() -> None:
-    """Layer 0 has no clock, socket, thread or torch."""
     forbidden = {"time", "socket", "threading", "torch", "subprocess", "multiprocessing", "asyncio"}
-    for path in FILES:
-        if layers().get(module(path)) != 0:
-            continue
+    pure = [path for path in FILES if PURE.fullmatch(within(path))]
+    assert len(pure) > 20
+    for path in pure:
         for node in ast.walk(parsed(path)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
-            assert not forbidden & {name.split(".")[0] for name in names}, f"{path.name} imports {names}"
+            assert not forbidden & {name.split(".")[0] for name in names}, f"{within(path)} imports {names}"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gc
 import logging
-from typing import Any
 
 import pytest
 import torch
 
-from inprocess import leftovers
-from inprocess.leftovers import MIB, WORTH_A_WARNING, WORTH_COLLECTING, Leftovers, in_words
+from inprocess.hardware import leftovers
+from inprocess.hardware.leftovers import MIB, WORTH_A_WARNING, WORTH_COLLECTING, Leftovers, in_words
 from inprocess.state import FrozenState
 
 STATE = FrozenState(rank=2, world_size=4, initial_rank=3, initial_world_size=4, iteration=1)
@@ -37,9 +36,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     """In place of the real one; whoever is asked for the holders knows nothing."""
     gpu = Gpu()
     monkeypatch.setattr(gc, "collect", gpu.collect)
-    monkeypatch.setattr(leftovers, "_references", lambda kind: [])
-    look: Any = lambda kind, noted, now: leftovers._Look(now - noted.allocated)  # noqa: E731
-    monkeypatch.setattr(leftovers, "_look", look)
+    monkeypatch.setattr(leftovers, "_tensors", lambda things: [])
     return gpu
 
 
@@ -180,8 +177,7 @@ def test_a_lost_gpu_says_nothing(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> 
 def test_a_search_that_fails_is_no_fault(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(leftovers, "_look", None)
-    monkeypatch.setattr(leftovers, "_references", None)
+    monkeypatch.setattr(leftovers, "_tensors", None)
     caplog.set_level(logging.DEBUG)
     gpu.allocated = 1
     it = entered(gpu)

@@ -18,10 +18,14 @@ USE = """
 
 def run(program: str) -> str:
     """Run a program in a fresh interpreter; answers what it prints."""
-    text = textwrap.dedent("import sys\nfrom inprocess import light_torch\n") + textwrap.dedent(program)
+    text = textwrap.dedent("import sys\nfrom inprocess.system import light_torch\n") + textwrap.dedent(program)
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def test_the_monitor_s_program_begins_without_torch() -> None:
+    assert run("import inprocess.monitor.program\nprint('torch' in sys.modules)") == "False"
 
 
 def test_the_stores_work_without_the_rest_of_torch() -> None:
@@ -39,7 +43,7 @@ def test_the_library_s_store_module_works_on_it() -> None:
             absent = yield Wait("key", 0.01)
             yield Claim("key", "a")
             return absent, (yield Read("key"))
-        print(store.drive(verb(), connection))
+        print(store.execute(verb(), connection))
     """
     assert run(program) == "(None, b'a')"
 

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inprocess.live.plan import COPIES, NOTHING, WIDTH, Copy, Have, Plan, Shard, Source, Where, newest, plan
+from inprocess.live.plan import COPIES, NOTHING, WIDTH, Copy, Holdings, Plan, Shard, Source, Where, newest, plan
 
 ONE = Shard()
 
 
-def live(*steps: int) -> list[Have]:
+def live(*steps: int) -> list[Holdings]:
     """Ranks with a replicated state; NOTHING: torn."""
-    return [Have(step=step) for step in steps]
+    return [Holdings(step=step) for step in steps]
 
 
-def shards(*held: tuple[int, ...]) -> list[Have]:
+def shards(*held: tuple[int, ...]) -> list[Holdings]:
     """Ranks with a shard each and no copies: the steps of the live states."""
-    return [Have(Shard(index, len(held)), step) for index, (step,) in enumerate(held)]
+    return [Holdings(Shard(index, len(held)), step) for index, (step,) in enumerate(held)]
 
 
 def where(found: Plan | None) -> str:
@@ -51,23 +51,23 @@ def test_replicated(steps: tuple[int, ...], expected: str) -> None:
 
 
 def test_a_copy_where_all_are_torn() -> None:
-    haves = [Have(copies=(Copy(ONE, 4), Copy(ONE, 6))), Have(copies=(Copy(ONE, 4),)), Have()]
+    haves = [Holdings(copies=(Copy(ONE, 4), Copy(ONE, 6))), Holdings(copies=(Copy(ONE, 4),)), Holdings()]
     assert where(plan(haves)) == "6: c 0c 0c"
 
 
 def test_a_live_state_rather_than_a_copy() -> None:
     """Both are of one step; the copy may be somewhere else."""
-    haves = [Have(step=6, copies=(Copy(ONE, 6),)), Have(copies=(Copy(ONE, 6),))]
+    haves = [Holdings(step=6, copies=(Copy(ONE, 6),)), Holdings(copies=(Copy(ONE, 6),))]
     assert where(plan(haves)) == "6: . c"
 
 
-def ring(size: int, *, steps: tuple[int, ...], own: tuple[int, ...], kept: tuple[int, ...]) -> list[Have]:
+def ring(size: int, *, steps: tuple[int, ...], own: tuple[int, ...], kept: tuple[int, ...]) -> list[Holdings]:
     """Ranks with a shard each, two copies of it, and two of that of the rank before."""
     haves = []
     for rank in range(size):
         mine, other = Shard(rank, size), Shard((rank - 1) % size, size)
         copies = (*(Copy(mine, step) for step in own), *(Copy(other, step) for step in kept))
-        haves.append(Have(mine, steps[rank], copies))
+        haves.append(Holdings(mine, steps[rank], copies))
     return haves
 
 
@@ -81,31 +81,31 @@ def test_sharded_one_is_a_step_ahead() -> None:
 
 def test_sharded_one_is_new() -> None:
     haves = ring(3, steps=(7, NOTHING, 7), own=(4, 6), kept=(4, 6))
-    haves[1] = Have(Shard(1, 3))
+    haves[1] = Holdings(Shard(1, 3))
     assert where(plan(haves)) == "6: c 2c c"
 
 
 def test_sharded_one_is_new_and_its_last_copy_was_under_way() -> None:
     haves = ring(3, steps=(7, NOTHING, 7), own=(4, 6), kept=(4, 6))
-    haves[1], haves[2] = Have(Shard(1, 3)), Have(Shard(2, 3), 7, (*haves[2].copies[:2], Copy(Shard(1, 3), 4)))
+    haves[1], haves[2] = Holdings(Shard(1, 3)), Holdings(Shard(2, 3), 7, (*haves[2].copies[:2], Copy(Shard(1, 3), 4)))
     assert where(plan(haves)) == "4: c 2c c"
 
 
 def test_sharded_two_neighbours_are_new() -> None:
     haves = ring(4, steps=(7, 7, 7, 7), own=(4, 6), kept=(4, 6))
-    haves[1], haves[2] = Have(Shard(1, 4)), Have(Shard(2, 4))
+    haves[1], haves[2] = Holdings(Shard(1, 4)), Holdings(Shard(2, 4))
     assert plan(haves) is None
 
 
 def test_of_other_shards_nothing_can_be_used() -> None:
     """The world is smaller, and each rank needs another part of the whole."""
-    haves = [Have(Shard(rank, 2), NOTHING, (Copy(Shard(rank, 3), 6),)) for rank in range(2)]
+    haves = [Holdings(Shard(rank, 2), NOTHING, (Copy(Shard(rank, 3), 6),)) for rank in range(2)]
     assert plan(haves) is None
     assert newest(haves) == 6
 
 
 def test_ranks_that_were_numbered_anew_exchange_what_they_have() -> None:
-    haves = [Have(Shard(rank, 3), 5, live=Shard((rank + 1) % 3, 3)) for rank in range(3)]
+    haves = [Holdings(Shard(rank, 3), 5, live=Shard((rank + 1) % 3, 3)) for rank in range(3)]
     assert where(plan(haves)) == "5: 2 0 1"
 
 
@@ -125,10 +125,10 @@ copies = st.builds(Copy, st.builds(Shard, st.integers(0, 2), st.just(3)), st.int
 
 
 @st.composite
-def jobs(draw: st.DrawFn) -> list[Have]:
+def jobs(draw: st.DrawFn) -> list[Holdings]:
     size = draw(st.integers(1, 6))
     return [
-        Have(
+        Holdings(
             Shard(rank % 3, 3),
             draw(steps),
             tuple(draw(st.lists(copies, max_size=COPIES))),
@@ -140,14 +140,14 @@ def jobs(draw: st.DrawFn) -> list[Have]:
 
 
 @given(jobs())
-def test_rows(haves: list[Have]) -> None:
+def test_rows(haves: list[Holdings]) -> None:
     rows = [have.row() for have in haves]
     assert {len(row) for row in rows} == {WIDTH}
-    assert [Have.of(row) for row in rows] == haves
+    assert [Holdings.of(row) for row in rows] == haves
 
 
 @given(jobs())
-def test_whoever_sends_has_it(haves: list[Have]) -> None:
+def test_whoever_sends_has_it(haves: list[Holdings]) -> None:
     found = plan(haves)
     needed = {have.shard for have in haves}
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inprocess.attribution import one_line
-from inprocess.protocol import messages
-from inprocess.protocol.messages import Arrival, BadMessage, Decision, Kind
-from inprocess.strict_json import MAX_LENGTH
+from inprocess.protocol import messages, parsing
+from inprocess.protocol.messages import Arrival, ArrivalKind, BadMessage, Decision
+from inprocess.system.strict_json import MAX_LENGTH
 
 from . import hostile
 from .hostile import KINDS, fuzz
@@ -30,101 +30,101 @@ def test_what_is_dumped_loads_again(kind: str, data: st.DataObject) -> None:
 
 def test_small_on_the_wire() -> None:
     """What is absent is not sent."""
-    assert messages.dump(Arrival(Kind.DEAD)) == '{"kind":"dead"}'
-    longest = Arrival(Kind.ALIVE, 9, 10, where="x" * 10_000, waits=True)
+    assert messages.dump(Arrival(ArrivalKind.DEAD)) == '{"kind":"dead"}'
+    longest = Arrival(ArrivalKind.ALIVE, 9, 10, where="x" * 10_000, waits=True)
     assert len(messages.dump(longest)) < 1024
 
 
 @pytest.mark.parametrize(
     ("load", "raw", "says"),
     [
-        (messages.load_arrival, b"", "not hold JSON"),
-        (messages.load_arrival, b"\xff\x00", "not hold JSON"),
-        (messages.load_arrival, "[1]", "JSON object"),
-        (messages.load_arrival, "[" * 100_000, "not hold JSON"),
-        (messages.load_arrival, '{"kind":"here"}', "unknown arrival kind 'here'"),
-        (messages.load_arrival, '{"kind":"rank","rank":-1}', "'rank' is not a number"),
-        (messages.load_arrival, '{"kind":"rank","rank":true}', "'rank' is not a number"),
-        (messages.load_arrival, '{"kind":"rank","rank":1e9}', "'rank' is not a number"),
-        (messages.load_arrival, '{"kind":"rank","by":7}', "'by' is not text"),
-        (messages.load_arrival, '{"kind":"rank","rank":2,"world_size":2}', "do not fit"),
-        (messages.load_arrival, '{"kind":"alive"}', "do not fit"),
-        (messages.load_arrival, '{"kind":"alive","rank":0,"waits":1,"world_size":1}', "'waits' is neither true nor"),
-        (messages.load_arrival, '{"kind":"alive","rank":0,"where":[],"world_size":1}', "'where' is not text"),
-        (messages.load_arrival, '{"kind":"dead","where":"a.py:1 in f"}', "do not fit"),
-        (messages.load_decision, '{"stuck":{}}', "'stuck' is not a list of at most 8"),
-        (messages.load_decision, '{"stuck":[{"interruption":"terminated","rank":0}]}', "'stuck_count' is less than"),
-        (messages.load_decision, json.dumps({"stuck": [{}] * 9, "stuck_count": 9}), "list of at most 8"),
-        (messages.load_decision, '{"waiting":-1}', "'waiting' is not a number"),
-        (messages.load_arrival, '{"kind":"alive","rank":2,"world_size":2}', "do not fit"),
-        (messages.load_arrival, '{"kind":"dead","rank":2}', "do not fit"),
-        (messages.load_arrival, '{"active_world_size":3,"kind":"rank","rank":0,"world_size":2}', "do not fit"),
+        (parsing.load_arrival, b"", "not hold JSON"),
+        (parsing.load_arrival, b"\xff\x00", "not hold JSON"),
+        (parsing.load_arrival, "[1]", "JSON object"),
+        (parsing.load_arrival, "[" * 100_000, "not hold JSON"),
+        (parsing.load_arrival, '{"kind":"here"}', "unknown arrival kind 'here'"),
+        (parsing.load_arrival, '{"kind":"rank","rank":-1}', "'rank' is not a number"),
+        (parsing.load_arrival, '{"kind":"rank","rank":true}', "'rank' is not a number"),
+        (parsing.load_arrival, '{"kind":"rank","rank":1e9}', "'rank' is not a number"),
+        (parsing.load_arrival, '{"kind":"rank","by":7}', "'by' is not text"),
+        (parsing.load_arrival, '{"kind":"rank","rank":2,"world_size":2}', "do not fit"),
+        (parsing.load_arrival, '{"kind":"alive"}', "do not fit"),
+        (parsing.load_arrival, '{"kind":"alive","rank":0,"waits":1,"world_size":1}', "'waits' is neither true nor"),
+        (parsing.load_arrival, '{"kind":"alive","rank":0,"where":[],"world_size":1}', "'where' is not text"),
+        (parsing.load_arrival, '{"kind":"dead","where":"a.py:1 in f"}', "do not fit"),
+        (parsing.load_decision, '{"stuck":{}}', "'stuck' is not a list of at most 8"),
+        (parsing.load_decision, '{"stuck":[{"interruption":"terminated","rank":0}]}', "'stuck_count' is less than"),
+        (parsing.load_decision, json.dumps({"stuck": [{}] * 9, "stuck_count": 9}), "list of at most 8"),
+        (parsing.load_decision, '{"waiting":-1}', "'waiting' is not a number"),
+        (parsing.load_arrival, '{"kind":"alive","rank":2,"world_size":2}', "do not fit"),
+        (parsing.load_arrival, '{"kind":"dead","rank":2}', "do not fit"),
+        (parsing.load_arrival, '{"active_world_size":3,"kind":"rank","rank":0,"world_size":2}', "do not fit"),
         (
-            messages.load_arrival,
+            parsing.load_arrival,
             '{"active_rank":1,"active_world_size":1,"kind":"rank","rank":0,"world_size":2}',
             "do not fit",
         ),
-        (messages.load_arrival, '{"kind":"dead","kind":"alive"}', "a name appears twice"),
-        (messages.load_arrival, '{"kind":"dead","more":1}', "Arrival has no such field: 'more'"),
-        (messages.load_arrival, '{"kind":"dead","rank":NaN}', "NaN is no number"),
-        (messages.load_arrival, '{"kind":"dead"}'.encode("utf-16"), "not hold JSON"),
-        (messages.load_arrival, '{"kind":' + "[" * 200 + "]" * 200 + "}", "nested deeper"),
-        (messages.load_arrival, b" " * MAX_LENGTH + b"{}", f"{MAX_LENGTH + 2} bytes are more than {MAX_LENGTH}"),
-        (messages.load_arrival, '{"kind":"alive","limit":3,"rank":0,"repeats":2,"world_size":1}', "'limit' do not fit"),
-        (messages.load_arrival, '{"kind":"alive","rank":0,"repeats":-1,"world_size":1}', "'repeats' is not a number"),
-        (messages.load_arrival, '{"kind":"alive","progressed":1,"rank":0,"world_size":1}', "neither true nor false"),
-        (messages.load_arrival, '{"kind":"alive","ran":"","rank":0,"world_size":1}', "neither true nor false"),
-        (messages.load_decision, '{"pause":5001}', "longer than 5000 ms"),
-        (messages.load_decision, '{"pause":0.5}', "'pause' is not a number"),
-        (messages.load_decision, '{"repeats":"3"}', "'repeats' is not a number"),
-        (messages.load_decision, '{"ran":1}', "neither true nor false"),
+        (parsing.load_arrival, '{"kind":"dead","kind":"alive"}', "a name appears twice"),
+        (parsing.load_arrival, '{"kind":"dead","more":1}', "Arrival has no such field: 'more'"),
+        (parsing.load_arrival, '{"kind":"dead","rank":NaN}', "NaN is no number"),
+        (parsing.load_arrival, '{"kind":"dead"}'.encode("utf-16"), "not hold JSON"),
+        (parsing.load_arrival, '{"kind":' + "[" * 200 + "]" * 200 + "}", "nested deeper"),
+        (parsing.load_arrival, b" " * MAX_LENGTH + b"{}", f"{MAX_LENGTH + 2} bytes are more than {MAX_LENGTH}"),
+        (parsing.load_arrival, '{"kind":"alive","limit":3,"rank":0,"repeats":2,"world_size":1}', "'limit' do not fit"),
+        (parsing.load_arrival, '{"kind":"alive","rank":0,"repeats":-1,"world_size":1}', "'repeats' is not a number"),
+        (parsing.load_arrival, '{"kind":"alive","progressed":1,"rank":0,"world_size":1}', "neither true nor false"),
+        (parsing.load_arrival, '{"kind":"alive","ran":"","rank":0,"world_size":1}', "neither true nor false"),
+        (parsing.load_decision, '{"pause":5001}', "longer than 5000 ms"),
+        (parsing.load_decision, '{"pause":0.5}', "'pause' is not a number"),
+        (parsing.load_decision, '{"repeats":"3"}', "'repeats' is not a number"),
+        (parsing.load_decision, '{"ran":1}', "neither true nor false"),
         (
-            messages.load_outcome,
+            parsing.load_outcome,
             '{"cause":{"interruption":"exception","pings":99999999999999999999,"rank":0},"completed":false}',
             "pings",
         ),
-        (messages.load_roster, '{"members":[[1,0]]}', "a range that is empty"),
-        (messages.load_roster, '{"members":[[0,2],[2,3]]}', "ranges that overlap"),
-        (messages.load_roster, '{"members":[[0,16777000]]}', "more than 1048576 members"),
-        (messages.load_roster, '{"members":[[0,1,2]]}', "not a list of pairs"),
-        (messages.load_ticket, '{"place":1}', "'place' and 'world_size' are not"),
-        (messages.load_ticket, '{"place":2,"world_size":2}', "'place' and 'world_size' are not"),
-        (messages.load_vote, '{"iteration":1}', "has no 'place'"),
-        (messages.load_vote, '{"place":-1}', "'place' is not a number"),
-        (messages.load_vote, '{"members":[[3,2]],"place":1}', "a range that is empty"),
-        (messages.load_verdict, '{"fate":"stop"}', "unknown fate 'stop'"),
-        (messages.load_verdict, '{"fate":"go","places":[[0,1]]}', "do not fit"),
-        (messages.load_verdict, '{"fate":"go","port":29500}', "do not fit"),
-        (messages.load_verdict, '{"fate":"go","places":[[0,1]],"port":65536}', "do not fit"),
-        (messages.load_verdict, '{"fate":"refused","places":[[0,1]],"port":29500}', "do not fit"),
-        (messages.load_verdict, '{"fate":"refused","reason":7}', "'reason' is not text"),
-        (messages.load_decision, '{"fresh":[0],"joined":[[0,0]],"places":1}', "do not fit"),
-        (messages.load_decision, '{"fresh":[1],"joined":[[1048577,1]],"places":1}', "do not fit"),
-        (messages.load_decision, '{"joined":[[1048577,0]],"places":1}', "do not fit"),
-        (messages.load_decision, '{"fresh":[0],"joined":[[1048577,0],[1048578,0]],"places":1}', "do not fit"),
-        (messages.load_decision, '{"fresh":[0],"joined":[[1048577,0]],"places":1,"terminated":[0]}', "do not fit"),
-        (messages.load_decision, '{"places":1}', "do not fit"),
-        (messages.load_decision, '{"abort":"x","fresh":[0],"joined":[[1048577,0]],"places":1}', "do not fit"),
-        (messages.load_roster, '{"iteration":-1}', "'iteration' is not a number"),
-        (messages.load_roster, '{"joined":[[2,1],[1,1]]}', "'joined' is not a list of pairs of numbers that ascend"),
-        (messages.load_start, '{"go":false,"active_world_size":1}', "do not fit"),
-        (messages.load_outcome, '{"completed":false}', "do not fit"),
-        (messages.load_outcome, '{"cause":{"interruption":"terminated","rank":0},"completed":true}', "do not fit"),
-        (messages.load_outcome, '{"cause":{"interruption":"terminated","rank":99999999},"completed":false}', "below"),
-        (messages.load_decision, '{"removed":[1,1]}', "'removed' is not a list of numbers that ascend"),
-        (messages.load_decision, '{"terminated":[-1]}', "'terminated' is not a list"),
+        (parsing.load_roster, '{"members":[[1,0]]}', "a range that is empty"),
+        (parsing.load_roster, '{"members":[[0,2],[2,3]]}', "ranges that overlap"),
+        (parsing.load_roster, '{"members":[[0,16777000]]}', "more than 1048576 members"),
+        (parsing.load_roster, '{"members":[[0,1,2]]}', "not a list of pairs"),
+        (parsing.load_ticket, '{"place":1}', "'place' and 'world_size' are not"),
+        (parsing.load_ticket, '{"place":2,"world_size":2}', "'place' and 'world_size' are not"),
+        (parsing.load_vote, '{"iteration":1}', "has no 'place'"),
+        (parsing.load_vote, '{"place":-1}', "'place' is not a number"),
+        (parsing.load_vote, '{"members":[[3,2]],"place":1}', "a range that is empty"),
+        (parsing.load_verdict, '{"fate":"stop"}', "unknown fate 'stop'"),
+        (parsing.load_verdict, '{"fate":"go","places":[[0,1]]}', "do not fit"),
+        (parsing.load_verdict, '{"fate":"go","port":29500}', "do not fit"),
+        (parsing.load_verdict, '{"fate":"go","places":[[0,1]],"port":65536}', "do not fit"),
+        (parsing.load_verdict, '{"fate":"refused","places":[[0,1]],"port":29500}', "do not fit"),
+        (parsing.load_verdict, '{"fate":"refused","reason":7}', "'reason' is not text"),
+        (parsing.load_decision, '{"fresh":[0],"joined":[[0,0]],"places":1}', "do not fit"),
+        (parsing.load_decision, '{"fresh":[1],"joined":[[1048577,1]],"places":1}', "do not fit"),
+        (parsing.load_decision, '{"joined":[[1048577,0]],"places":1}', "do not fit"),
+        (parsing.load_decision, '{"fresh":[0],"joined":[[1048577,0],[1048578,0]],"places":1}', "do not fit"),
+        (parsing.load_decision, '{"fresh":[0],"joined":[[1048577,0]],"places":1,"terminated":[0]}', "do not fit"),
+        (parsing.load_decision, '{"places":1}', "do not fit"),
+        (parsing.load_decision, '{"abort":"x","fresh":[0],"joined":[[1048577,0]],"places":1}', "do not fit"),
+        (parsing.load_roster, '{"iteration":-1}', "'iteration' is not a number"),
+        (parsing.load_roster, '{"joined":[[2,1],[1,1]]}', "'joined' is not a list of pairs of numbers that ascend"),
+        (parsing.load_start, '{"go":false,"active_world_size":1}', "do not fit"),
+        (parsing.load_outcome, '{"completed":false}', "do not fit"),
+        (parsing.load_outcome, '{"cause":{"interruption":"terminated","rank":0},"completed":true}', "do not fit"),
+        (parsing.load_outcome, '{"cause":{"interruption":"terminated","rank":99999999},"completed":false}', "below"),
+        (parsing.load_decision, '{"removed":[1,1]}', "'removed' is not a list of numbers that ascend"),
+        (parsing.load_decision, '{"terminated":[-1]}', "'terminated' is not a list"),
         (
-            messages.load_decision,
+            parsing.load_decision,
             '{"record_count":0,"records":[{"interruption":"terminated","rank":0}]}',
             "is less than the number",
         ),
-        (messages.load_start, '{"go":1}', "'go' is neither true nor false"),
-        (messages.load_outcome, '{"completed":null}', "'completed' is neither true nor false"),
-        (messages.load_outcome, '{"completed":false,"cause":{}}', "no field 'rank'"),
-        (messages.load_decision, '{"removed":"0"}', "'removed' is not a list of numbers"),
-        (messages.load_decision, '{"removed":[0,null]}', "'removed' is not a list of numbers"),
-        (messages.load_decision, '{"records":7}', "'records' is not a list"),
-        (messages.load_decision, json.dumps({"records": [{}] * 33}), "at most 32 records"),
+        (parsing.load_start, '{"go":1}', "'go' is neither true nor false"),
+        (parsing.load_outcome, '{"completed":null}', "'completed' is neither true nor false"),
+        (parsing.load_outcome, '{"completed":false,"cause":{}}', "no field 'rank'"),
+        (parsing.load_decision, '{"removed":"0"}', "'removed' is not a list of numbers"),
+        (parsing.load_decision, '{"removed":[0,null]}', "'removed' is not a list of numbers"),
+        (parsing.load_decision, '{"records":7}', "'records' is not a list"),
+        (parsing.load_decision, json.dumps({"records": [{}] * 33}), "at most 32 records"),
     ],
 )
 def test_broken_values_are_refused(load: object, raw: bytes | str, says: str) -> None:
@@ -153,7 +153,7 @@ def test_nothing_else_escapes(kind: str, data: st.DataObject) -> None:
 @given(hostile.anything | hostile.damaged(st.integers(0, 10**20).map(lambda number: str(number).encode())))
 def test_counters(raw: bytes) -> None:
     try:
-        number = messages.load_count(raw, "7/done#")
+        number = parsing.load_count(raw, "7/done#")
     except BadMessage as error:
         assert "'7/done#'" in str(error) and len(str(error)) < 500
     else:
@@ -163,14 +163,14 @@ def test_counters(raw: bytes) -> None:
 
 @pytest.mark.parametrize(("raw", "number"), [(None, 0), (b"0", 0), (b"17", 17), (3, 3)])
 def test_counters_of_ours(raw: Any, number: int) -> None:
-    assert messages.load_count(raw, "key") == number
+    assert parsing.load_count(raw, "key") == number
 
 
 @pytest.mark.parametrize(
     "address", ["-", "@:29500", "10.0.0.1:1", "fe80::1%eth0:65535", "node-3.cluster_a.local:40000"]
 )
 def test_addresses(address: str) -> None:
-    assert messages.load_address(address.encode(), "key") == address
+    assert parsing.load_address(address.encode(), "key") == address
 
 
 good_addresses = st.builds(lambda host, port: f"{host}:{port}".encode(), st.text("a1.-", min_size=1), st.integers())
@@ -180,7 +180,7 @@ good_addresses = st.builds(lambda host, port: f"{host}:{port}".encode(), st.text
 @given(hostile.anything | hostile.damaged(good_addresses))
 def test_other_addresses(raw: bytes) -> None:
     try:
-        address = messages.load_address(raw, "7/rendezvous")
+        address = parsing.load_address(raw, "7/rendezvous")
     except BadMessage as error:
         assert "'7/rendezvous'" in str(error) and len(str(error)) < 500
     else:
@@ -191,13 +191,13 @@ def test_other_addresses(raw: bytes) -> None:
 @fuzz
 @given(hostile.anything | st.text().map(str.encode))
 def test_reasons_are_shown_as_they_are_but_harmless(raw: bytes) -> None:
-    reason = messages.load_reason(raw)
+    reason = parsing.load_reason(raw)
     assert reason and reason.isprintable() and len(reason) <= messages.REASON_LIMIT
-    assert messages.load_decision(messages.dump(Decision(abort=reason)), "key").abort == reason
+    assert parsing.load_decision(messages.dump(Decision(abort=reason)), "key").abort == reason
 
 
 def test_no_reason() -> None:
-    assert messages.load_reason(None) == ""
+    assert parsing.load_reason(None) == ""
 
 
 @fuzz

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from inprocess.protocol import book
+from inprocess.protocol import membership
 from tests.mutants import ROOT, Edit, Mutant, Stale, applied
 from tests.mutants.__main__ import judge
 from tests.mutants.catalog import MUTANTS
@@ -34,7 +34,7 @@ def test_a_stale_snippet_is_an_error(source: str) -> None:
 def test_applied_for_a_while() -> None:
     """Also for whoever imported the class before."""
     (mutant,) = (mutant for mutant in MUTANTS if mutant.name == "always_included")
-    gone = book.Book(member=1, roster=(0,))
+    gone = membership.Membership(member=1, roster=(0,))
     with applied(mutant):
         assert gone.included
     assert not gone.included

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from inprocess import nic
-from inprocess.nic import Link
+from inprocess.hardware import nic
+from inprocess.hardware.nic import Link
 
 GPU = "0000:4b:00.0"
 

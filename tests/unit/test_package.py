@@ -55,9 +55,7 @@ def test_listed_modules_exist() -> None:
     assert set(dir(inprocess)) - set(inprocess.__all__) <= found
 
 
-def test_without_torch() -> None:
-    """The light parts work; what needs torch says so."""
-    program = """
+NO_TORCH = """
 import sys
 
 class NoTorch:
@@ -66,10 +64,17 @@ class NoTorch:
             raise ModuleNotFoundError("No module named 'torch'", name=name)
 
 sys.meta_path.insert(0, NoTorch())
-import inprocess
-inprocess.OptionError
-inprocess.Wrapper
 """
+
+
+def test_the_parts_that_all_tests_use_need_no_torch() -> None:
+    """`nox -s versions` and `nox -s package` run tests without it."""
+    run(f"{NO_TORCH}import tests.conftest, inprocess.testing.plugin, inprocess.testing.command")
+
+
+def test_without_torch() -> None:
+    """The light parts work; what needs torch says so."""
+    program = f"{NO_TORCH}import inprocess; inprocess.OptionError; inprocess.Wrapper"
     done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
     says = f"ModuleNotFoundError: inprocess.wrap needs torch, which is not installed: `{sys.executable} -m pip install"
     assert says in done.stderr

@@ -11,16 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inprocess import environment, monitor_files, pidfile, strict_json
 from inprocess.attribution import Interruption, InterruptionRecord, summary
-from inprocess.board import Board
+from inprocess.call import launch_variables
 from inprocess.exception import InternalError, OptionError
-from inprocess.monitor_config import LONGEST_LINE, Lines, MonitorConfig
-from inprocess.policy import Limits, View, decide, wake_at
+from inprocess.monitor import files as monitor_files
+from inprocess.monitor import pidfile
+from inprocess.monitor.board import Board
+from inprocess.monitor.configuration import MonitorConfig
+from inprocess.monitor.policy import Limits, View, decide, wake_at
 from inprocess.rank_assignment import Layer, RankAssignmentCtx, Tree
 from inprocess.rank_assignment.gather import gather
 from inprocess.state import State
 from inprocess.store import StoreSpec
+from inprocess.system import strict_json
+from inprocess.system.json_lines import LONGEST_LINE, Lines
 from inprocess.wait_daemon import wait_daemon
 
 from . import hostile
@@ -190,7 +194,7 @@ names = st.sampled_from(("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TO
 def test_environment(variables: dict[str, str]) -> None:
     env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234", **variables}
     with contextlib.suppress(OptionError):
-        launch = environment.read(env)
+        launch = launch_variables.read(env)
         assert 0 <= launch.rank < launch.world_size and 0 <= launch.port < 65536
 
 

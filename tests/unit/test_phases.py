@@ -61,7 +61,7 @@ def test_a_rank_can_leave_from_everywhere(phase: Phase) -> None:
         event = Event.QUIT if path[-1] in (Phase.END, Phase.LEAVE) else Event.OK
         assert path[-1] not in (Phase.ASSIGN, Phase.RUN)
         assert len(path) < 8, f"{path} does not lead out"
-    nobody_waits = phase in (Phase.JOIN, Phase.COMPLETE, Phase.MOVE, Phase.LEAVE)
+    nobody_waits = phase in (Phase.JOIN, Phase.COMPLETE, Phase.FAILOVER, Phase.LEAVE)
     assert (Phase.END in path) is not nobody_waits
 
 

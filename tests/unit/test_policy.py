@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from inprocess import policy
 from inprocess.attribution import Interruption
-from inprocess.policy import Action, Kill, Limits, Report, Snapshot, View
+from inprocess.monitor import policy
+from inprocess.monitor.policy import Action, Kill, Limits, Report, Snapshot, View
 from inprocess.protocol.phases import Phase
 
 S = 1_000_000_000
@@ -137,7 +137,7 @@ def test_a_fenced_rank_is_not_given_grace_and_others_are() -> None:
 
 def test_unheard_where_heartbeats_do_not_get_through() -> None:
     """With a timeout of 20 s the lease is 18 s; from 14 s after the last heartbeat on it is looked closely, for 1 s."""
-    unheard = policy.Unheard(20.0)
+    unheard = policy.LeaseWatch(20.0)
     assert unheard.look_at(18.0) == pytest.approx(14.0)
     assert not unheard.is_sure(4.1, now=100.0)
     assert not unheard.is_sure(4.0, now=100.1)
@@ -147,7 +147,7 @@ def test_unheard_where_heartbeats_do_not_get_through() -> None:
 
 
 def test_a_heartbeat_after_everything_stood_still() -> None:
-    unheard = policy.Unheard(20.0)
+    unheard = policy.LeaseWatch(20.0)
     assert not unheard.is_sure(0.5, now=100.0)
     assert not unheard.is_sure(18.0, now=100.2)
     assert not unheard.is_sure(4.0, now=115.0)

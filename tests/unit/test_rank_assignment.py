@@ -12,11 +12,11 @@ import pytest
 import torch.distributed as dist
 
 from inprocess import rank_filter as older
+from inprocess.call.hooks import adapt_rank_assignment
 from inprocess.compose import Compose
 from inprocess.exception import InternalError, OptionError
 from inprocess.exception import RankDiscarded as ExceptionRankDiscarded
 from inprocess.exception import TimeoutError as OurTimeoutError
-from inprocess.hooks import adapt_rank_assignment
 from inprocess.rank_assignment import (
     ActivateAllRanks,
     ActiveWorldSizeDivisibleBy,
@@ -485,7 +485,7 @@ def test_a_tree_uses_one_store_again(hash_store: dist.Store) -> None:
 
 
 def test_why_a_rank_is_discarded() -> None:
-    with pytest.raises(RankDiscarded, match=r"rank 0 \(initially 0\) is discarded: its group '0 of 0' has 1 healthy"):
+    with pytest.raises(RankDiscarded, match=r"rank 0 is discarded: its group '0 of 0' has 1 healthy"):
         adapt_rank_assignment(PAIRS)(ctx_of(0, 1))
 
 

@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 
 from inprocess.attribution import Interruption, InterruptionRecord
-from inprocess.coordinator import alive
-from inprocess.protocol.book import Book
-from inprocess.protocol.messages import LONGEST_PAUSE, Arrival, Decision, Kind
+from inprocess.protocol.membership import Membership
+from inprocess.protocol.messages import LONGEST_PAUSE, Arrival, ArrivalKind, Decision
 from inprocess.protocol.repeats import Finding, Row, find, pause
 from inprocess.protocol.rounds import decide_end
+from inprocess.protocol.verbs.rounds import alive
 
 A = InterruptionRecord(0, Interruption.EXCEPTION, message="NameError: x", where="train.py:7 in train", pings=3)
 ECHO = InterruptionRecord(
@@ -36,7 +36,7 @@ def after(*decisions: Decision) -> Row:
 
 
 def said(repeats: int = 0, limit: int = 0, progressed: bool = False, ran: bool = False) -> Arrival:
-    return Arrival(Kind.ALIVE, 0, 2, repeats=repeats, limit=limit, progressed=progressed, ran=ran)
+    return Arrival(ArrivalKind.ALIVE, 0, 2, repeats=repeats, limit=limit, progressed=progressed, ran=ran)
 
 
 @pytest.mark.parametrize(
@@ -161,13 +161,13 @@ def test_pauses(count: int, milliseconds: int) -> None:
 
 @pytest.mark.parametrize(("repeats", "limit", "shown"), [(9, 10, 0), (10, 10, 10), (12, 10, 10), (99, None, 0)])
 def test_a_member_says_when_its_limit_is_reached(repeats: int, limit: int | None, shown: int) -> None:
-    entry = alive(Book.founder(0, range(2), 2), repeats=repeats, limit=limit)
+    entry = alive(Membership.founder(0, range(2), 2), repeats=repeats, limit=limit)
     assert (entry.repeats, entry.limit) == (repeats, shown)
 
 
 def test_a_member_says_that_an_iteration_before_progressed() -> None:
-    book = Book.founder(0, range(2), 2)
-    assert not alive(book).ran
-    book.apply(Decision(progressed=True))
-    assert alive(book).ran
-    assert not alive(book).progressed
+    membership = Membership.founder(0, range(2), 2)
+    assert not alive(membership).ran
+    membership.apply(Decision(progressed=True))
+    assert alive(membership).ran
+    assert not alive(membership).progressed

@@ -8,7 +8,8 @@ import pytest
 
 from inprocess.attribution import RETURNED, Interruption, InterruptionRecord, standstill
 from inprocess.protocol.messages import FIRST_JOINER as J
-from inprocess.protocol.messages import MAX_RECORDS, MAX_STUCK, Arrival, Kind, Start, Ticket, dump, load_decision
+from inprocess.protocol.messages import MAX_RECORDS, MAX_STUCK, Arrival, ArrivalKind, Start, Ticket, dump
+from inprocess.protocol.parsing import load_decision
 from inprocess.protocol.rounds import MISSING, decide_end, decide_start, seat
 
 
@@ -17,12 +18,12 @@ def took(text: str, size: int | None = None, active: int | None = None) -> dict[
     words = text.split()
     size = len(words) if size is None else size
     active = sum(word.isdigit() for word in words) if active is None else active
-    kinds = {"x": Kind.DEAD, "l": Kind.LEFT, "d": Kind.DISCARDED}
+    kinds = {"x": ArrivalKind.DEAD, "l": ArrivalKind.LEFT, "d": ArrivalKind.DISCARDED}
     arrivals = {}
     for member, word in enumerate(words):
         rank = int(word) if word.isdigit() else member
         place = (rank, size, active, rank if word.isdigit() else None)
-        arrivals[member] = Arrival(kinds[word]) if word in kinds else Arrival(Kind.RANK, *place)
+        arrivals[member] = Arrival(kinds[word]) if word in kinds else Arrival(ArrivalKind.RANK, *place)
     return arrivals
 
 
@@ -71,9 +72,9 @@ def test_nobody_took_a_rank(round_: str) -> None:
         took("0 2", active=2),
         took("1 2"),
         took("0 1", active=3),
-        {**took("0 1"), 1: Arrival(Kind.RANK, 1, 3, 3, 1)},
-        {**took("0 1"), 1: Arrival(Kind.RANK, 1, 3, 2, 1)},
-        {**took("0 1"), 1: Arrival(Kind.RANK, 0, 2, 2, 1)},
+        {**took("0 1"), 1: Arrival(ArrivalKind.RANK, 1, 3, 3, 1)},
+        {**took("0 1"), 1: Arrival(ArrivalKind.RANK, 1, 3, 2, 1)},
+        {**took("0 1"), 1: Arrival(ArrivalKind.RANK, 0, 2, 2, 1)},
     ],
     ids=["twice", "gap", "from one", "one short", "sizes differ", "world sizes differ", "places collide"],
 )
@@ -86,9 +87,9 @@ def test_hopeless_assignment(arrivals: dict[int, Arrival]) -> None:
 
 def ended(text: str, size: int = 4) -> dict[int, Arrival]:
     """An end round in one line: a number is the frame rank of a live member, x dead, l left."""
-    kinds = {"x": Kind.DEAD, "l": Kind.LEFT}
+    kinds = {"x": ArrivalKind.DEAD, "l": ArrivalKind.LEFT}
     return {
-        member: Arrival(kinds[word]) if word in kinds else Arrival(Kind.ALIVE, int(word), size)
+        member: Arrival(kinds[word]) if word in kinds else Arrival(ArrivalKind.ALIVE, int(word), size)
         for member, word in enumerate(text.split())
     }
 
@@ -111,7 +112,7 @@ def test_next_roster(round_: str, removed: tuple[int, ...], terminated: tuple[in
 
 
 def test_frames_that_differ_end_the_job() -> None:
-    arrivals = {0: Arrival(Kind.ALIVE, 0, 4), 1: Arrival(Kind.ALIVE, 1, 3)}
+    arrivals = {0: Arrival(ArrivalKind.ALIVE, 0, 4), 1: Arrival(ArrivalKind.ALIVE, 1, 3)}
     assert "disagree" in decide_end(arrivals, [], 0).abort
     assert decide_end(arrivals, [], 0, "first reason").abort == "first reason"
 
@@ -162,8 +163,8 @@ def test_who_gets_which_place(taken: str, tickets: str, seats: str) -> None:
 def test_who_joins_brings_everybody_back_to_its_place() -> None:
     """0 1 2 3 without 1 ran as 0 1 2; now 3 dies as well, and one comes for 1."""
     frame = {0: (0, 0), 2: (1, 2)}
-    arrivals = {member: Arrival(Kind.ALIVE, rank, 3, place=place) for member, (rank, place) in frame.items()}
-    decision = decide_end(arrivals | {3: Arrival(Kind.DEAD)}, [], 0, tickets={J: Ticket(1, 4)})
+    arrivals = {member: Arrival(ArrivalKind.ALIVE, rank, 3, place=place) for member, (rank, place) in frame.items()}
+    decision = decide_end(arrivals | {3: Arrival(ArrivalKind.DEAD)}, [], 0, tickets={J: Ticket(1, 4)})
     assert (decision.removed, decision.joined, decision.places) == ((3,), ((J, 1),), 3)
     assert (decision.terminated, decision.fresh) == ((), (1,))
     # a founder's place is its id; the frame never gets smaller, so that old active ranks fit into it
@@ -172,7 +173,7 @@ def test_who_joins_brings_everybody_back_to_its_place() -> None:
 
 
 def test_who_has_joined_is_fresh_until_an_iteration_starts() -> None:
-    arrivals = ended("0 1") | {J: Arrival(Kind.ALIVE, 3, 4, place=3, fresh=True)}
+    arrivals = ended("0 1") | {J: Arrival(ArrivalKind.ALIVE, 3, 4, place=3, fresh=True)}
     decision = decide_end(arrivals, [], 0)
     assert (decision.fresh, decision.joined, decision.terminated) == ((3,), (), (2,))
     decision = decide_end(arrivals, [], 0, tickets={J + 1: Ticket(2, 4)})
@@ -184,13 +185,13 @@ def test_nobody_joins_a_job_that_ends() -> None:
 
 
 def at(rank: int, where: str, waits: bool = False, place: int | None = None) -> Arrival:
-    return Arrival(Kind.ALIVE, rank, 4, place=rank if place is None else place, where=where, waits=waits)
+    return Arrival(ArrivalKind.ALIVE, rank, 4, place=rank if place is None else place, where=where, waits=waits)
 
 
 SILENCE = InterruptionRecord(0, Interruption.SOFT_TIMEOUT, initial_rank=0, message="no progress for 3 s")
 KILLED = InterruptionRecord(2, Interruption.HARD_TIMEOUT, initial_rank=2)
 FIRST = "/home/me/train.py:8 in first"
-DEAD = Arrival(Kind.DEAD, place=2)
+DEAD = Arrival(ArrivalKind.DEAD, place=2)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,8 @@ DEAD = Arrival(Kind.DEAD, place=2)
         (
             [at(0, FIRST, True), at(1, FIRST), at(2, FIRST, place=5), at(3, "b.py:9 in g")],
             [SILENCE],
-            "ranks 1, 2 (initially 1, 5) were at train.py:8 in first, rank 3 was at b.py:9 in g; 1 waited for others",
+            "ranks 1, 2 (initial ranks 1, 5) were at train.py:8 in first, rank 3 was at b.py:9 in g; "
+            "1 waited for others",
         ),
         (
             [at(0, FIRST, True), at(1, FIRST, True), DEAD, at(3, FIRST, True)],
@@ -250,7 +252,7 @@ def test_many_hang() -> None:
     """The first eight are named, the rest is counted."""
     decision = decide_end({rank: at(rank, f"a.py:{rank} in f") for rank in range(4)}, [SILENCE], 1)
     assert len(decision.stuck) == decision.stuck_count == 4
-    many = {rank: Arrival(Kind.ALIVE, rank, 16000, where=f"a.py:{rank} in f") for rank in range(16000)}
+    many = {rank: Arrival(ArrivalKind.ALIVE, rank, 16000, where=f"a.py:{rank} in f") for rank in range(16000)}
     decision = decide_end(many, [SILENCE], 1)
     assert (len(decision.stuck), decision.stuck_count) == (MAX_STUCK, 16000)
     assert load_decision(dump(decision), "next") == decision

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inprocess.story import REASONS, Story
+from inprocess.call.story import REASONS, Story
 
 
 def test_one_restart_after_the_other() -> None:

@@ -12,7 +12,8 @@ import pytest
 from inprocess.exception import OptionError
 from inprocess.testing import At, Exit, HostLoss, Kill, Raise, SlowDown, StoreLoss, here, random_faults
 from inprocess.testing import growth as growing
-from inprocess.testing.faults import Hang, Point, When
+from inprocess.testing.coordinates import Point, When
+from inprocess.testing.faults import Hang
 from inprocess.testing.growth import Growth
 from inprocess.testing.outcome import RankResult
 from inprocess.testing.result import Result, differences

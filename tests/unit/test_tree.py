@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
+from inprocess.call.hooks import adapt_rank_assignment
 from inprocess.compose import Compose
 from inprocess.exception import InternalError, OptionError
-from inprocess.hooks import adapt_rank_assignment
 from inprocess.rank_assignment import Layer, LayerFlag, RankAssignmentCtx, ShiftRanks, Tree
 from inprocess.rank_assignment.plan import Leaf, Rules, plan
 from inprocess.state import State

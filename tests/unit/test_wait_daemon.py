@@ -32,7 +32,7 @@ def pidfile(tmp_path):
 
 
 def test_waits_until_the_monitor_has_ended(pidfile):
-    with process("inprocess.monitor_main") as monitor:
+    with process("inprocess.monitor.program") as monitor:
         command = [sys.executable, "-m", "inprocess.wait_daemon", pidfile(f"{monitor.pid}\n")]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as waiting:
             with pytest.raises(subprocess.TimeoutExpired):
@@ -48,7 +48,7 @@ def test_does_not_wait_for_a_stranger(pidfile):
 
 
 def test_process_that_is_gone(pidfile):
-    with process("inprocess.monitor_main") as monitor:
+    with process("inprocess.monitor.program") as monitor:
         monitor.stdin.close()
     assert "has ended already" in wait_daemon(pidfile(monitor.pid))
 

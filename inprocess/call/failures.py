@@ -1,0 +1,92 @@
+"""What went wrong in the function, or in `initialize`, of this rank: what the log and the last error say of it.
+
+One object per call, used by the main thread alone. Whether an error is a repeat is decided in ``protocol.repeats``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from inprocess.attribution import Interruption, InterruptionRecord, is_echo
+from inprocess.protocol.membership import Membership
+from inprocess.protocol.messages import Decision
+from inprocess.system.errors import Portrait, inside
+from inprocess.system.logs import get_logger
+
+__all__ = ["Failures"]
+
+log = get_logger("inprocess")
+#: how many different errors are remembered as told
+TOLD = 64
+
+
+class Failures:
+    """The exceptions of one rank."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        #: type and line of the errors whose traceback is in the log
+        self._told: deque[tuple[str, str]] = deque(maxlen=TOLD)
+        self._portrait: Portrait | None = None
+        #: of the iteration that ends: how many times in a row its error is the same; 0: it has none, or none counts
+        self.repeats = 0
+        #: the last error, until the function runs again: its frames are empty by then, what it refers to itself is not
+        self.error: BaseException | None = None
+
+    def note(self, error: BaseException, membership: Membership, pings: int) -> InterruptionRecord:
+        """The function of this iteration raised."""
+        portrait = self._portrait = Portrait(error)
+        record = InterruptionRecord(
+            membership.rank,
+            Interruption.EXCEPTION,
+            initial_rank=membership.place,
+            message=portrait.words,
+            where=portrait.where,
+            pings=pings,
+        )
+        self.error = error
+        self.repeats = 0 if self._limit is None else membership.row.count_with(record)
+        return record
+
+    def tell(self, who: str, record: InterruptionRecord) -> None:
+        """Log the traceback of an error that is new. Of one that may only be the echo of another rank's: later."""
+        if not is_echo(record):
+            self._tell(who)
+
+    def _tell(self, who: str) -> None:
+        assert self._portrait is not None
+        key = (self._portrait.words.partition(":")[0], self._portrait.where)
+        if key in self._told:
+            return
+        self._told.append(key)
+        log.warning("%s: an error that is new in this call; its traceback, once:", who, extra={"trace": self._portrait})
+
+    def settle(self, who: str, decision: Decision) -> None:
+        """The end round has decided what it was that ended the iteration."""
+        if self._portrait is None:
+            return
+        if decision.records and all(map(is_echo, decision.records)):
+            self._tell(who)
+        if self.repeats == decision.repeats == 2:
+            ends = f"the job ends after max_repeats={self._limit} of them, unless it made progress before"
+            log.warning(
+                "%s: the same error again, 2 times in a row without progress. From the third time on each restart "
+                "waits, and %s. Its traceback:",
+                who,
+                ends,
+                extra={"trace": self._portrait},
+            )
+
+    def cause(self, decision: Decision) -> BaseException | None:
+        """Of the RestartAbort with which a row of the same error ends, on a rank that raised it."""
+        if self.error is None or not decision.repeats or not self.repeats:
+            return None
+        return self.error.with_traceback(inside(self.error.__traceback__))
+
+    def begin(self) -> None:
+        """Another iteration begins; what it is interrupted for before the function runs may still be that error."""
+        self.repeats, self._portrait = 0, None
+
+    def drop(self) -> None:
+        """The function runs again, or the call is over."""
+        self.error = None

@@ -1,0 +1,254 @@
+"""Adapts user callables to one form, once, at construction: hooks of both generations of the established API.
+
+===================  =======================================  =====================================================
+option               newer generation                         older generation
+===================  =======================================  =====================================================
+all other hooks      ``hook(state) -> state``                 ``hook(state, exception) -> state``
+``rank_assignment``  ``assign(ctx) -> ctx``                   ``assign(state, terminated) -> (state, terminated)``
+``rank_filter``      (part of the rank assignment)            ``filter(state) -> state``
+===================  =======================================  =====================================================
+
+The number of required positional parameters decides; where a second one is optional, its name does. A hook that returns
+None leaves its input as it is. Parts of a `Compose` are adapted one by one. The library's own assignments take both
+forms, and hide their parameters (`rank_assignment.base.BothForms`): here they are of the newer one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+from inprocess.compose import Compose
+from inprocess.exception import OptionError
+from inprocess.rank_assignment import RankAssignmentCtx, RankFilter, ShiftRanks, Tree
+from inprocess.rank_assignment.base import activate_all, discard_terminated, keep_limits
+from inprocess.rank_filter import RankFilter as OlderRankFilter
+from inprocess.rank_filter import first_active
+from inprocess.state import FrozenState, Mode, State
+from inprocess.system.errors import shown
+
+__all__ = ["adapt", "adapt_rank_assignment"]
+
+Hook = Callable[[FrozenState], FrozenState]
+Assignment = Callable[[RankAssignmentCtx], RankAssignmentCtx]
+
+
+# names by which an optional second parameter is known as the older generation's, whose own is `train_ex`
+_EXCEPTION_NAMES = re.compile(r"exc|err|(^|_)ex$", re.IGNORECASE)
+_TERMINATED_NAMES = re.compile("terminated", re.IGNORECASE)
+
+
+def adapt(name: str, fn: Callable[..., Any] | None) -> Hook | None:
+    """The hook `fn`, given for the option `name`, as a function from FrozenState to FrozenState; None stays None.
+
+    Raises:
+        OptionError: `fn` cannot be called, is a class instead of an instance, or its signature fits neither generation.
+
+    The adapted hook raises TypeError, naming the option, when `fn` returns something that is no state.
+    """
+    if fn is None:
+        return None
+    if isinstance(fn, Compose):
+        return _chain([_adapt_hook(name, part) for part in fn.parts])
+    return _adapt_hook(name, fn)
+
+
+def adapt_rank_assignment(fn: Callable[..., Any], rank_filter: Callable[..., Any] | None = None) -> Assignment:
+    """The rank assignment `fn`, followed by `rank_filter`, as a function from RankAssignmentCtx to RankAssignmentCtx.
+
+    Whatever the parts do, the result is whole: ranks are consecutive (gaps that are left are closed by shifting), every
+    rank is active or inactive (active, if no part said so), and the numbers fit each other.
+
+    Raises:
+        OptionError: as for `adapt`, or when Tree is composed with something else.
+
+    The adapted assignment raises TypeError when a part returns something of the wrong type, OptionError when the
+    numbers do not fit, and whatever the parts raise (RankDiscarded among others).
+    """
+    parts = fn.parts if isinstance(fn, Compose) else (fn,)
+    filters = () if rank_filter is None else rank_filter.parts if isinstance(rank_filter, Compose) else (rank_filter,)
+    if any(isinstance(part, Tree) for part in parts) and len(parts) + len(filters) > 1:
+        raise OptionError("rank_assignment: Tree cannot be composed with others: use its layers and world_size_filter")
+    assign = _chain([_adapt_assignment(part) for part in parts])
+    limit = _chain([_adapt_filter(part) for part in filters])
+    return functools.partial(_assign, assign, limit)
+
+
+def _chain(parts: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    def run(value: Any) -> Any:
+        for part in reversed(parts):
+            value = part(value)
+        return value
+
+    return run
+
+
+# --- hooks of all kinds but the rank assignment
+
+
+def _adapt_hook(name: str, fn: Callable[..., Any]) -> Hook:
+    older = _takes_two(name, fn, "(state)", "(state, exception)", _EXCEPTION_NAMES)
+
+    def hook(state: FrozenState) -> FrozenState:
+        result = fn(state, state.fn_exception) if older else fn(state)
+        if older and isinstance(result, tuple) and len(result) == 2:
+            result, exception = result
+            state = dataclasses.replace(state, fn_exception=exception)
+            result = dataclasses.replace(result, fn_exception=exception) if _is_state(result) else result
+        if result is None:
+            return state
+        if not _is_state(result):
+            raise TypeError(f"{name}={shown(fn)} returned {_kind(result)}: return the state, or nothing")
+        frozen: FrozenState = result.freeze()
+        return frozen
+
+    return hook
+
+
+def _is_state(value: object) -> bool:
+    return isinstance(value, State | FrozenState)
+
+
+def _takes_two(name: str, fn: object, one: str, two: str, optional: re.Pattern[str] | None = None) -> bool:
+    """Whether `fn` takes two positional arguments, as hooks of the older generation do, rather than one."""
+    if isinstance(fn, type):
+        raise OptionError(f"{name}={fn.__name__} is a class: pass an instance, {fn.__name__}(...)")
+    if not callable(fn):
+        raise OptionError(f"{name}={fn!r} cannot be called: pass a function or an object of its base class")
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (ValueError, TypeError):  # written in C without a signature
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is p.empty]
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    keyword_only = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if keyword_only or len(required) > 2 or not (positional or takes_any):
+        raise OptionError(f"{name}={fn!r} must take {one}, or {two} as in the older generation; it takes {_shown(fn)}")
+    if len(required) == 2:
+        return True
+    return optional is not None and len(positional) > 1 and optional.search(positional[1].name) is not None
+
+
+def _shown(fn: Callable[..., Any]) -> str:
+    return str(inspect.signature(fn))
+
+
+def _kind(value: object) -> str:
+    return f"an object of type {type(value).__name__}"
+
+
+# --- rank assignment
+
+
+def _adapt_assignment(fn: Callable[..., Any]) -> Assignment:
+    if isinstance(fn, OlderRankFilter):
+        return _adapt_filter(fn)
+    if _takes_two("rank_assignment", fn, "(ctx)", "(state, terminated_ranks)", _TERMINATED_NAMES):
+        return functools.partial(_older_assignment, fn)
+
+    def newer(ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        if isinstance(fn, RankFilter) and ctx.state.mode is Mode.INITIALIZED:
+            activate_all(ctx)  # a filter of the user's lowers an active world size
+        before = dataclasses.replace(ctx.state)
+        result = fn(ctx)
+        if result is not None and not isinstance(result, RankAssignmentCtx):
+            raise TypeError(f"rank_assignment={shown(fn)} returned {_kind(result)}: return the ctx, or nothing")
+        ctx = discard_terminated(ctx if result is None else result)  # the next part need not look at that
+        _follow_rank(ctx.state, before)
+        return ctx
+
+    return newer
+
+
+def _follow_rank(state: State, before: State) -> None:
+    """Who was active under its rank is so under its new one, where a part renumbers and says no more than that."""
+
+    def activity(of: State) -> tuple[Mode, int | None, int]:
+        return of.mode, of.active_rank, of.active_world_size
+
+    by_rank = before.rank if before.rank < before.active_world_size else None
+    if (
+        before.mode is not Mode.INITIALIZED
+        and before.active_rank == by_rank
+        and activity(state) == activity(before)
+        and (state.rank, state.world_size) != (before.rank, before.world_size)
+    ):
+        first_active(state, state.world_size)
+
+
+def _older_assignment(fn: Callable[..., Any], ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+    if ctx.terminated_ranks:
+        ctx.state.mode = Mode.INITIALIZED  # an active rank of before says nothing once ranks are numbered anew
+    ctx.state.store = ctx.store
+    before = dataclasses.replace(ctx.state)
+    try:
+        result = fn(ctx.state, ctx.terminated_ranks)
+    finally:
+        ctx.state.store = None
+    if result is not None:
+        if not isinstance(result, tuple) or len(result) != 2 or not _is_state(result[0]):
+            raise TypeError(f"rank_assignment={shown(fn)} returned {_kind(result)}: return (state, terminated_ranks)")
+        state, terminated = result
+        ctx.state = state.thaw() if isinstance(state, FrozenState) else state
+        ctx.terminated_ranks = set(terminated)
+        ctx.state.store = None
+    discard_terminated(ctx)
+    _follow_rank(ctx.state, before)
+    return activate_all(ctx) if ctx.state.mode is Mode.INITIALIZED else keep_limits(ctx)
+
+
+def _adapt_filter(fn: Callable[..., Any]) -> Assignment:
+    if isinstance(fn, RankFilter):
+        return fn
+    if _takes_two("rank_filter", fn, "(state)", "(state)"):
+        raise OptionError(f"rank_filter={fn!r} must take (state); it takes {_shown(fn)}")
+
+    def older(ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        if ctx.state.mode is Mode.INITIALIZED:
+            activate_all(ctx)
+        result = fn(ctx.state)
+        if result is not None and not _is_state(result):
+            raise TypeError(f"rank_filter={shown(fn)} returned {_kind(result)}: return the state, or nothing")
+        if result is not None:
+            ctx.state = result.thaw() if isinstance(result, FrozenState) else result
+        return ctx
+
+    return older
+
+
+def _assign(assign: Assignment, limit: Assignment, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+    ctx.state.mode = Mode.INITIALIZED  # tells below whether a part said what this rank does
+    ctx = assign(ctx)
+    if ctx.terminated_ranks:
+        ctx = ShiftRanks()(ctx)
+    if ctx.state.mode is Mode.INITIALIZED:
+        activate_all(ctx)
+    ctx = limit(ctx)
+    _check_result(ctx.state)
+    return ctx
+
+
+def _check_result(state: State) -> None:
+    sizes = (state.rank, state.world_size, state.active_world_size)
+    if not all(isinstance(each, int) for each in sizes) or not 0 <= state.rank < state.world_size:
+        raise OptionError(f"rank_assignment gave rank={state.rank!r} of world_size={state.world_size!r}")
+    if not 0 <= state.active_world_size <= state.world_size:
+        raise OptionError(
+            f"rank_assignment gave active_world_size={state.active_world_size} of world_size={state.world_size}: "
+            "at most all ranks can be active"
+        )
+    active = state.active_rank
+    fits = state.mode is not Mode.ACTIVE if active is None else 0 <= active < state.active_world_size
+    if not fits or (active is not None and state.mode is not Mode.ACTIVE):
+        raise OptionError(
+            f"rank_assignment gave active_rank={state.active_rank!r} of active_world_size={state.active_world_size} "
+            f"in mode {state.mode.name}: active ranks count from 0, inactive ones have None"
+        )
+
+
+# --- the CallWrapper as an argument

@@ -1,0 +1,198 @@
+"""The loop of one call of a wrapped function: one method per phase, walked by the table in ``protocol.phases``.
+
+Each method does its phase and answers with an event. ``_step`` is the one place that turns exceptions into events.
+Before the function they are in ``start``, around it in ``user_code``, after an interruption in ``restart``; what they
+all know is in ``rank``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from inprocess.attribution import Interruption
+from inprocess.call.agents import Agents
+from inprocess.call.injection import Injector
+from inprocess.call.job import Job
+from inprocess.call.rank import Handover, Hooks, Rank
+from inprocess.call.restart import Restarting
+from inprocess.call.start import Starting
+from inprocess.call.user_code import UserCode
+from inprocess.call_wrapper import CallWrapper, set_current
+from inprocess.collectives.deferred_release import held
+from inprocess.collectives.nccl_bootstrap import bootstrap
+from inprocess.collectives.nccl_shutdown import shutdowns
+from inprocess.exception import Fenced, NobodyLeft, RankDiscarded, RestartError, StateLost, StoreLost
+from inprocess.hardware.leftovers import leftovers
+from inprocess.heartbeats.launcher import announce_nobody_left
+from inprocess.interrupt import forks
+from inprocess.options import Options
+from inprocess.protocol.phases import TRANSITIONS, Event, Phase, next_phase
+from inprocess.system.errors import in_words
+from inprocess.system.interpreter import interpreter
+from inprocess.system.logs import get_logger
+
+log = get_logger("inprocess")
+#: how many past phases and events an error shows
+HISTORY = 16
+
+
+class Loop:
+    """One call. Use once: ``Loop(...).run()``."""
+
+    def __init__(
+        self,
+        options: Options,
+        hooks: Hooks,
+        injector: Injector,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        job: Job,
+        since: Handover | None = None,
+    ) -> None:
+        rank = self._rank = Rank(options, hooks, job, since)
+        user = self._user = UserCode(rank)
+        rank.agents = Agents(
+            options, job, rank.membership, user.abort, user.release, None if since is None else since.contact
+        )
+        rank.call = CallWrapper(rank.agents.board, rank.iteration_store)
+        bound_args, bound_kwargs = injector.bind(tuple(args), dict(kwargs), rank.call)
+        rank.fn = lambda: fn(*bound_args, **bound_kwargs)
+        start = Starting(rank, user)
+        restart = Restarting(rank, user, start)
+        self._steps: dict[Phase, Callable[[], Event]] = {
+            Phase.JOIN: start.join,
+            Phase.ASSIGN: start.assign,
+            Phase.START: start.start,
+            Phase.INITIALIZE: start.initialize,
+            Phase.CHECK: start.check,
+            Phase.RUN: user.run,
+            Phase.FINISH: user.finish,
+            Phase.COMPLETE: user.complete,
+            Phase.ABORT: restart.wait_for_abort,
+            Phase.FINALIZE: restart.finalize,
+            Phase.RECHECK: restart.recheck,
+            Phase.END: restart.end,
+            Phase.FAILOVER: restart.fail_over,
+            Phase.LEAVE: self._leave,
+        }
+        self._history: deque[str] = deque(maxlen=HISTORY)
+
+    @property
+    def handover(self) -> Handover | None:
+        """What another loop goes on with, over another store; None: the call is over."""
+        return self._rank.handover
+
+    def run(self) -> Any:
+        """Walk the table. Returns the function's value (None on a reserve rank), or raises."""
+        rank = self._rank
+        try:
+            forks.tell(self._detach)
+            interpreter.begin()
+            leftovers.begin(anew=not rank.job.moved)
+            shutdowns.begin()
+            rank.agents.open()
+            while rank.phase is not Phase.OUT:
+                rank.agents.board.enter(rank.phase)
+                event = self._step()
+                self._history.append(f"iteration {rank.membership.iteration}: {rank.phase.value}: {event.value}")
+                rank.phase = next_phase(rank.phase, event)
+        except BaseException as error:  # Ctrl-C between two phases; a port that is taken
+            rank.leaving = rank.leaving or error
+        finally:
+            self._close()
+        if rank.leaving is not None:
+            self._raise_leaving()
+        value, rank.value = rank.value, None  # this object lives until garbage is collected
+        return value
+
+    def _raise_leaving(self) -> None:
+        error, self._rank.leaving = self._rank.leaving, None
+        assert error is not None
+        if isinstance(error, RestartError):
+            error.history = tuple(self._history)
+        try:
+            raise error
+        finally:
+            del error  # no cycle between this frame and the traceback
+
+    def _detach(self) -> None:
+        """In a process that the user's code has forked."""
+        self._rank.agents.detach()
+        self._rank.call._detach()
+
+    def _close(self) -> None:
+        rank = self._rank
+        set_current(None)
+        forks.tell(None)
+        interpreter.end()  # first: closing may raise
+        rank.call._gate = rank.store = None
+        rank.failures.drop()
+        rank.fn = _nothing  # the user's arguments must not live as long as this object
+        if isinstance(rank.leaving, NobodyLeft):
+            announce_nobody_left(rank.leaving)
+        how = "completed" if rank.leaving is None else "left" if rank.said_so else "failed"
+        how = how if rank.handover is None else "moved"
+        # a rank that goes quietly leaves its MonitorThread waiting for something that may come late or never
+        why = "" if rank.leaving is None else in_words(rank.leaving)
+        rank.agents.close(how, cut=how in ("failed", "moved") or rank.quietly, why=why)
+        held.end()
+        bootstrap.end()
+        shutdowns.end()
+        if rank.handover is None:
+            rank.job.leave(rank.membership)
+
+    def _step(self) -> Event:
+        rank = self._rank
+        try:
+            return self._steps[rank.phase]()
+        except (StoreLost, Fenced) as error:
+            if rank.phase in (Phase.COMPLETE, Phase.FINALIZE, Phase.RECHECK, Phase.LEAVE):
+                return self._quit(error)
+            if rank.may_fail_over(error):
+                rank.loss = rank.loss or error
+                rank.note_interruption()
+                return Event.LOST
+            rank.leaving = rank.leaving or error
+            return Event.CUT_OFF
+        except BaseException as error:
+            return self._quit(error)
+
+    def _quit(self, error: BaseException) -> Event:
+        """This rank leaves the job with ``error``; the others are told."""
+        rank = self._rank
+        if rank.leaving is not None:
+            words = (in_words(rank.leaving), rank.phase.value, in_words(error))
+            log.warning("while leaving with %s, the phase %r raised %s", *words)
+            return Event.QUIT
+        rank.leaving = error
+        rank.agents.thread.leave_after_outcome()
+        rank.quietly = self._leaves_quietly(error)
+        if rank.quietly or rank.phase in (Phase.JOIN, Phase.END, Phase.COMPLETE, Phase.FAILOVER, Phase.LEAVE):
+            return Event.QUIT
+        abort = ""  # the others go on
+        if rank.phase is Phase.INITIALIZE:
+            abort = f"{rank.who}: initialize raised {in_words(error)}"
+        elif isinstance(error, StateLost):
+            abort = f"{rank.who}: {in_words(error)}"
+        try:
+            rank.interrupt(rank.record(Interruption.BASE_EXCEPTION, error, in_words(error)), abort)
+        except (StoreLost, Fenced) as lost:
+            log.warning("the others could not be told that this rank leaves: %s", lost)
+            return Event.CUT_OFF if (rank.phase, Event.CUT_OFF) in TRANSITIONS else Event.QUIT
+        return Event.QUIT
+
+    def _leaves_quietly(self, error: BaseException) -> bool:
+        """A discarded rank is not missed, and neither is a reserve."""
+        return isinstance(error, RankDiscarded) or (self._rank.phase is Phase.RUN and self._rank.is_reserve)
+
+    def _leave(self) -> Event:
+        if self._rank.leaving is not None:
+            self._user.hook("terminate")
+        return Event.OK
+
+
+def _nothing() -> None:
+    """In place of the wrapped function when the call is over."""

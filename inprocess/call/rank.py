@@ -1,0 +1,193 @@
+"""What one rank knows in a call, and what all of its phases need: to ask the others, to tell them, to wait for them.
+
+The phases are in ``start``, ``user_code`` and ``restart``; ``loop`` walks them. Only the main thread writes here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any, TypeGuard, TypeVar
+
+from inprocess.attribution import Interruption, InterruptionRecord, name_of, ranges
+from inprocess.call.agents import Agents
+from inprocess.call.failures import Failures
+from inprocess.call.job import Job
+from inprocess.call.story import Story
+from inprocess.call_wrapper import CallWrapper
+from inprocess.exception import BadMessage, Fenced, StoreLost, TimeoutError
+from inprocess.failover.arbiter_client import ArbiterClient
+from inprocess.options import Options
+from inprocess.protocol import verbs
+from inprocess.protocol.ops import Verb
+from inprocess.protocol.phases import TRANSITIONS, Event, Phase
+from inprocess.rank_assignment import RankAssignmentCtx
+from inprocess.state import FrozenState, Mode
+from inprocess.system import clock
+from inprocess.system.errors import where
+from inprocess.system.logs import get_logger
+
+log = get_logger("inprocess")
+T = TypeVar("T")
+Hook = Callable[[FrozenState], FrozenState] | None
+#: how long a rank that gives up tries to find out who is missing (seconds)
+NAMING = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Hooks:
+    """The user's callables, adapted to one form."""
+
+    assign: Callable[[RankAssignmentCtx], RankAssignmentCtx]
+    initialize: Hook
+    abort: Hook
+    finalize: Hook
+    health_check: Hook
+    completion: Hook
+    terminate: Hook
+
+
+@dataclasses.dataclass(frozen=True)
+class Handover:
+    """What another loop goes on with, over another store."""
+
+    #: with the standby that serves it
+    contact: ArbiterClient
+    #: when the loss was noticed (seconds of the monotonic clock), and with how many active ranks
+    at: float
+    active_world_size: int
+    failures: Failures
+
+
+class Rank:
+    """This process in one call: what more than one group of phases reads or changes."""
+
+    #: set once, by the loop, before the first phase
+    agents: Agents
+    call: CallWrapper
+    #: the user's function with its arguments
+    fn: Callable[[], Any]
+
+    def __init__(self, options: Options, hooks: Hooks, job: Job, since: Handover | None) -> None:
+        self.options, self.hooks, self.job = options, hooks, job
+        self.membership = job.membership()
+        self.state = job.state()
+        self.phase = Phase.JOIN
+        self.failures = Failures(options.max_repeats) if since is None else since.failures
+        self.value: Any = None
+        #: the exception with which this rank leaves the job
+        self.leaving: BaseException | None = None
+        #: the last assignment that the start round accepted; hooks may change ``state``, not this
+        self.placed = self.state
+        #: where this iteration's own store is, and the connection to it
+        self.rendezvous = ("", 0)
+        self.store: Any = None
+        #: whether this rank has arrived in the start round of this iteration
+        self.arrived = False
+        #: whether the others know that this rank is leaving; otherwise its monitor tells them
+        self.said_so = False
+        #: whether it leaves without an interruption
+        self.quietly = False
+        #: whether this rank's function has returned in this iteration
+        self.has_returned = False
+        self.interrupted_at = 0.0 if since is None else since.at
+        self.size_before = 0 if since is None else since.active_world_size
+        #: restarts that are still to be logged; over another store iteration 0 is one
+        self.story = Story(0 if since is None else -1)
+        #: the loss of the store
+        self.loss: StoreLost | None = None
+        #: the call goes on in another loop
+        self.handover: Handover | None = None
+
+    @property
+    def who(self) -> str:
+        """How messages name this rank."""
+        return name_of(self.state.rank, self.state.initial_rank)
+
+    def note_interruption(self) -> None:
+        """The restart begins, unless it has begun already."""
+        if not self.interrupted_at:
+            self.interrupted_at = clock.monotonic()
+            self.size_before = self.state.active_world_size
+
+    @property
+    def is_reserve(self) -> bool:
+        return self.placed.mode is Mode.INACTIVE
+
+    @property
+    def is_cut_off(self) -> bool:
+        """It leaves, and there is nobody left to talk to."""
+        return isinstance(self.leaving, StoreLost | Fenced)
+
+    def may_fail_over(self, error: StoreLost | Fenced) -> TypeGuard[StoreLost]:
+        """Whether there is somebody to ask where the job goes on."""
+        if not isinstance(error, StoreLost) or isinstance(error, BadMessage) or self.leaving is not None:
+            return False
+        return (self.phase, Event.LOST) in TRANSITIONS and self.agents.member.can_ask
+
+    def do(self, verb: Verb[T]) -> T:
+        """Carry out a verb of the protocol in the main thread."""
+        return self.agents.do(verb)
+
+    def take(self, name: str, iteration: int, timeout: float | None, overdue: Callable[[float], str]) -> Any:
+        """Wait for what the MonitorThread reads. Raises TimeoutError with the words of ``overdue``."""
+        letter = self.agents.mailbox.take(name, iteration, timeout)
+        if letter is None:
+            assert timeout is not None
+            raise TimeoutError(overdue(timeout))
+        return letter
+
+    def name_missing(self, name: str) -> Callable[[float], str]:
+        """For `take`: who has not arrived in the round of this name."""
+
+        def overdue(_: float) -> str:
+            timeout = self.options.barrier_timeout
+            try:
+                self.agents.connect(NAMING)
+                absent = self.do(verbs.missing(self.membership.iteration, name, self.membership.roster))
+            except (StoreLost, TimeoutError) as error:
+                return f"nobody arrived within barrier_timeout={timeout:g}s: {error}"
+            membership = self.membership
+            who = f"initial rank{'s' if len(absent) > 1 else ''} {ranges(map(membership.place_of, absent))}"
+            when = self.phase.value + (f", iteration {membership.iteration}" if membership.iteration >= 0 else "")
+            return (
+                f"{who} did not arrive within barrier_timeout={timeout:g}s ({when}, {len(membership.roster)} members). "
+                "Check that all of them were started with the same WORLD_SIZE, or raise barrier_timeout."
+            )
+
+        return overdue
+
+    def iteration_store(self) -> Any:
+        """This iteration's own store, connected on first use."""
+        if self.store is None:
+            self.store = self.agents.connect_to(*self.rendezvous)
+        return self.store
+
+    def record(self, how: Interruption, error: BaseException, words: str) -> InterruptionRecord:
+        """Of an exception that interrupts this iteration."""
+        place = where(error) or where(error.__cause__ or error)
+        return InterruptionRecord(self.membership.rank, how, self.membership.place, words, where=place)
+
+    def interrupt(self, record: InterruptionRecord, abort: str = "") -> bool:
+        """Tell the others; False: everybody had finished, so it changes nothing."""
+        counts = self.do(verbs.interrupt(self.membership.iteration, record, abort))
+        if not counts:
+            log.warning("%s failed after everybody had finished, which changes nothing: %s", self.who, record)
+        return counts
+
+    def level(self) -> int:
+        """What all ranks know is logged once, by the first rank."""
+        first = self.placed.active_rank == 0 or (self.placed.active_world_size == 0 and self.placed.rank == 0)
+        return logging.WARNING if first else logging.DEBUG
+
+    def log_restart(self) -> None:
+        """One line for every restart, on the first rank; that may be a process that has just joined."""
+        since, self.interrupted_at = self.interrupted_at, 0.0
+        if not (told := self.story.tell(self.job.before)):
+            return
+        now, before = self.placed.active_world_size, self.size_before
+        size = f"{now} rank{'s' if now != 1 else ''}{f' ({before} before)' if before else ''}"
+        size = f"{now} of {before} rank{'s' if before != 1 else ''}" if now <= before else size
+        took = f" after {(clock.monotonic() - since) * 1e3:.0f} ms" if since else ""
+        log.log(self.level(), "%s; continuing with %s%s", told, size, took)

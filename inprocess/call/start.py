@@ -1,0 +1,263 @@
+"""The phases of an iteration before its function runs: to be let in, to take a place, to start, to initialize."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from inprocess.attribution import Interruption, InterruptionRecord, ranges, standstill, summary
+from inprocess.call.rank import Rank
+from inprocess.call.thread import Admission
+from inprocess.call.user_code import UserCode
+from inprocess.collectives.deferred_release import held
+from inprocess.collectives.nccl_bootstrap import bootstrap
+from inprocess.exception import Fenced, RestartAbort, RestartError, StoreLost, TooFewRanks
+from inprocess.hardware.leftovers import leftovers
+from inprocess.heartbeats.launcher import announce_over
+from inprocess.interrupt import forks
+from inprocess.protocol import verbs
+from inprocess.protocol.keys import JOINING
+from inprocess.protocol.membership import Membership
+from inprocess.protocol.messages import Arrival, ArrivalKind, Decision
+from inprocess.protocol.phases import Event
+from inprocess.protocol.rounds import seat
+from inprocess.rank_assignment import RankAssignmentCtx
+from inprocess.state import State
+from inprocess.stores.tcp import PrefixStore
+from inprocess.system import clock
+from inprocess.system.interpreter import sleep_with_progress
+from inprocess.system.logs import get_logger
+
+log = get_logger("inprocess")
+
+#: what torch's stores raise
+DIST_ERROR: type[Exception] = getattr(dist, "DistError", RuntimeError)
+#: an assignment that failed on a store that was shut down learns within this time (seconds) that the iteration was
+#: interrupted
+VERDICT = 5.0
+
+
+class Starting:
+    """From the last iteration's end, or the call's beginning, to the function."""
+
+    def __init__(self, rank: Rank, user: UserCode) -> None:
+        self._rank, self._user = rank, user
+        #: the assignment of this iteration, until the start round accepts it
+        self._proposed = rank.state
+
+    def join(self) -> Event:
+        """Wait until this process is let in: with all founders, or with a restart of a job that runs."""
+        rank = self._rank
+        timeout = rank.options.barrier_timeout
+        begin = clock.monotonic()
+        entered: Membership = rank.take("entered", JOINING, timeout, rank.name_missing("end"))
+        if not entered.was_founder:
+            log.warning("%s: job already running; waiting for a free slot", rank.who)
+        left = max(0.0, timeout - (clock.monotonic() - begin)) if entered.was_founder else None
+        let_in: Admission = rank.take("let in", JOINING, left, rank.name_missing("end"))
+        rank.membership.become(let_in.membership)
+        if let_in.decision is None:
+            log.warning("%s: the job completed before there was a place for this process", rank.who)
+            return Event.COMPLETED
+        rank.agents.connect(timeout)
+        if not entered.was_founder:
+            rank.story.join(rank.membership.iteration + 1)
+        self.next_iteration(let_in.decision)
+        return Event.OK
+
+    def assign(self) -> Event:
+        """Compute this rank's place in the iteration."""
+        rank = self._rank
+        rank.arrived = False
+        address = rank.take("rendezvous", rank.membership.iteration, rank.options.barrier_timeout, _no_rendezvous)
+        if address == "-":
+            rank.agents.thread.assigned.set()
+            return self._not_started()
+        rank.rendezvous = rank.agents.numeric(address)
+        if len(rank.membership.known) > 1:
+            rank.agents.await_lease(rank.membership.iteration, rank.options.barrier_timeout)
+        ctx = RankAssignmentCtx(
+            state=State(
+                rank=rank.membership.rank,
+                world_size=rank.membership.world_size,
+                active_rank=rank.placed.active_rank,
+                active_world_size=rank.placed.active_world_size,
+                initial_rank=rank.job.launch.rank,
+                initial_world_size=rank.job.launch.world_size,
+                iteration=rank.job.before + rank.membership.iteration,
+            ),
+            store=_Lazy(lambda: PrefixStore("rank_assignment", rank.iteration_store())),
+            terminated_ranks=set(rank.membership.terminated),
+            joined=self._joined(),
+        )
+        try:
+            self._proposed = forks.guarded(rank.hooks.assign, ctx).state.freeze()
+        except (DIST_ERROR, StoreLost):
+            # the iteration's store was shut down while the assignment talked over it?
+            if (start := rank.agents.mailbox.take("start", rank.membership.iteration, VERDICT)) and not start.go:
+                return self._not_started()
+            raise
+        finally:
+            rank.agents.thread.assigned.set()
+        return Event.OK
+
+    def _joined(self) -> set[int]:
+        """Over another store everybody is back in its place, as after somebody has joined."""
+        membership = self._rank.membership
+        if self._rank.job.moved and membership.iteration == 0:
+            return set(range(membership.world_size)).difference(membership.terminated)
+        return set(membership.fresh)
+
+    def start(self) -> Event:
+        """The start round: all say which place they took."""
+        rank = self._rank
+        proposed = self._proposed
+        if rank.membership.last.pause and self._paused(rank.membership.last.pause / 1e3):
+            return self._not_started()
+        rank.arrived = True
+        place = (proposed.rank, proposed.world_size, proposed.active_world_size, proposed.active_rank)
+        arrival = Arrival(ArrivalKind.RANK, *place)
+        rank.do(verbs.start_round(rank.membership, arrival))
+        start = rank.take("start", rank.membership.iteration, rank.options.barrier_timeout, rank.name_missing("start"))
+        if not start.go:
+            return self._not_started()
+        verbs.refuse_other_size(rank.membership.iteration, start, arrival)
+        rank.membership.started(proposed.rank, proposed.world_size)
+        rank.state = rank.placed = proposed
+        rank.agents.board.place(proposed.rank, rank.is_reserve)
+        self._enter_iteration()
+        return Event.OK
+
+    def _paused(self, seconds: float) -> bool:
+        """Wait, after the same error again and again, for anything to happen: a death, a process that joins, Ctrl-C.
+        True: this iteration does not start."""
+        rank = self._rank
+        count, limit = rank.membership.row.count, rank.options.max_repeats
+        reached = limit is not None and count >= limit
+        log.log(
+            logging.WARNING if self._proposed.active_rank == 0 else logging.DEBUG,
+            "the same error %d times in a row without progress: the restart waits %g s%s",
+            count,
+            seconds,
+            f" (max_repeats={limit} is reached; the job continues, since it made progress before)" if reached else "",
+        )
+        begin = clock.monotonic()
+        start = rank.agents.mailbox.take("start", rank.membership.iteration, seconds)
+        if rank.interrupted_at:  # the pause is no part of how long the restart took
+            rank.interrupted_at += clock.monotonic() - begin
+        return start is not None and not start.go
+
+    def _not_started(self) -> Event:
+        self._rank.note_interruption()
+        return Event.NO_START
+
+    def _enter_iteration(self) -> None:
+        rank = self._rank
+        state = rank.state
+        rank.call._begin(state)
+        bootstrap.begin()
+        leftovers.report(state)
+        if rank.is_reserve:
+            return
+        assert state.active_rank is not None
+        rank.agents.environment.show(state.active_rank, state.active_world_size, *rank.rendezvous)
+
+    def initialize(self) -> Event:
+        """The hook of that name."""
+        rank = self._rank
+        event = Event.OK if rank.hooks.initialize is None else self._user.in_window(self._initialize_with_enough)
+        if event is Event.OK and not rank.placed.active_world_size:
+            raise RestartError(
+                f"rank_assignment leaves none of {rank.placed.world_size} ranks active. "
+                "initialize=RetryController(wait_for_replacement=...) would wait for processes that join."
+            )
+        return event
+
+    def _initialize_with_enough(self) -> None:
+        try:
+            self._user.hook("initialize")
+            return
+        except TooFewRanks as error:
+            too_few = error
+        except RestartAbort as error:
+            if error.__cause__ is None and self._rank.failures.error is not None:
+                error.__cause__ = self._rank.failures.error
+            raise
+        # not while it is handled: it would be what this rank leaves with, also where it is interrupted
+        self._await_replacements(too_few.patience)
+        raise too_few
+
+    def _await_replacements(self, patience: float) -> None:
+        rank = self._rank
+        membership = rank.membership
+        free = ranges(
+            set(range(max(rank.job.world_size, *[place + 1 for place in membership.taken]))).difference(
+                membership.taken
+            )
+        )
+        told = rank.story.tell(rank.job.before)
+        log.log(
+            rank.level(),
+            "%s%d ranks are too few: waiting %.0f s for processes that replace initial ranks %s",
+            f"{told}; " if told else "",
+            len(membership.roster),
+            patience,
+            free,
+        )
+        waiting = rank.do(verbs.want(membership.iteration, membership.roster))
+        if seats := seat(membership.taken, waiting):
+            place = min(seats.values())
+            record = InterruptionRecord(place, Interruption.JOINED, initial_rank=place, message="it was waited for")
+            rank.do(verbs.interrupt(membership.iteration, record))
+        sleep_with_progress(patience)
+
+    def check(self) -> Event:
+        """The health check before the function runs."""
+        if self._rank.hooks.health_check is None:
+            return Event.OK
+        return self._user.in_window(lambda: self._user.hook("health_check"))
+
+    def next_iteration(self, decision: Decision) -> None:
+        """Go on as the end round has decided."""
+        rank = self._rank
+        rank.failures.settle(rank.who, decision)
+        if decision.abort:  # the roster stays as it is, on every rank, for another call
+            rank.said_so = True
+            announce_over()
+            raise RestartAbort(decision.abort) from rank.failures.cause(decision)
+        rank.failures.begin()
+        rank.membership.apply(decision)
+        if not rank.membership.included:
+            raise Fenced(f"{rank.who} was declared dead by the others and must not run again")
+        rank.story.note(rank.membership.iteration, self._why(decision))
+        rank.has_returned = False
+        rank.call._count_anew()
+        rank.store = rank.value = None
+        held.begin()
+        rank.agents.board.begin(rank.membership.iteration)
+
+    def _why(self, decision: Decision) -> str:
+        if self._rank.job.moved and self._rank.membership.iteration == 0:
+            return "the host of the store was lost"
+        if decision.stuck:
+            return standstill(decision.records, decision.stuck, decision.stuck_count, decision.waiting)
+        return summary(decision.records, decision.record_count)
+
+
+class _Lazy:
+    """Stands for a store that is connected on first use: most assignments never use theirs."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._make(), name)
+
+
+def _no_rendezvous(timeout: float) -> str:
+    return (
+        f"no store server was offered for this iteration within barrier_timeout={timeout:g}s: its host does not answer"
+    )

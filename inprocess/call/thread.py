@@ -1,0 +1,291 @@
+"""The MonitorThread: follows the job's chain of decisions and gets the main thread out of an interrupted iteration.
+
+It is the only thread of the training process that waits on the store. What it learns goes into a mailbox, on which the
+main thread waits locally, so that the main thread stays interruptible. It never decides anything.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from inprocess.attribution import Interruption, ranges
+from inprocess.call.mailbox import Mailbox
+from inprocess.exception import BadMessage, InternalError, RankShouldRestart, RestartAbort, RestartError, StoreLost
+from inprocess.failover.member import Member
+from inprocess.interrupt import whereabouts
+from inprocess.interrupt.gate import Gate
+from inprocess.monitor.process import MonitorProcess
+from inprocess.protocol import verbs
+from inprocess.protocol.keys import JOINING
+from inprocess.protocol.membership import Membership
+from inprocess.protocol.messages import Decision, JoinMode, Outcome, Spot, Start, Ticket
+from inprocess.protocol.verbs import joining
+from inprocess.stores.connecting import connect
+from inprocess.stores.connections import connections, cut, shut
+from inprocess.stores.driver import execute
+from inprocess.stores.spec import StoreSpec
+from inprocess.system import clock, descriptors
+from inprocess.system.interpreter import SLICE, interpreter
+from inprocess.system.logs import get_logger
+
+__all__ = ["Admission", "MonitorThread", "RankShouldRestart", "JoinRequest"]
+
+log = get_logger(__name__)
+#: how long a thread that should end by itself is waited for before its connection is cut (seconds)
+PATIENCE = 2.0
+#: first pause before a rank assignment is released again; doubled each time (seconds)
+FIRST_PAUSE = 0.002
+#: pause before a lost connection is made again, while joining (seconds)
+RECONNECT = 0.05
+
+
+@dataclass(frozen=True)
+class JoinRequest:
+    """How a process comes to the job."""
+
+    entry: JoinMode
+    #: with which it joins, where the job runs already
+    ticket: Ticket
+    #: whether it interrupts a running iteration for that
+    interrupts: bool
+
+
+@dataclass(frozen=True)
+class Admission:
+    """The verdict that lets a process in (None: the job completed before), and its membership before that."""
+
+    membership: Membership
+    decision: Decision | None
+
+
+class MonitorThread(threading.Thread):
+    """One per call of a wrapped function. Joins the job for it, too.
+
+    Letters it puts into the mailbox: ``entered`` (a Book: this process is a founder, or waits to join), ``let in``
+    (LetIn), ``next`` (a Decision: the iteration begins), ``rendezvous`` (str), ``start`` (Start), ``outcome``
+    (Outcome), ``aborted`` (True: the abort ladder of an interrupted iteration has ended).
+    """
+
+    def __init__(
+        self,
+        spec: StoreSpec,
+        membership: Membership,
+        request: JoinRequest,
+        monitor: MonitorProcess,
+        member: Member,
+        new_gate: Callable[[], Gate],
+        abort: Callable[[int], None],
+        release: Callable[[], None],
+        retry_after: float,
+        timeout: float,
+    ) -> None:
+        super().__init__(name="inprocess-monitor", daemon=True)
+        self.mailbox = Mailbox()
+        self._spec, self._request, self._timeout = spec, request, timeout
+        self._monitor, self._member = monitor, member
+        self._new_gate, self._abort, self._release, self._retry_after = new_gate, abort, release, retry_after
+        self._own = copy.copy(membership)
+        self._lock = threading.Lock()
+        # under the lock: the gate of the running iteration; whether that iteration is over; the store and sockets to it
+        self._gate: Gate | None = None
+        self._over = False
+        self._store: Any = None
+        self._sockets: list[int] = []
+        self._ending = threading.Event()
+        #: the iteration that ended with a soft timeout, and where the main thread was then
+        self._spot: tuple[int, Spot | None] = (JOINING, None)
+        #: set by the main thread when it has its ranks, or has given up on them
+        self.assigned = threading.Event()
+
+    # --- main thread --------------------------------------------------------------------------------------------
+
+    def enter(self) -> Gate | None:
+        """A gate for the main thread to run user code behind, or None where the iteration is over already."""
+        with self._lock:
+            if self._over:
+                return None
+            self._gate = self._new_gate()
+            return self._gate
+
+    def spot(self, iteration: int) -> Spot | None:
+        """Where the main thread was when it was known that this iteration ends with a soft timeout."""
+        return self._spot[1] if self._spot[0] == iteration else None
+
+    def leave_after_outcome(self) -> None:
+        """The rank leaves the job: do not follow it into another iteration."""
+        self._ending.set()
+
+    def lose(self, timeout: float) -> bool:
+        """The store is lost for this rank: wait until this thread has seen it too, and has aborted."""
+        self.cut()
+        return self.mailbox.await_failure(timeout)
+
+    def stop(self, cut: bool) -> None:
+        """End the thread. It usually has ended by itself; otherwise its connection is cut, at once with ``cut``."""
+        self._ending.set()
+        self.assigned.set()  # never will be, where the call ended before that
+        if self.ident is None:
+            return
+        self.join(0 if cut else PATIENCE)
+        if self.is_alive():
+            self.cut()
+            self.join(PATIENCE)
+
+    def cut(self) -> None:
+        """Have it find the store lost, if it waits for that now."""
+        with self._lock:
+            for descriptor in self._sockets:
+                shut(descriptor)
+            cut(self._store)
+
+    # --- this thread --------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        try:
+            store, let_in = self._join()
+            self.mailbox.put("let in", JOINING, let_in)
+            if let_in.decision is not None:
+                self._own = copy.copy(let_in.membership)
+                self._follow(store, let_in.decision)
+        except (RestartError, RestartAbort) as error:
+            self._fail(error)
+        except Exception as error:
+            self._fail(_explained(error))
+        finally:
+            with self._lock:
+                self._store, self._sockets = None, []
+
+    def _connect(self) -> Any:
+        before = {descriptor for descriptor, _ in connections()}
+        store = connect(self._spec, self._timeout, self._ending)
+        with self._lock:
+            mine = [descriptor for descriptor, peer in connections() if peer[1] == self._spec.port]
+            self._store, self._sockets = store, [descriptor for descriptor in mine if descriptor not in before]
+        return store
+
+    def _join(self) -> tuple[Any, Admission]:
+        """Arrive and wait for everybody. A server that goes away meanwhile was that of the call before: begin again."""
+        deadline = clock.monotonic() + self._timeout
+        while True:
+            store = self._connect()
+            try:
+                if execute(verbs.join(self._own, self._request.ticket.by, self._request.entry), store):
+                    return store, self._found(store)
+                return store, self._join_late(store)
+            except BadMessage:
+                raise
+            except StoreLost:
+                late = not self._own.was_founder  # with a ticket, which went with the store
+                if late or self._ending.wait(RECONNECT) or clock.monotonic() > deadline:
+                    raise
+
+    def _found(self, store: Any) -> Admission:
+        self.mailbox.put("entered", JOINING, self._own)
+        decision = execute(verbs.await_next(JOINING, membership=self._own), store)
+        execute(verbs.refuse_stranger(self._own), store)
+        return Admission(self._own, decision)
+
+    def _join_late(self, store: Any) -> Admission:
+        """The job runs already: wait for a place in it."""
+        ticket = self._request.ticket
+        # a running job is interrupted to let this process in: the others would wait for its heartbeats
+        self._monitor.await_connected(self._timeout)
+        self._own = execute(joining.register(ticket), store)
+        self._monitor.identify(self._own.member)
+        self.mailbox.put("entered", JOINING, copy.copy(self._own))
+        decision = execute(joining.await_place(self._own, ticket, self._request.interrupts, _report_waiting), store)
+        if decision is not None:
+            execute(verbs.return_ticket(self._own.member), store)
+        return Admission(self._own, decision)
+
+    def _follow(self, store: Any, decision: Decision) -> None:
+        iteration = self._own.iteration + 1
+        while True:
+            self._own.apply(decision)
+            self._begin(iteration, decision)
+            if decision.abort or not self._own.included:
+                return
+            if not self._follow_iteration(iteration, store) or self._ending.is_set():
+                return
+            decision = execute(verbs.await_next(iteration, membership=self._own), store)
+            iteration += 1
+
+    def _begin(self, iteration: int, decision: Decision) -> None:
+        with self._lock:
+            self._gate, self._over = None, False
+        self.assigned.clear()
+        self.mailbox.put("next", iteration, decision)
+
+    def _follow_iteration(self, iteration: int, store: Any) -> bool:
+        """One iteration up to its outcome; False where no other follows."""
+        self.mailbox.put("rendezvous", iteration, execute(verbs.await_rendezvous(iteration), store))
+        start: Start = execute(verbs.await_start(iteration), store)
+        if not start.go:
+            with self._lock:
+                self._over = True
+        first = start.go and not self._member.has_met
+        if first:  # before this rank enters: from then on the store may be lost
+            self._member.meet(self._own, store)
+        self.mailbox.put("start", iteration, start)
+        if start.go:
+            execute(verbs.forget(iteration, self._own), store)
+            if not first:
+                self._member.meet(self._own, store)
+        else:
+            self._release_assignment()
+        outcome: Outcome = execute(verbs.await_outcome(iteration), store)
+        if not outcome.completed:
+            interpreter.hurry()
+        if outcome.cause is not None and outcome.cause.interruption is Interruption.SOFT_TIMEOUT:
+            self._spot = iteration, whereabouts.look()  # before anything wakes the main thread
+        self.mailbox.put("outcome", iteration, outcome)
+        if outcome.completed:
+            return False
+        self._get_out(iteration)
+        return True
+
+    def _get_out(self, iteration: int) -> None:
+        """The iteration is over: abort what the main thread waits for, and interrupt it until it has left."""
+        with self._lock:
+            # left once, a gate is left for good: the store may be lost afterwards, which leads here again
+            self._over, gate, self._gate = True, self._gate, None
+        if gate is not None:
+            gate.close_for_abort(_report_atomic)
+            with gate.parked():
+                self._abort(iteration)
+            gate.interrupt_until_left(retry_after=self._retry_after, release=self._release)
+        self.mailbox.put("aborted", iteration, True)
+
+    def _release_assignment(self) -> None:
+        """A rank assignment may wait for ranks that will never answer, on the iteration's own store."""
+        pause = FIRST_PAUSE
+        # a rank that leaves, by Ctrl-C for instance, may never have come to its assignment
+        while not self._ending.is_set() and not self.assigned.wait(pause):
+            self._release()
+            pause = min(2 * pause, SLICE)
+
+    def _fail(self, error: RestartError | RestartAbort) -> None:
+        if not self._ending.is_set():
+            self._get_out(self._own.iteration)
+        self.mailbox.fail(error)
+
+
+def _explained(error: Exception) -> RestartError:
+    if shortage := descriptors.shortage(error):
+        return RestartError(f"the monitor thread failed: {shortage}")
+    log.exception("the monitor thread failed")
+    return InternalError(f"the monitor thread failed: {error!r}")
+
+
+def _report_waiting(membership: Membership) -> None:
+    log.info(
+        "iteration %d of the job runs without this process, on ranks %s", membership.iteration, ranges(membership.taken)
+    )
+
+
+def _report_atomic(waited: float, holder: str) -> None:
+    log.warning("the restart waits for atomic(), for %.0f s so far; it is held by %s", waited, holder)

@@ -1,0 +1,1 @@
+"""What a restart ends: process groups, their communicators and connections, for Gloo and NCCL."""

@@ -1,0 +1,169 @@
+"""What the program asks of its process groups during a call, where that may cost the process.
+
+*Groups that it destroys.* Each is kept for a while, so that nothing else is its last owner: see
+`deferred_release`. All that follows is for NCCL alone.
+
+*Shutdown beside abort.* ``destroy_process_group()`` destroys a communicator; an abort beside it, or after it, uses what
+is no more, and a healthy rank gets SIGSEGV (torch 2.13 with NCCL 2.29: none of 8 trials survived 15 restarts; with what
+is here all of 6 survived 72). To wait until the main thread has left ``destroy_process_group()`` does not help: it may
+enter it while the groups are being aborted. So for the time of a call ``ProcessGroup.shutdown`` and
+``ProcessGroup.abort`` share a lock for each group, and the first of them that comes is the only one. A shutdown that
+comes while an abort is at work, or after one, does nothing. An abort waits for the shutdown that is at work, but not
+for ever: where a peer is gone, it may be that only the abort ends it.
+
+*Groups of some ranks, with device_id=.* In NCCL 2.29.7 the ranks outside such a group crash where a peer fails while it
+is made. A warning says so where the program does it.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from inprocess.collectives import groups
+from inprocess.collectives.deferred_release import held
+from inprocess.interrupt.frames import leave_alone
+from inprocess.system.logs import get_logger, once
+
+__all__ = ["Shutdowns", "shutdowns"]
+
+log = get_logger(__name__)
+#: seconds that an abort waits for a shutdown
+LIMIT = 2.0
+SHUTDOWN, ABORT = "shutdown", "abort"
+#: what a rank outside a new group calls, of the backend of the default group, where that was made with ``device_id=``
+SPLIT = "perform_nocolor_split"
+Method = Callable[..., None]
+
+
+class _End:
+    """Of one group."""
+
+    def __init__(self) -> None:
+        #: held by whoever ends it
+        self.lock = threading.Lock()
+        #: which of the two does, or did; written by whoever has the lock, or no hope of it
+        self.by = ""
+
+
+class _Replaced:
+    """A method of a class, and what is called in its place."""
+
+    def __init__(self, kind: Any, name: str, instead: Callable[..., None]) -> None:
+        self._kind, self._name = kind, name
+        #: as the class has it, which is not what asking the class for it answers; None: it has its base's
+        self._own = vars(kind).get(name)
+        self._replacement = _in_place_of(getattr(kind, name), instead)
+        setattr(kind, name, self._replacement)
+
+    def restore(self) -> None:
+        """What the program itself has put there meanwhile stays."""
+        if vars(self._kind).get(self._name) is not self._replacement:
+            return
+        if self._own is None:
+            delattr(self._kind, self._name)
+        else:
+            setattr(self._kind, self._name, self._own)
+
+
+def _in_place_of(original: Method, instead: Callable[..., None]) -> Method:
+    @functools.wraps(original)
+    def replacement(group: Any, *args: Any) -> None:
+        instead(original, group, *args)
+
+    return replacement
+
+
+class Shutdowns:
+    """At most one shutdown or abort of each group, from `begin` to `end`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # under the lock; an entry goes with its group
+        self._ends: weakref.WeakKeyDictionary[Any, _End] = weakref.WeakKeyDictionary()
+        self._replaced: list[_Replaced] = []
+
+    def begin(self, kind: Any = None, backend: Any = None) -> None:
+        """A call begins. Where torch has no NCCL, only what is destroyed is noted.
+
+        Args:
+            kind: the class of groups; default None: ``torch.distributed.ProcessGroup``.
+            backend: that of NCCL's part in them; default None: ``torch.distributed.ProcessGroupNCCL``.
+        """
+        if self._replaced:
+            return
+        nccl = kind is not None or dist.is_nccl_available()
+        if kind is None:
+            kind, backend = dist.ProcessGroup, getattr(dist, "ProcessGroupNCCL", None)
+        methods = [(kind, SHUTDOWN, self._shutdown if nccl else _note)]
+        methods += [(kind, ABORT, self._abort), (backend, SPLIT, _warn_of_split)] if nccl else []
+        self._replaced = [_Replaced(*method) for method in methods if hasattr(*method[:2])]
+
+    def end(self) -> None:
+        """The call is over."""
+        while self._replaced:
+            self._replaced.pop().restore()
+
+    def _end_of(self, group: Any) -> _End:
+        with self._lock:
+            return self._ends.setdefault(group, _End())
+
+    def _shutdown(self, original: Method, group: Any) -> None:
+        held.destroyed(group)
+        end = self._end_of(group)
+        if not end.lock.acquire(blocking=False):  # it is being ended
+            return
+        try:
+            if not end.by:
+                end.by = SHUTDOWN
+                original(group)
+        except Exception:  # so it may still have to be aborted
+            end.by = ""
+            raise
+        finally:
+            end.lock.release()
+
+    def _abort(self, original: Method, group: Any) -> None:
+        end = self._end_of(group)
+        alone = end.lock.acquire(timeout=LIMIT)
+        try:
+            if end.by == ABORT or (alone and end.by):
+                return
+            if not alone:
+                log.warning(
+                    "process group %s: the program's destroy_process_group() has not ended for %g s: the group is "
+                    "aborted beside it, which may end this process",
+                    groups.name_of(group),
+                    LIMIT,
+                )
+            end.by = ABORT
+            original(group)
+        finally:
+            if alone:
+                end.lock.release()
+
+
+def _note(original: Method, group: Any) -> None:
+    held.destroyed(group)
+    original(group)
+
+
+def _warn_of_split(original: Method, group: Any, *args: Any) -> None:
+    once(
+        log.warning,
+        "a group of some of the ranks is made while the default group has a device_id=: with NCCL 2.29 the ranks "
+        "outside that group crash where another rank fails meanwhile. Leave device_id= of init_process_group() away",
+    )
+    original(group, *args)
+
+
+# its lock would stay locked, and it would wait in the handler for an abort that waits for that lock
+leave_alone(Shutdowns._shutdown.__code__)
+
+#: one per process, like torch's process groups; the loop begins and ends it
+shutdowns = Shutdowns()

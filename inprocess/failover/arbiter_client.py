@@ -1,0 +1,278 @@
+"""A training process's connections to the arbiters, which are in the monitors of the standbys (``arbiter_server``).
+
+What is decided is in `inprocess.failover.rules`. Both ends exchange JSON objects, one per line; a contact lies idle
+until the store is lost. It tells by its end that the training process has ended: so it has no limit of silence, and
+forked children close their copies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from inprocess.exception import RestartError
+from inprocess.failover.rules import ENDED, LONGEST
+from inprocess.protocol.messages import Verdict, Vote, dump
+from inprocess.protocol.parsing import load_verdict
+from inprocess.system import clock
+from inprocess.system.interpreter import SLICE, join_with_progress
+from inprocess.system.json_lines import Lines
+from inprocess.system.logs import get_logger
+
+__all__ = ["ArbiterClient", "ArbiterClients"]
+
+log = get_logger("inprocess.failover")
+#: how long making a contact may take, how long an arbiter may take to answer before the next one is asked, and how
+#: long to take in that the job is completed, before a rank waits much longer (seconds)
+CONNECT, ANSWER, KNOW = 5.0, 2.0, 10.0
+#: where the arbiter of a member is for us, from how it is published; None where it has none
+Find = Callable[[int, str], tuple[str, int] | None]
+
+
+class ArbiterClients:
+    """A training process's connections to the standbys, in the order in which they are asked.
+
+    Args:
+        call: tells the members of this call from others.
+        server: the member that serves the store. It is never asked, but has to know who has ended.
+        find: see `Find`.
+        host: the contact at which this process has voted before, and which serves the store now.
+    """
+
+    def __init__(self, call: str, server: int, find: Find, host: ArbiterClient | None = None) -> None:
+        self._call, self._server, self._find, self._host = call, server, find, host
+        self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        #: set when nobody needs a contact any more
+        self.closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        #: what was published when contacts were made last
+        self._published: dict[int, str] = {}
+        # protects the fields below
+        self._lock = threading.Lock()
+        #: address -> contact. One that nobody asks any more is kept: its end would tell that this process has ended
+        self._contacts: dict[tuple[str, int], ArbiterClient] = {}
+        #: addresses in the order in which they are asked
+        self._order: list[tuple[str, int]] = []
+        #: whether there is a contact to each of those that are to stand by
+        self._complete = True
+        _open.add(self)
+
+    @property
+    def some(self) -> bool:
+        """Whether there is anybody to ask. Waits for contacts that are being made."""
+        self.are_made(CONNECT)
+        return bool(self._asked())
+
+    def are_made(self, seconds: float) -> bool:
+        """Wait for contacts that are being made. Whether all have been tried."""
+        return self._thread is None or join_with_progress(self._thread, seconds)
+
+    def _asked(self) -> list[ArbiterClient]:
+        with self._lock:
+            return [self._contacts[address] for address in self._order if address in self._contacts]
+
+    def make(self, member: int, published: Mapping[int, str]) -> None:
+        """Connect to these, where that has not been done, in a thread of its own: one may not answer.
+
+        Args:
+            member: this one.
+            published: member -> where its arbiter is, empty where that is not known; in the order in which they are
+                asked.
+        """
+        if published == self._published and self._has_all():
+            return  # as in most restarts
+        self._published = dict(published)
+        arguments = (self._thread, member, self._published)
+        self._thread = threading.Thread(target=self._make, args=arguments, name="inprocess-contacts", daemon=True)
+        self._thread.start()
+
+    def _has_all(self) -> bool:
+        return self.are_made(0) and self._complete and not any(contact.has_ended() for contact in self._asked())
+
+    def _make(self, before: threading.Thread | None, member: int, published: dict[int, str]) -> None:
+        if before is not None:
+            before.join()
+        found = {other: self._meet(member, other, address) for other, address in published.items()}
+        found.pop(self._server, None)
+        standing = {other: where for other, (where, _) in found.items() if where is not None}
+        with self._lock:
+            self._order, self._complete = list(standing.values()), all(certain for _, certain in found.values())
+        log.info("standing by for the host of the store: members %s", list(standing))
+
+    def _meet(self, member: int, other: int, published: str) -> tuple[tuple[str, int] | None, bool]:
+        """Where this one is, and whether that is certain; None: it is no standby, has ended, or cannot be reached."""
+        with contextlib.suppress(RestartError, OSError):
+            where = self._find(other, published)
+            if where is None:
+                return None, True
+            contact = self._contact(where, member)
+            return (where if contact.is_made else None), contact.is_made or contact.ended
+        return None, False
+
+    def _contact(self, where: tuple[str, int], member: int) -> ArbiterClient:
+        """The one that there is, or a new one, which may not be made."""
+        known = self._contacts.get(where)
+        if known is not None and not known.has_ended():
+            return known
+        contact = ArbiterClient(*where, stop=self._stop)
+        contact.connect(member, self._call)
+        with self._lock:
+            if known is not None:
+                self._contacts.pop(where).socket.close()
+            if contact.is_made and not self.closing.is_set():
+                self._contacts[where] = contact
+            else:
+                contact.socket.close()
+        return contact
+
+    def vote(self, vote: Vote, seconds: float) -> tuple[Verdict, ArbiterClient] | None:
+        """Ask the arbiters, one after the other, until one has decided; the verdict, and who made it. None: none of
+        them answers."""
+        for contact in self._asked():
+            if contact.ask({"ping": 1}, ANSWER) != {"ok": True}:
+                continue
+            self._turn_away(contact)
+            answer = contact.ask({"vote": dump(vote)}, seconds)
+            if answer is not None:
+                return load_verdict(str(answer.get("verdict")), "the verdict of an arbiter"), contact
+            if not contact.ended:  # it may count this vote yet
+                return None
+        return None
+
+    def _turn_away(self, asked: ArbiterClient) -> None:
+        """Tell all others that this process votes here. First: what becomes of it then says nothing to them."""
+        for contact in self._everybody():
+            if contact is not asked:
+                contact.say({"elsewhere": 1}, ANSWER)
+
+    def say_completed(self, iteration: int) -> bool | None:
+        """Tell all arbiters that this iteration is completed. False: one of them goes on without this process. None:
+        one of them may not know it. True: all of them do."""
+        known = self.are_made(CONNECT) and self._complete
+        for contact in self._asked():
+            answer = contact.ask({"completed": iteration}, KNOW)
+            if answer is not None and answer != {"ok": True}:
+                return False
+            known = known and (answer is not None or contact.ended)
+        return True if known else None
+
+    def keep(self, contact: ArbiterClient) -> None:
+        """This one is not closed: its end tells the new host of the store that this process has ended."""
+        with self._lock:
+            self._contacts = {where: other for where, other in self._contacts.items() if other is not contact}
+
+    def close(self) -> None:
+        """More than once is fine."""
+        with self._lock:
+            if self.closing.is_set():
+                return
+            self.closing.set()
+        os.eventfd_write(self._stop, 1)
+        if self._thread is not None:
+            self._thread.join()
+        self._forget()
+        os.close(self._stop)
+
+    def _everybody(self) -> list[ArbiterClient]:
+        return [*self._contacts.values(), *([self._host] if self._host is not None else [])]
+
+    def _forget(self) -> None:
+        for contact in self._everybody():
+            contact.socket.close()
+        self._contacts, self._host = {}, None
+
+
+class ArbiterClient:
+    """A connection to the desk of one arbiter.
+
+    Args:
+        host, port: a numeric address.
+        stop: a descriptor; whatever is going on here ends when it can be read.
+    """
+
+    def __init__(self, host: str, port: int, stop: int) -> None:
+        self.host, self.port = host, port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        #: the arbiter knows who is here
+        self.is_made = False
+        #: the other end has certainly ended
+        self.ended = False
+        self._stop, self._lines = stop, Lines(LONGEST)
+
+    def connect(self, member: int, call: str) -> None:
+        """Sets `is_made`, or `ended`, or neither where it does not answer."""
+        with contextlib.suppress(OSError):
+            error = self.socket.connect_ex((self.host, self.port))
+            if error == errno.EINPROGRESS:
+                if not self._ready(select.POLLOUT, CONNECT):
+                    return
+                error = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            self.ended = error in ENDED
+            self.is_made = not error and self.ask({"hello": member, "call": call}, CONNECT) == {"ok": True}
+
+    def has_ended(self) -> bool:
+        """Whether the other end has closed it; it says nothing without being asked."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def ask(self, message: dict[str, Any], seconds: float) -> dict[str, Any] | None:
+        """Send a line and wait for one; None where none comes in time, or the other end has ended."""
+        until = clock.monotonic() + seconds
+        try:
+            self._send(json.dumps(message).encode() + b"\n", until)
+            while (left := until - clock.monotonic()) > 0:
+                if not self._ready(select.POLLIN, min(left, SLICE)):
+                    continue
+                data = self.socket.recv(1 << 16)
+                self.ended = not data
+                for answer in self._lines.take(data):
+                    return answer
+                if self.ended:
+                    return None
+        except TimeoutError:
+            return None
+        except OSError as error:
+            self.ended = error.errno in ENDED
+        return None
+
+    def say(self, message: dict[str, Any], seconds: float) -> None:
+        """Send a line that is not answered."""
+        with contextlib.suppress(OSError):
+            self._send(json.dumps(message).encode() + b"\n", clock.monotonic() + seconds)
+
+    def _send(self, data: bytes, until: float) -> None:
+        while data:
+            if not self._ready(select.POLLOUT, max(0.0, until - clock.monotonic())):
+                raise TimeoutError
+            data = data[self.socket.send(data, socket.MSG_NOSIGNAL) :]
+
+    def _ready(self, what: int, seconds: float) -> bool:
+        poll = select.poll()
+        poll.register(self.socket, what)
+        poll.register(self._stop, select.POLLIN)
+        ready = dict(poll.poll(seconds * 1e3))
+        if self._stop in ready:
+            raise OSError("the call has ended")
+        return bool(ready)
+
+
+#: a forked child must not hold a contact open when its parent has ended
+_open: weakref.WeakSet[ArbiterClients] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for contacts in list(_open):
+        contacts._forget()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,0 +1,174 @@
+"""What a training process does for the case that the host of the store is lost. The call asks this object, nobody else.
+
+`Member.meet` runs in the MonitorThread, `Member.close` wherever the call ends, everything else in the main thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from inprocess.exception import Fenced, StoreLost, TimeoutError
+from inprocess.failover import rules
+from inprocess.failover.arbiter_client import ArbiterClient, ArbiterClients
+from inprocess.failover.settings import Settings
+from inprocess.protocol import verbs
+from inprocess.protocol.membership import Membership
+from inprocess.protocol.messages import FailoverOutcome, Verdict, Vote
+from inprocess.stores.connecting import connect
+from inprocess.stores.connections import numeric_address, published_at
+from inprocess.stores.driver import execute
+from inprocess.stores.spec import StoreSpec
+from inprocess.system import clock
+from inprocess.system.interpreter import SLICE, sleep_with_progress
+from inprocess.system.logs import get_logger
+
+__all__ = ["Member"]
+
+log = get_logger("inprocess.failover")
+#: how long the first entry waits for contacts (seconds): a standby may not answer
+MEET = 1.0
+#: in shares of heartbeat_timeout: by then a store that hears too few members has closed itself
+OUTLASTS = 1.25
+#: first pause between two looks for where an arbiter is; doubled each time (seconds)
+FIRST_PAUSE = 0.05
+
+
+class Monitor(Protocol):
+    """What it tells the monitor process of its rank."""
+
+    def moves(self) -> None: ...
+
+    def serves(self, port: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Found:
+    """The job continues over another store."""
+
+    verdict: Verdict
+    #: with the one that serves it, which stays open: its end would say that this process has ended
+    contact: ArbiterClient
+
+
+class Member:
+    """A training process, as the arbiters of its job see it.
+
+    Args:
+        spec: the store that may be lost.
+        settings: of this rank's monitor.
+        monitor: of this rank.
+        call: tells the members of this call from others.
+        moved: the call has been moved to the store of a standby before: then its host is not an arbiter any more.
+        before: the contact over which it was.
+    """
+
+    def __init__(
+        self,
+        spec: StoreSpec,
+        settings: Settings,
+        monitor: Monitor,
+        call: str,
+        moved: bool,
+        before: ArbiterClient | None,
+    ) -> None:
+        self._spec, self._settings, self._monitor, self._moved = spec, settings, monitor, moved
+        self._contacts = ArbiterClients(call, settings.store_host, self._find, before)
+        #: the address at which this process reaches the store
+        self._store_address = ""
+        #: whether it has looked for arbiters
+        self.has_met = False
+
+    # --- in the MonitorThread -----------------------------------------------------------------------------------
+
+    def meet(self, membership: Membership, store: Any) -> None:
+        """In each iteration: make contact with those who can say where the job continues.
+
+        By now the monitors that stand by have sent a heartbeat, and said before that where their arbiter is. Those that
+        do so since this iteration may not have said it yet. The first time it waits for the contacts: should this
+        process end, only an arbiter that it had contact with would know it at once.
+        """
+        first, self.has_met = not self.has_met, True
+        host = self._settings.store_host
+        chosen = rules.standbys(membership.roster, self._settings.standby_stores, host)
+        asked = (*chosen, host) if chosen and not self._moved else chosen
+        if not asked:
+            return
+        self._store_address = numeric_address(store)
+        self._contacts.make(membership.member, {member: execute(verbs.find_standby(member), store) for member in asked})
+        if first:
+            self._contacts.are_made(MEET)
+
+    def _find(self, member: int, address: str) -> tuple[str, int] | None:
+        """In the thread of the contacts; None where that member cannot stand by. Who has only just become one may not
+        have published where it is: a wait for the key could not be ended with the call."""
+        closing, seconds = self._contacts.closing, self._settings.heartbeat_timeout
+        connection = None if address else connect(self._spec, seconds, closing)
+        until, pause = clock.monotonic() + seconds, FIRST_PAUSE
+        while not address and (left := until - clock.monotonic()) > 0 and not closing.wait(min(pause, left)):
+            address, pause = execute(verbs.find_standby(member), connection), min(2 * pause, SLICE)
+        if not address:
+            raise TimeoutError(f"initial rank {member} has not said where its arbiter is")
+        return None if address == "-" else published_at(address, lambda: self._store_address)
+
+    # --- in the main thread -------------------------------------------------------------------------------------
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether there is anybody to ask. Waits for contacts that are being made."""
+        return self._contacts.some
+
+    def fail_over(self, membership: Membership, loss: StoreLost, who: str, done: bool) -> Found | None:
+        """Ask, once, whether the job continues over another store. This rank has left the function.
+
+        Args:
+            membership: of this member.
+            loss: the loss of the store.
+            who: how messages name this rank.
+            done: whether nothing is left to do for this rank in the iteration.
+
+        Returns:
+            Where the job continues; None: it is completed.
+
+        Raises:
+            StoreLost: ``loss`` where nobody answers, or why the job does not continue.
+            Fenced: it continues without this rank.
+        """
+        self._monitor.moves()
+        settings = self._settings
+        seconds = rules.patience(settings.heartbeat_timeout, settings.heartbeat_interval)
+        vote = Vote.of(membership.place, membership.note(membership.iteration))
+        answer = self._contacts.vote(vote, seconds + settings.termination_grace_time)
+        if answer is None:
+            raise loss
+        verdict, contact = answer
+        if verdict.fate is FailoverOutcome.COMPLETED and verdict.iteration == membership.iteration and done:
+            return None
+        if verdict.fate is FailoverOutcome.REFUSED:
+            raise StoreLost(f"{loss}. The job does not go on over another store: {verdict.reason}")
+        if verdict.fate is not FailoverOutcome.GO or membership.place not in verdict.members:
+            raise Fenced(f"{who} was given up by the others, and must not run again")
+        self._contacts.keep(contact)
+        if verdict.host == membership.place:
+            self._monitor.serves(verdict.port)
+        return Found(verdict, contact)
+
+    def may_return(self, iteration: int, is_store_there: Callable[[], bool]) -> bool:
+        """Tell the arbiters that this iteration is completed. False: the others may have gone on without this rank.
+
+        Where one of them may not know it, others may go on there; unless the store is still there when one that hears
+        too little has closed itself.
+        """
+        if (known := self._contacts.say_completed(iteration)) is not None:
+            return known
+        log.warning("a standby does not answer; waiting until the others have certainly not gone on without it")
+        sleep_with_progress(OUTLASTS * self._settings.heartbeat_timeout)
+        with contextlib.suppress(StoreLost):
+            return is_store_there()
+        return False
+
+    def close(self) -> None:
+        """The call is over. More than once is fine."""
+        self._contacts.close()

@@ -1,0 +1,1 @@
+"""Workers without a ``Wrapper``: a watch over their progress, sections, and limits that are learned."""

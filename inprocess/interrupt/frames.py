@@ -1,0 +1,105 @@
+"""What is where on the main thread's stack: the user's function, and code that is not interrupted half-way."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType, FrameType
+from typing import Any
+
+from inprocess.system import logs
+from inprocess.system.errors import PACKAGE
+
+__all__ = ["call", "codes", "is_in", "leave_alone", "places", "room", "runs", "whereabouts"]
+
+#: how many calls deep the handler may get where it is called within itself, and to spare
+ROOM = 20
+#: how many places of a thread's stack a message names
+PLACES = 3
+IMPORT = "<frozen importlib._bootstrap>"
+#: where torch begins a collective and hands its result out: one that nobody gets is never waited for, nor freed
+FUNCTIONAL = "torch.distributed._functional_collectives"
+LOCKING = (threading.Condition.__enter__.__code__, threading.Condition.__exit__.__code__)
+#: functions that start processes, in modules that the program may not have imported
+STARTERS = (
+    ("multiprocessing.process", "BaseProcess.start"),
+    ("torch.utils.data.dataloader", "_MultiProcessingDataLoaderIter.__init__"),
+)
+#: and those that take a tensor from another process
+TAKERS = (("torch.multiprocessing.reductions", "rebuild_storage_fd"),)
+#: what is never interrupted half-way; by identity, since comparing and hashing code objects takes long
+WHOLE: set[int] = set()
+
+
+def leave_alone(*codes: CodeType) -> None:
+    """Code that is never interrupted half-way, nor what it calls; for the life of the process."""
+    WHOLE.update(map(id, codes))
+
+
+def call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """``fn(*args, **kwargs)``. Where the stack has the frame of this, the main thread is in the user's function."""
+    return fn(*args, **kwargs)
+
+
+CALL_CODE = call.__code__
+
+
+def runs(filename: str, frame: FrameType | None) -> bool:
+    """Whether the user's function is inside code of that file; `Gate._is_inside` holds."""
+    while frame is not None and frame.f_code is not CALL_CODE:
+        if frame.f_code.co_filename == filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def is_in(codes: frozenset[int], frame: FrameType | None) -> bool:
+    """Whether the user's function is inside one of these functions; `Gate._is_inside` holds."""
+    while frame is not None and frame.f_code is not CALL_CODE:
+        if id(frame.f_code) in codes:
+            return True
+        frame = frame.f_back
+    return False
+
+
+leave_alone(runs.__code__, is_in.__code__, *logs.whole())
+
+
+def room(calls: int = ROOM) -> None:
+    """RecursionError here, rather than half-way through what follows."""
+    if calls:
+        room(calls - 1)
+
+
+def codes(functions: Sequence[tuple[str, str]]) -> frozenset[int]:
+    """The identities of their code; a version that has them elsewhere is interrupted there as anywhere."""
+    found = set[int]()
+    for module, name in functions:
+        with contextlib.suppress(AttributeError):
+            found.add(id(operator.attrgetter(name)(sys.modules.get(module)).__code__))
+    return frozenset(found)
+
+
+def _place(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def whereabouts(ident: int) -> str:
+    """The innermost places of a thread."""
+    return places(sys._current_frames().get(ident))
+
+
+def places(frame: FrameType | None) -> str:
+    """A frame and those around it, as far as the user's function goes where it is in that; innermost first. Those of
+    this library only where there are no others."""
+    found: list[str] = []
+    ours = ""
+    while frame is not None and frame.f_code is not CALL_CODE and len(found) < PLACES:
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            found.append(_place(frame))
+        ours = ours or _place(frame)
+        frame = frame.f_back
+    return ", called from ".join(found) or ours or "an unknown place"

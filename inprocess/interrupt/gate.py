@@ -1,0 +1,289 @@
+"""The window in which the main thread may be interrupted: the call of the user's function, see the room's docstring."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Protocol
+
+from inprocess.exception import InternalError, RankShouldRestart, RestartAbort
+from inprocess.interrupt.atomic import Atomic
+from inprocess.interrupt.forks import guarded
+from inprocess.interrupt.frames import (
+    CALL_CODE,
+    FUNCTIONAL,
+    IMPORT,
+    LOCKING,
+    STARTERS,
+    TAKERS,
+    WHOLE,
+    call,
+    codes,
+    is_in,
+    leave_alone,
+    places,
+    room,
+    runs,
+)
+from inprocess.interrupt.judging import answers_interruption, let_go, set_handled, under_way
+from inprocess.system import clock
+from inprocess.system.errors import in_words
+
+__all__ = ["Gate", "Interrupted", "Outcome", "Raised", "Returned"]
+
+#: seconds between two signals while none has been answered: the first, doubled up to the longest
+FIRST_PAUSE = 0.002
+LONGEST_PAUSE = 0.05
+#: seconds for which the main thread waits for the abort at most
+PARK = 0.05
+#: seconds for which code of the standard library that takes a lock is left alone
+PATIENCE = 0.1
+#: seconds for which an import is left alone: a module that is imported by half stays broken in every later iteration
+IMPORT_PATIENCE = 10.0
+#: and the start of a process: one that runs before it is noted would never be ended
+START_PATIENCE = 10.0
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The function returned `value`."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The function raised `exception`, on its own account."""
+
+    exception: BaseException
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """The function was left because of a restart.
+
+    `instead` is empty, or says in words what it raised in place of ``RankShouldRestart``; the exception itself is
+    not kept, since its traceback would keep tensors alive.
+    """
+
+    instead: str = ""
+
+
+Outcome = Returned | Raised | Interrupted
+
+
+class Sender(Protocol):
+    """What a gate asks of the `Interrupter` that made it."""
+
+    def raised(self) -> object:
+        """An exception has left the function, whose frames are not yet emptied. Main thread."""
+
+    def send(self, again: bool) -> None:
+        """Make the handler run in the main thread. Monitor thread, as what follows."""
+
+    def report_swallowed(self, who: str, where: str, dropped: bool) -> None:
+        """What was raised there did not end the function of this rank; ``dropped`` by Python, or swallowed."""
+
+    def report_unanswered(self, seconds: float) -> None:
+        """The handler has not raised for so long."""
+
+
+class Gate:
+    """Runs the user's function in one iteration, and lets it be interrupted. Made by `Interrupter.new_gate`."""
+
+    def __init__(self, interrupter: Sender) -> None:
+        #: the rank, for messages
+        self.who = "this rank"
+        #: context manager around what a restart must not cut in half
+        self.atomic = Atomic()
+        #: set when `run` is over
+        self.left = threading.Event()
+        #: whether an interruption was asked for; never false again
+        self.interrupting = False
+        #: whether the main thread was asked to wait for the abort; never false again, since a signal may come late
+        self.parking = False
+        self._abort_ends = threading.Lock()  # held by the monitor thread during the abort
+        self._interrupter = interrupter
+        # whether `run` is at work; main thread only
+        self._running = False
+        # written by the monitor thread when it asks, by the main thread when it has raised
+        self._armed = False
+        self._asked_at = 0.0
+        self._spared_since = 0.0
+        self._starters = self._takers = frozenset[int]()
+        self._functional = ""
+        self._raised_at = 0.0
+        self._raised_where = ""
+        self._dropped = False
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Outcome:
+        """Call ``fn(*args, **kwargs)`` and say how it ended. Main thread; once per gate.
+
+        Once an interruption or an abort has begun, whatever the function raises counts as `Interrupted`. Exceptions: a
+        RestartAbort or a KeyboardInterrupt is the user's at all times, and so is SystemExit unless it is the answer to
+        the interruption (``except BaseException: sys.exit(1)``); also where the interruption hits one of them on its
+        way out. A normal return is `Returned`, however late.
+
+        A process that the function forks ends where it leaves it, see `forks`.
+        """
+        handled = sys.exc_info()[1]
+        self._running = True
+        try:
+            if self.interrupting or self.atomic.closed:
+                return Interrupted()
+            return Returned(guarded(call, fn, args, kwargs or {}))
+        except BaseException as error:
+            self._interrupter.raised()
+            return self._judge(error, handled)
+        finally:
+            if sys.exc_info()[1] is not handled:
+                set_handled(handled)
+            del handled
+            self.atomic.drop()
+            self._running = False
+            self.left.set()
+            # this frame lives as long as a traceback that somebody keeps
+            del self, fn, args, kwargs
+
+    def close_for_abort(self, on_wait: Callable[[float, str], None] | None = None) -> None:
+        """From now on no `atomic` section begins; return once none is held. Monitor thread, before the abort.
+
+        Args:
+            on_wait: called about once a second with the seconds waited so far and a description of the holder. What it
+                raises ends the wait.
+        """
+        self.atomic.close(on_wait or (lambda waited, holder: None))
+
+    @contextlib.contextmanager
+    def parked(self) -> Iterator[None]:
+        """Keep the main thread from running the function meanwhile, as far as it runs Python code. Monitor thread."""
+        with self._abort_ends:
+            self.parking = True
+            self._interrupter.send(again=False)
+            yield
+
+    def interrupt_until_left(self, retry_after: float = 1.0, release: Callable[[], object] = lambda: None) -> None:
+        """Raise RankShouldRestart in the user's function until the main thread has left it. Monitor thread.
+
+        Args:
+            retry_after: seconds after which a raise that did not end the function is repeated.
+            release: called again and again meanwhile: the main thread may begin to wait in C code after the abort.
+
+        Raises:
+            InternalError: `close_for_abort` was not called first, so an atomic section might be cut in half.
+        """
+        if not self.atomic.closed:
+            raise InternalError("interrupt_until_left() before close_for_abort() could cut an atomic section in half")
+        self._spared_since = 0.0
+        self._asked_at, self._starters, self._takers = clock.monotonic(), codes(STARTERS), codes(TAKERS)
+        self._functional = getattr(sys.modules.get(FUNCTIONAL), "__file__", None) or ""
+        with self._watching_unraisable():
+            while not self.left.is_set():
+                self._armed = self.interrupting = True
+                if self._raise_once(retry_after, release):
+                    self._interrupter.report_swallowed(self.who, self._raised_where, self._dropped)
+
+    def _judge(self, raised: BaseException, outer: BaseException | None) -> Outcome:
+        """What it means that the function raised; ``outer`` was being handled before it was called."""
+        error = under_way(raised) if isinstance(raised, RankShouldRestart) else raised
+        if not (self.interrupting or self.atomic.closed) or isinstance(error, RestartAbort | KeyboardInterrupt):
+            return Raised(error)
+        if isinstance(error, SystemExit) and not answers_interruption(error):
+            return Raised(error)
+        let_go(raised, outer)
+        return Interrupted("" if isinstance(error, RankShouldRestart) else in_words(error))
+
+    def park(self, frame: FrameType | None) -> None:
+        """In the handler."""
+        if not self._is_inside(frame) or runs(logging.__file__, frame):
+            return
+        room()  # the lock is given back, also where another signal is handled in between
+        if self._abort_ends.acquire(timeout=PARK):
+            self._abort_ends.release()
+
+    def may_raise(self, frame: FrameType | None) -> bool:
+        """Whether the handler may raise; called by it, so it takes no lock and calls nothing that does."""
+        if not self._armed or not self._is_inside(frame):
+            return False
+        assert frame is not None
+        now = clock.monotonic()
+        asked = now - self._asked_at
+        if (asked < IMPORT_PATIENCE and runs(IMPORT, frame)) or (
+            asked < START_PATIENCE and is_in(self._starters, frame)
+        ):
+            self._spared_since = 0.0
+            return False
+        if (
+            frame.f_code in LOCKING
+            or runs(logging.__file__, frame)
+            or runs(self._functional, frame)
+            or is_in(self._takers, frame)
+        ):
+            # since it was found there, not since it was asked for, which may be long ago: before an import
+            self._spared_since = self._spared_since or now
+            if now - self._spared_since < PATIENCE:
+                return False
+        self._raised_at, self._spared_since = now, 0.0
+        self._raised_where = places(frame)
+        self._dropped = False
+        self._armed = False
+        return True
+
+    def _is_inside(self, frame: FrameType | None) -> bool:
+        """Whether `frame` belongs to the user's function, and nothing below it to what must not be cut in half."""
+        while frame is not None and frame.f_code is not _RUN_CODE:
+            if frame.f_code is CALL_CODE:
+                # not by asking the frame of `run` for `self`: it would keep that for ever, also when it is emptied
+                return self._running
+            if id(frame.f_code) in WHOLE:
+                return False
+            frame = frame.f_back
+        return False
+
+    def _raise_once(self, retry_after: float, release: Callable[[], object]) -> bool:
+        """Send until the handler has raised, then wait for the function to be left. True: it was swallowed."""
+        begin = clock.monotonic()
+        pause, sent, reported = FIRST_PAUSE, False, False
+        while self._armed:
+            self._interrupter.send(again=sent)
+            sent = True
+            if self.left.wait(pause):
+                return False
+            release()
+            pause = min(2 * pause, LONGEST_PAUSE)
+            if self._armed and not reported and clock.monotonic() - begin > retry_after:
+                reported = True
+                self._interrupter.report_unanswered(retry_after)
+        while not self._dropped and (remaining := self._raised_at + retry_after - clock.monotonic()) > 0:
+            if self.left.wait(min(pause, remaining)):
+                return False
+            release()
+        return not self.left.is_set()
+
+    @contextlib.contextmanager
+    def _watching_unraisable(self) -> Iterator[None]:
+        """Notice an interruption that Python drops, instead of having it printed."""
+        previous = sys.unraisablehook
+        hook = functools.partial(self._note_dropped, previous)
+        sys.unraisablehook = hook
+        try:
+            yield
+        finally:
+            if sys.unraisablehook is hook:
+                sys.unraisablehook = previous
+
+    def _note_dropped(self, previous: Callable[[Any], Any], unraisable: sys.UnraisableHookArgs) -> None:
+        if self.interrupting and isinstance(unraisable.exc_value, RankShouldRestart):
+            self._dropped = True
+        else:
+            previous(unraisable)
+
+
+_RUN_CODE = Gate.run.__code__
+leave_alone(Gate.park.__code__, Gate.may_raise.__code__, Gate._is_inside.__code__, Gate._note_dropped.__code__)

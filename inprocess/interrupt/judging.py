@@ -1,0 +1,71 @@
+"""What it means that the function was left by an exception, and what that would keep alive."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import ctypes
+import inspect
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from inprocess.exception import RankShouldRestart, RestartAbort
+
+__all__ = ["answers_interruption", "let_go", "set_handled", "under_way"]
+
+#: since Python 3.11
+_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
+_GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def under_way(interruption: BaseException) -> BaseException:
+    """The user's own exit that the interruption hit on its way out, in a `finally` block, or the interruption."""
+    for error in _chain(interruption):
+        if isinstance(error, RestartAbort | KeyboardInterrupt | SystemExit):
+            return error
+    return interruption
+
+
+def answers_interruption(error: BaseException) -> bool:
+    """Whether `error` was raised while RankShouldRestart was being handled."""
+    return any(isinstance(cause, RankShouldRestart) for cause in _chain(error))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception and those that were being handled, or under way, when it was raised; the latest first."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        yield cause
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+
+
+def let_go(error: BaseException, outer: BaseException | None) -> None:
+    """Empty the frames that the function was left through, also those of the exceptions behind this one.
+
+    A program that keeps the exception, in a list of errors perhaps, would keep tensors and process groups with it, and
+    with each group threads and sockets. So would an exception that a frame of its own traceback refers to, until
+    garbage is collected. ``outer`` was being handled before the function was called.
+    """
+    seen, waiting = {id(outer)}, [error]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        behind = [each.__cause__, each.__context__, *(each.exceptions if isinstance(each, _GROUP) else ())]
+        waiting += [one for one in behind if one is not None]
+        for frame, _ in traceback.walk_tb(each.__traceback__):
+            # a generator may have caught an earlier one and go on
+            if each is error or not frame.f_code.co_flags & _GENERATORS:
+                with contextlib.suppress(RuntimeError):  # still running
+                    frame.clear()
+
+
+def set_handled(exception: BaseException | None) -> None:
+    """What `sys.exc_info` shows from here on. Before 3.11 this cannot be set, and need not be."""
+    setter = getattr(ctypes.pythonapi, "PyErr_SetHandledException", None)
+    if setter is not None:
+        setter(ctypes.py_object(exception))

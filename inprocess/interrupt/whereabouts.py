@@ -1,0 +1,131 @@
+"""Where the main thread is when nobody makes progress: its place in the user's code, and whether it waits for others.
+
+Told from its frames, without reading any source: nothing here may block. Python does not see inside C code, so where
+the innermost line is the user's own, or autograd's, what that line calls and whether the kernel has put the thread to
+sleep decide. A rank that waits in a way that is not known here is named too: the log says where it is, not that it is
+at fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from inprocess.protocol.messages import Spot
+from inprocess.system.errors import PACKAGE
+from inprocess.system.interpreter import running_frames
+
+__all__ = ["in_collective", "is_users", "look"]
+
+#: so much of a file's path, from its end, and of a function's name is told (characters)
+LONGEST_FILE, LONGEST_NAME = 120, 60
+_STDLIB = os.path.dirname(os.__file__) + os.sep
+_SITE = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+#: further out than these lines of the library the main thread runs the caller's code
+_BOUNDARIES = frozenset(
+    {(os.path.join(PACKAGE, "interrupt", "frames.py"), "call"), (os.path.join(PACKAGE, "call", "loop.py"), "_step")}
+)
+#: below torch: whoever is here waits for other ranks ...
+_COLLECTIVE = (f"distributed{os.sep}", os.path.join("nn", "parallel", "distributed.py"))
+#: ... unless it is here: files, processes
+_NO_COLLECTIVE = (os.path.join("distributed", "checkpoint"), os.path.join("distributed", "elastic"))
+_BACKWARD = os.path.join("autograd", "graph.py")
+#: below torch: whoever is here waits for the GPU, or for what a backward pass does on other threads
+_DEVICE = (f"cuda{os.sep}", _BACKWARD)
+#: what a user's line calls that waits in C++: for a collective's work or a store, ...
+_WAITING = frozenset({"wait"})
+#: ... or for the GPU
+_SYNCHRONIZING = frozenset({"synchronize", "item", "tolist", "cpu", "numpy"})
+
+
+def look() -> Spot | None:
+    """Where the main thread is now; None where it has ended."""
+    main = threading.main_thread()
+    frames = [frame for thread, frame in running_frames() if thread == main.ident]
+    if not frames:
+        return None
+    inside = list(_inside(frames))
+    mine = next((frame for frame in inside if is_users(frame)), None)
+    if mine is None:  # the library waits for the others: the function has returned, or has not begun
+        return Spot("", waits=True)
+    code = mine.f_code
+    where = f"{code.co_filename[-LONGEST_FILE:]}:{mine.f_lineno} in {code.co_name[:LONGEST_NAME]}"
+    return Spot(where, _waits(inside, _is_asleep(main.native_id)))
+
+
+def in_collective(frame: FrameType) -> bool:
+    """Whether this is code of torch's that waits for other ranks; a backward pass may do so on other threads."""
+    name = _below_torch(frame.f_code.co_filename)
+    return name.startswith((*_COLLECTIVE, _BACKWARD)) and not name.startswith(_NO_COLLECTIVE)
+
+
+def _inside(frames: list[FrameType]) -> Iterator[FrameType]:
+    """The frames of what the library called, from the innermost outwards."""
+    for frame in frames:
+        if (frame.f_code.co_filename, frame.f_code.co_name) in _BOUNDARIES:
+            return
+        yield frame
+
+
+def is_users(frame: FrameType) -> bool:
+    """Whether this is code of the program: not of Python, torch or this library."""
+    file = frame.f_code.co_filename
+    return not (file.startswith(PACKAGE) or _is_pythons(file) or _below_torch(file))
+
+
+def _is_pythons(file: str) -> bool:
+    """Whether it belongs to Python itself."""
+    return file.startswith("<frozen") or (file.startswith(_STDLIB) and not any(site in file for site in _SITE))
+
+
+def _below_torch(file: str) -> str:
+    """The file's name below torch's own directory; empty where it is another one's."""
+    torch = sys.modules.get("torch")
+    folder = os.path.dirname(getattr(torch, "__file__", None) or "")
+    return file[len(folder) + 1 :] if folder and file.startswith(folder + os.sep) else ""
+
+
+def _waits(inside: list[FrameType], asleep: bool) -> bool:
+    """Whether the innermost frames wait for other ranks."""
+    frame = next(frame for frame in inside if not _is_pythons(frame.f_code.co_filename))
+    name = _below_torch(frame.f_code.co_filename)
+    if name.startswith(_COLLECTIVE):
+        return not name.startswith(_NO_COLLECTIVE)
+    if name.startswith(_DEVICE):
+        return asleep or _uses_gpu()
+    if frame is not inside[0] or not is_users(frame):
+        return False
+    called = _names_on_line(frame)
+    return (asleep and not _WAITING.isdisjoint(called)) or (_uses_gpu() and not _SYNCHRONIZING.isdisjoint(called))
+
+
+def _uses_gpu() -> bool:
+    cuda = sys.modules.get("torch.cuda")
+    return cuda is not None and bool(cuda.is_initialized())
+
+
+def _names_on_line(frame: FrameType) -> set[str]:
+    """The names that the line of this frame mentions."""
+    code, line = frame.f_code, frame.f_lineno
+    spans = [range(begin, end) for begin, end, number in code.co_lines() if number == line]
+    names = set(code.co_names)
+    return {
+        str(each.argval)
+        for each in dis.get_instructions(code)
+        if each.argval.__class__ is str and each.argval in names and any(each.offset in span for span in spans)
+    }
+
+
+def _is_asleep(thread: int | None) -> bool:
+    """Whether the kernel has put this thread to sleep; True where it does not tell."""
+    with (
+        contextlib.suppress(OSError),
+        open(f"/proc/self/task/{thread}/stat", encoding="ascii", errors="replace") as file,
+    ):
+        return file.read().rpartition(")")[2].split()[0] != "R"
+    return True

@@ -1,0 +1,46 @@
+"""``inprocess run`` as a program: what torch reads as it is imported is set first, then the job runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main", "program"]
+
+#: variables for the launcher and its workers, where they are not set: torch's C++ code warns of each connection that a
+#: restart closes, with its stack
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Run a job, or one node of it, to its end.
+
+    Raises what torchrun's main raises: ChildFailedError where the job has failed, SignalException for a signal; and
+    SystemExit: with code 2 for a wrong option or script, with a message where a worker or another node ended the job,
+    where the rendezvous fails, and where torch is not installed.
+    """
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        from inprocess.launcher import job  # noqa: PLC0415  (imports torch)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        sys.exit(f"inprocess run: torch is not installed for {sys.executable}: `{sys.executable} -m pip install torch`")
+    job.run(given)
+
+
+def program(given: Sequence[str] | None = None) -> None:
+    """`main` as a program: neither a signal, such as that of a scheduler, nor a failed job ends it with a traceback of
+    this one; torch's report of the workers that failed is printed."""
+    try:
+        main(given)
+    except Exception as error:
+        if hasattr(error, "failures"):  # torch's ChildFailedError
+            sys.exit(str(error))
+        number = getattr(error, "sigval", None)  # torch's SignalException
+        if number is None:
+            raise
+        sys.exit(f"inprocess run: ended by {signal.Signals(number).name}, with its workers")

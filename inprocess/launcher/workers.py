@@ -1,0 +1,82 @@
+"""The workers of a node: what fills each local rank, and how it is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from inprocess.launcher.generation import Generation
+from inprocess.launcher.processes import Process, ProcessSpec, Start, StreamFilters
+from inprocess.system.descriptors import Limits
+
+__all__ = ["GROW_VARIABLE", "Place", "RESTART_VARIABLE", "joining", "recipe"]
+
+#: in the environment of a worker that joins others who run; how often it was started again alone, and at least 1
+RESTART_VARIABLE = "INPROCESS_RESTART"
+#: and in that of one whose rank nobody had before: it makes the job larger
+GROW_VARIABLE = "INPROCESS_GROW"
+
+
+@dataclass(eq=False)
+class Place:
+    """One local rank: the processes that fill it, one after the other."""
+
+    worker: Any
+    start: Start
+    #: how often it was started alone, over the whole job
+    respawned: int
+    process: Process | None = None
+    #: its processes told that they run a wrapped function
+    wrapped: bool = False
+    #: and that they do without the launcher's store
+    own_store: bool = False
+    #: when it is started again (monotonic seconds)
+    due: float | None = None
+    #: why its process is being ended by the launcher
+    reason: str = ""
+    #: when it is killed if it has not ended by then (monotonic seconds)
+    doomed: float | None = None
+    #: its last process found nobody to join
+    stranded: bool = False
+    #: the call of its last process ended with an error on all ranks
+    over: bool = False
+    #: so long it is waited for the others of which the same is true (monotonic seconds)
+    others_until: float | None = None
+    #: of its last process; None once a replacement has taken over
+    failure: ProcessFailure | None = None
+    done: bool = False
+    value: Any = None
+
+    @property
+    def rank(self) -> int:
+        return int(self.worker.global_rank)
+
+    @property
+    def fresh(self) -> bool:
+        """Its process is the one that was started together with all others."""
+        return self.process is not None and RESTART_VARIABLE not in self.start.env
+
+    def __str__(self) -> str:
+        pid = f", pid {self.process.pid}" if self.process else ""
+        return f"rank {self.rank} (local rank {self.worker.local_rank}{pid})"
+
+
+def joining(met: Generation) -> list[Worker]:
+    """The workers of a node that joins a running job; empty where it does not."""
+    if met.block is None:
+        return []
+    ranks = range(met.block.base, met.block.base + met.block.size)
+    return [Worker(i, rank, rank, met.world, met.world) for i, rank in enumerate(ranks)]
+
+
+def recipe(spec: WorkerSpec, start_method: str, limits: Limits) -> ProcessSpec:
+    filters = StreamFilters(
+        tuple(getattr(spec, "duplicate_stdout_filters", None) or ()),
+        tuple(getattr(spec, "duplicate_stderr_filters", None) or ()),
+    )
+    numa = getattr(spec, "numa_options", None)
+    assert spec.entrypoint is not None
+    return ProcessSpec(spec.role, spec.entrypoint, start_method, numa, filters, limits)

@@ -1,0 +1,184 @@
+"""The board: a page of shared memory on which a rank shows its monitor process how it is. No decisions here.
+
+Every slot is one aligned 64-bit integer with one writer: the training process, LEASE and WATCHED excepted. It sets what
+belongs to an iteration before it sets ITERATION, and the reader looks at ITERATION and PHASE before and after its copy:
+a copy is never half of one iteration and half of the next. The memory has no name on disk (memfd).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from dataclasses import dataclass, field
+
+from inprocess.monitor.policy import Snapshot
+from inprocess.protocol.phases import CODES, PHASES, Phase
+from inprocess.system.clock import monotonic_ns
+
+__all__ = ["Board", "Snapshot"]
+
+#: when the main thread last ran bytecode (ns)
+PROGRESS = 0
+#: the last manual ping (ns), which counts from its first use in an iteration; 0: not used in this one
+PING = 1
+#: the iteration the rank is in; -1 while joining
+ITERATION = 2
+#: code of the phase, see ``protocol.phases.CODES``
+PHASE = 3
+#: 1 on a rank that waits and does not call the function
+RESERVE = 4
+#: 1: inside ``atomic()``
+ATOMIC = 5
+#: how many ``disable_hang_protection()`` blocks are open
+UNHANG = 6
+#: soft timeout of the section the rank is in (ns); 0: the option's
+SOFT = 7
+#: the last iteration whose function has been left
+ANSWERED = 8
+#: rank in the frame
+RANK = 9
+#: 1: the call is over on this rank, nothing is watched any more
+LEFT = 10
+#: until when the others do not go on without this rank (ns), written by the monitor: a new monitor goes on with it;
+#: 0: no heartbeat yet, or there are no others
+LEASE = 11
+#: when the monitor last applied its rules (ns), written by it once it has reached the store; 0: not yet
+WATCHED = 12
+_COUNT = 13
+_SIZE = 8 * _COUNT
+#: copies until one is consistent; the writer needs a microsecond, so more than one is rare
+_TRIES = 8
+
+
+@dataclass
+class Board:
+    """Shared memory of one training process and its monitor. Make it with :meth:`create` or :meth:`attach`.
+
+    ``slots`` may be written directly where every 0.1 us counts: ``board.slots[PING] = monotonic_ns()``.
+    """
+
+    #: descriptor to hand to the monitor
+    fd: int
+    slots: memoryview = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        #: held while UNHANG is counted: any thread may, and the handler of a signal
+        self._counting = threading.RLock()
+        self._memory = mmap.mmap(self.fd, _SIZE)
+        self.slots = memoryview(self._memory).cast("q")
+
+    @classmethod
+    def create(cls) -> Board:
+        """A new board: joining, progress is now."""
+        fd = os.memfd_create("inprocess-board", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, _SIZE)
+            board = cls(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        board.slots[PROGRESS], board.slots[ITERATION], board.slots[ANSWERED] = monotonic_ns(), -1, -2
+        return board
+
+    @classmethod
+    def attach(cls, fd: int) -> Board:
+        """The board behind a descriptor that was handed over. It owns the descriptor from here on."""
+        return cls(fd)
+
+    def close(self) -> None:
+        """Unmap and close; more than once is fine. Writing to ``slots`` afterwards is a ValueError."""
+        if self.fd < 0:
+            return
+        self.slots.release()
+        self._memory.close()
+        os.close(self.fd)
+        self.fd = -1
+
+    def detach(self) -> None:
+        """In a forked child: what is written from now on nobody sees, and no lease ends."""
+        self.slots = memoryview(bytearray(self.slots)).cast("q")
+        self.slots[LEASE] = 0
+
+    # --- the training process writes ---------------------------------------------------------------------------
+
+    def begin(self, iteration: int) -> None:
+        """The rank goes to this iteration: pings count anew, sections and protection are as the options say."""
+        slots = self.slots
+        with self._counting:
+            slots[PING] = slots[SOFT] = slots[UNHANG] = slots[ATOMIC] = 0
+            slots[PROGRESS] = monotonic_ns()
+            slots[ITERATION] = iteration
+
+    def enter(self, phase: Phase) -> None:
+        """The rank enters a phase, which is progress."""
+        self.slots[PROGRESS] = monotonic_ns()
+        self.slots[PHASE] = CODES[phase]
+
+    def place(self, rank: int, reserve: bool) -> None:
+        """Which rank it has in the frame, and whether it waits as a reserve."""
+        self.slots[RANK], self.slots[RESERVE] = rank, int(reserve)
+
+    def stamp(self) -> None:
+        """Automatic progress: the main thread has run."""
+        self.slots[PROGRESS] = monotonic_ns()
+
+    def unprotect(self) -> int:
+        """Enter a block without hang protection; any thread. Answers the iteration, for `protect`."""
+        with self._counting:
+            self.slots[UNHANG] += 1
+            return self.slots[ITERATION]
+
+    def protect(self, iteration: int) -> None:
+        """Leave a block without hang protection. The time spent in it counts as progress.
+
+        A block that is left in a later iteration than it was entered in (by another thread) is not counted any more.
+        """
+        self._refresh()
+        with self._counting:
+            if self.slots[ITERATION] == iteration:
+                self.slots[UNHANG] -= 1
+
+    def section(self, soft_timeout: float | None) -> None:
+        """Another soft timeout from here on (seconds), None for the option's. The change counts as progress."""
+        self._refresh()
+        self.slots[SOFT] = 0 if soft_timeout is None else int(soft_timeout * 1e9)
+
+    def _refresh(self) -> None:
+        now = monotonic_ns()
+        self.slots[PROGRESS] = now
+        if self.slots[PING]:
+            self.slots[PING] = now
+
+    def answer(self, iteration: int) -> None:
+        """The function of this iteration has been left."""
+        self.slots[PROGRESS] = monotonic_ns()
+        self.slots[ANSWERED] = iteration
+
+    def leave(self) -> None:
+        """The call is over on this rank."""
+        self.slots[LEFT] = 1
+
+    # --- the monitor reads -------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """A copy that does not mix two iterations or phases."""
+        slots = self.slots
+        for _ in range(_TRIES):
+            before = slots[ITERATION], slots[PHASE]
+            values = slots.tolist()
+            if (slots[ITERATION], slots[PHASE]) == before == (values[ITERATION], values[PHASE]):
+                break
+        return Snapshot(
+            progress=values[PROGRESS],
+            ping=values[PING],
+            iteration=values[ITERATION],
+            phase=PHASES.get(values[PHASE], Phase.JOIN),
+            reserve=bool(values[RESERVE]),
+            atomic=bool(values[ATOMIC]),
+            hang_protection=values[UNHANG] == 0,
+            soft_timeout=values[SOFT],
+            answered=values[ANSWERED],
+            rank=max(0, values[RANK]),  # the user's code may write here too, and a monitor must not die of it
+            left=bool(values[LEFT]),
+        )

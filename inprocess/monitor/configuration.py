@@ -1,0 +1,81 @@
+"""What a training process and its monitor process tell each other, as JSON. Imports nothing of torch.
+
+Both ends belong to one user and inherit what they talk over. Yet children that a user forks hold copies of the socket,
+so a line that is none is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from inprocess.system import strict_json
+
+__all__ = ["MonitorConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorConfig:
+    """Everything a monitor process needs to know; durations in seconds.
+
+    ``member``, ``roster`` and ``iteration`` are its membership at the start: -1 and all founders when a call begins,
+    the state of the training process's own membership where it takes the place of a monitor that died.
+    """
+
+    member: int
+    roster: tuple[int, ...]
+    iteration: int = -1
+    #: all members that the call has had; empty: the roster
+    known: tuple[int, ...] = ()
+    #: the places of those that joined: member, place, member, place, ...
+    places: tuple[int, ...] = ()
+    #: the rank that this process was started with, and how it signs
+    rank: int = 0
+    me: str = ""
+    #: whether ``member`` is certain; otherwise the store or the training process will tell
+    identified: bool = True
+    #: how to reach the base store: a ``StoreSpec`` as JSON
+    store: str
+    #: serve the base store on this port (0: any free one); None: somebody else does
+    serve_port: int | None = None
+    #: the host by which the others know this one: decides on which addresses the base store listens
+    serve_host: str = "127.0.0.1"
+    #: listen on this local address only, for the base store and the iterations' own; empty: as ``serve_host`` says
+    bind: str = ""
+    #: who serves the iterations' own stores: "always" this one, or "never", or the "smallest" live member's monitor
+    rendezvous: str = "smallest"
+    #: the host part of the address under which this host's rendezvous stores are published; "@" stands for the host
+    #: of the base store, however a member reaches it
+    rendezvous_host: str = "127.0.0.1"
+    soft_timeout: float = 60.0
+    hard_timeout: float = 90.0
+    heartbeat_interval: float = 1.0
+    heartbeat_timeout: float = 30.0
+    barrier_timeout: float = 120.0
+    termination_grace_time: float = 5.0
+    monitor_process_interval: float = 1.0
+    #: how many members stand by to serve the store
+    standby_stores: int = 0
+    #: the member whose monitor serves it
+    store_host: int = 0
+    #: absolute paths, or None
+    logfile: str | None = None
+    pidfile: str | None = None
+    #: import torch in full, not only its stores
+    full_torch: bool = False
+    #: filled in at the start: pid and module search path of the training process
+    training_pid: int = 0
+    sys_path: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> MonitorConfig:
+        """Raises TypeError where a field is unknown or missing, ValueError where it is no JSON object."""
+        data: dict[str, Any] = strict_json.parse(text, limit=None)
+        if not isinstance(data, dict):
+            raise ValueError("the configuration of a monitor is a JSON object")
+        data |= {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
+        return cls(**data)

@@ -1,0 +1,149 @@
+"""The base store as a monitor process reaches it: threads, each with its own connection; and the server, where this is
+its host.
+
+Nothing of torch is imported before ``load``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from inprocess.exception import BadMessage, OptionError, StoreLost, TimeoutError
+from inprocess.monitor.configuration import MonitorConfig
+from inprocess.monitor.events import Crashed, Event, HalfLoaded, Lost, Serving
+from inprocess.protocol import verbs
+from inprocess.protocol.ops import Verb
+from inprocess.stores import addresses
+from inprocess.stores.driver import execute
+from inprocess.stores.spec import StoreSpec
+from inprocess.system import descriptors, light_torch
+from inprocess.system.logs import get_logger
+
+__all__ = ["Connections", "driving"]
+
+T = TypeVar("T")
+log = get_logger("inprocess.monitor")
+#: pause before a lost connection is made again, while joining (seconds)
+RECONNECT = 0.05
+#: longest try to make a lost connection again, once the job has begun (seconds)
+AGAIN = 1.0
+
+
+class Connections:
+    """What fails in a thread that is started here is posted as an event.
+
+    Args:
+        config: of the monitor.
+        post: takes an event, from any thread.
+        spoiled: told that something in the store cannot be read.
+        in_job: whether the job has begun: from then on a store that goes away is lost.
+        predecessor: pidfd of the monitor that served before on the same port; -1: none.
+    """
+
+    def __init__(
+        self,
+        config: MonitorConfig,
+        post: Callable[[Event], None],
+        spoiled: Callable[[BadMessage], None],
+        in_job: Callable[[], bool],
+        predecessor: int,
+    ) -> None:
+        self._config, self._post, self._spoiled, self._in_job = config, post, spoiled, in_job
+        self._predecessor = predecessor
+        #: how to reach the base store, known once torch is imported
+        self.spec: StoreSpec
+        #: that of the base store, where it is served here
+        self.server: Any = None
+        #: torch is imported, and the store served
+        self.imported = threading.Event()
+        #: nobody waits any longer for a store that is not up
+        self.give_up = threading.Event()
+
+    def spawn(self, action: Callable[..., object], *args: object) -> None:
+        """Start a thread."""
+        # daemon: a thread that waits inside torch cannot be asked to end
+        threading.Thread(target=self._guarded, args=(action, *args), name=action.__name__, daemon=True).start()
+
+    def _guarded(self, action: Callable[..., object], *args: object) -> None:
+        try:
+            action(*args)
+        except BadMessage as error:
+            self._spoiled(error)
+        except (StoreLost, TimeoutError) as error:
+            self._post(Lost(str(error)))
+        except OptionError as error:
+            self._post(Crashed(str(error), option=True))
+        except light_torch.HalfLoaded as error:
+            log.warning("%s; starting again with all of torch", error)
+            self._post(HalfLoaded())
+        except Exception as error:
+            name = threading.current_thread().name
+            shortage = descriptors.shortage(error)
+            log.error("thread %s failed: %s", name, shortage or error, exc_info=not shortage)
+            self._post(Crashed(shortage or f"{type(error).__name__}: {error}"))
+
+    def load(self, loaded: Callable[[], None]) -> None:
+        """Import torch and serve the store, if this is its host."""
+        # a user's own store class may need all of torch
+        known = any(
+            name in self._config.store for name in ('"factory": ""', '"inprocess.store:', '"inprocess.etcd_store:')
+        )
+        kind = light_torch.load(full=self._config.full_torch or not known)
+        log.info("torch imported (%s)", kind)
+        self.spec = StoreSpec.from_json(self._config.store)
+        if self._config.serve_port is not None:
+            self._serve(self._config.serve_port)
+        self.imported.set()
+        loaded()
+
+    def _serve(self, port: int) -> None:
+        from inprocess.stores import serving  # noqa: PLC0415
+
+        if self._predecessor >= 0:  # the host of the call before, which still has the port
+            descriptors.await_readable(self._predecessor, self._config.barrier_timeout)
+        descriptors.raise_limit()
+        try:  # half of the time for which the rank waits for this
+            addresses.await_name(self._config.serve_host, self._config.barrier_timeout / 2)
+        except TimeoutError as error:
+            raise OptionError(str(error)) from None
+        self.server = serving.serve(self._config.serve_host, port, self._config.bind)
+        if not self.spec.factory and not self.spec.port:
+            self.spec = dataclasses.replace(self.spec, port=self.server.port)
+        self._post(Serving(self.server.port))
+
+    def with_store(self, action: Callable[[Any], T]) -> T:
+        """Do something over a connection of its own. While joining, a store that goes away may be that of the call
+        before on the same port: then begin again."""
+        self.imported.wait()
+        from inprocess.stores import connecting  # noqa: PLC0415
+
+        while True:
+            connection = connecting.connect(self.spec, self._config.barrier_timeout, self.give_up)
+            try:
+                return action(connection)
+            except BadMessage:
+                raise
+            except StoreLost:
+                if self._in_job() or self.give_up.wait(RECONNECT):
+                    raise
+
+    def again(self, error: StoreLost, member: int) -> Any:
+        """A new connection where only this one was lost: a server closes it, too, where a counter holds no number."""
+        from inprocess.stores import connecting  # noqa: PLC0415
+
+        try:
+            connection = connecting.connect(self.spec, AGAIN, self.give_up)
+            execute(verbs.read_beat(member), connection)
+        except BadMessage:
+            raise
+        except (StoreLost, TimeoutError):
+            raise error from None
+        return connection
+
+
+def driving(verb: Callable[[], Verb[T]]) -> Callable[[Any], T]:
+    """A verb for `Connections.with_store`: a new one for each connection."""
+    return lambda connection: execute(verb(), connection)

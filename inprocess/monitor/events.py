@@ -1,0 +1,92 @@
+"""What threads of a monitor process tell its main thread, which decides what follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+__all__ = [
+    "Connected",
+    "Crashed",
+    "Event",
+    "HalfLoaded",
+    "Joined",
+    "Lost",
+    "Over",
+    "Serving",
+    "Spoken",
+    "StandbyChanged",
+    "Unbegun",
+    "Woken",
+]
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The base store is up."""
+
+    port: int
+
+
+@dataclass(frozen=True)
+class Connected:
+    """The store has been reached: heartbeats can begin as soon as the rank is in the job."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The first heartbeat is there."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The store is gone."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Crashed:
+    """A thread ended with an error; ``option``: because of a wrong option or environment variable."""
+
+    text: str
+    option: bool = False
+
+
+@dataclass(frozen=True)
+class HalfLoaded:
+    """torch can only be imported by a new program."""
+
+
+@dataclass(frozen=True)
+class Woken:
+    """Something changed that the rules look at."""
+
+
+@dataclass(frozen=True)
+class Unbegun:
+    """Not everybody has joined yet."""
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """All has been said for a member, the store is not needed for it any more."""
+
+    member: int
+
+
+@dataclass(frozen=True)
+class StandbyChanged:
+    """Somebody more, or less, may need this standby."""
+
+
+@dataclass(frozen=True)
+class Over:
+    """No member needs this host any more (``True``), or it has waited long enough."""
+
+    complete: bool
+
+
+Event: TypeAlias = (
+    Serving | Connected | Joined | Lost | Crashed | HalfLoaded | Woken | Unbegun | Spoken | StandbyChanged | Over
+)

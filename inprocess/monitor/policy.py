@@ -1,0 +1,220 @@
+"""What a monitor process does about its rank: rules over what it knows, as data. Nothing here looks at a clock or acts.
+
+Each rule says from which moment on it applies. ``decide`` returns those whose moment has come, ``wake_at`` the next
+one, so the monitor can sleep until then; both read the same rules and cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.protocol.phases import Phase
+from inprocess.protocol.timing import LEASE_SHARE, SILENCE_SHARE, SURE_SHARE
+
+__all__ = ["RUNNING", "Action", "Kill", "Limits", "Report", "Snapshot", "LeaseWatch", "View", "decide", "wake_at"]
+
+
+@dataclass
+class LeaseWatch:
+    """Whether heartbeats do not get through, though no connection is lost: the store's host may stand still. It counts
+    as lost at the same time as a connection that is silent. Times in seconds."""
+
+    heartbeat_timeout: float
+    #: since when it is looked closely
+    since: float | None = None
+
+    def look_at(self, left: float) -> float:
+        """How long before that it is to be asked, with so much of the lease left."""
+        return max(0.0, left - self._early)
+
+    def is_sure(self, left: float, now: float) -> bool:
+        if left > self._early:
+            self.since = None
+            return False
+        self.since = now if self.since is None else self.since
+        return now - self.since >= SURE_SHARE * self.heartbeat_timeout
+
+    @property
+    def _early(self) -> float:
+        return (LEASE_SHARE - SILENCE_SHARE + SURE_SHARE) * self.heartbeat_timeout
+
+
+#: phases that come after the function of the iteration has been left
+_AFTERWARDS = frozenset(
+    {Phase.COMPLETE, Phase.ABORT, Phase.FINALIZE, Phase.RECHECK, Phase.END, Phase.FAILOVER, Phase.LEAVE, Phase.OUT}
+)
+#: phases in which the user's code runs that the others wait for
+RUNNING = frozenset({Phase.INITIALIZE, Phase.CHECK, Phase.RUN})
+#: phases of a rank that will not call the function again and that nobody waits for
+_LEAVING = frozenset({Phase.COMPLETE, Phase.FAILOVER, Phase.LEAVE, Phase.OUT})
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the board shows of a rank, one consistent copy; times in ns of the monotonic clock."""
+
+    progress: int
+    ping: int = 0
+    iteration: int = -1
+    phase: Phase = Phase.JOIN
+    reserve: bool = False
+    atomic: bool = False
+    hang_protection: bool = True
+    #: 0: the option's value
+    soft_timeout: int = 0
+    answered: int = -2
+    rank: int = 0
+    left: bool = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The options that matter here; all in nanoseconds."""
+
+    soft: int
+    hard: int
+    lease: int
+
+    @classmethod
+    def of(cls, soft_timeout: float, hard_timeout: float, heartbeat_timeout: float) -> Limits:
+        """From seconds."""
+        return cls(int(soft_timeout * 1e9), int(hard_timeout * 1e9), int(LEASE_SHARE * heartbeat_timeout * 1e9))
+
+
+@dataclass(frozen=True)
+class View:
+    """What the monitor knows besides the board; times in ns of the same clock."""
+
+    member: int
+    limits: Limits
+    #: iteration of the monitor's own membership
+    iteration: int = -1
+    #: when it saw that iteration interrupted; None: it is not
+    interrupted_at: int | None = None
+    #: when it last saw the rank inside ``atomic()`` since the interruption
+    atomic_at: int = 0
+    #: until when the others do not go on without this rank: ``limits.lease`` after the last successful heartbeat was
+    #: begun; None: there was none yet, or there never were others
+    lease_until: int | None = None
+    #: since when the rank has had nobody to talk to: the store is lost, or the others removed this member
+    cut_off_at: int | None = None
+    #: no silence counts that began before this: the monitor itself had been stopped (a suspended job, say)
+    awake_since: int = 0
+    #: the last iteration for which a missing answer was reported
+    reported: int = -2
+    #: the rank is being killed already
+    killed: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """Interrupt this iteration."""
+
+    iteration: int
+    record: InterruptionRecord
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End the training process."""
+
+    record: InterruptionRecord
+    #: it must not run one step further: SIGKILL at once instead of SIGTERM and a time of grace
+    at_once: bool = False
+
+
+Action: TypeAlias = Report | Kill
+
+
+def decide(now: int, seen: Snapshot, view: View) -> list[Action]:
+    """What to do now, the first reason for each kind of action: at most one Report and one Kill."""
+    due: dict[type, Action] = {}
+    for moment, action in _rules(seen, view):
+        if moment <= now:
+            due.setdefault(type(action), action)
+    return list(due.values())
+
+
+def wake_at(seen: Snapshot, view: View) -> int | None:
+    """The next moment at which `decide` has something to say, should nothing change until then."""
+    return min((moment for moment, _ in _rules(seen, view)), default=None)
+
+
+def _rules(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
+    if seen.left or view.killed:
+        return
+    yield from _lease(seen, view)
+    yield from _hard(seen, view)
+    yield from _soft(seen, view)
+
+
+def _soft(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
+    """No progress: everybody restarts. Once per iteration, and not where it is interrupted already."""
+    iteration = max(seen.iteration, view.iteration)
+    interrupted = view.interrupted_at is not None and view.iteration == iteration
+    if iteration < 0 or iteration <= view.reported or interrupted or not seen.hang_protection:
+        return
+    soft, _ = _timeouts(seen, view)
+    record = _record(seen, view, Interruption.SOFT_TIMEOUT, f"no progress for {_seconds(soft)} (soft_timeout)")
+    yield max(seen.progress, view.awake_since) + soft, Report(iteration, record)
+    if seen.ping and seen.phase is Phase.RUN and not seen.reserve:
+        record = _record(seen, view, Interruption.SOFT_TIMEOUT, f"no ping() for {_seconds(soft)} (soft_timeout)")
+        yield max(seen.ping, view.awake_since) + soft, Report(iteration, record)
+
+
+def _hard(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
+    """No progress, or no answer to an interruption: the process is ended. A rank that only waited for the others is
+    released by the abort, makes progress again and answers."""
+    _, hard = _timeouts(seen, view)
+    if seen.hang_protection:
+        moment = max(seen.progress, view.awake_since) + hard
+        yield moment, _kill(seen, view, f"no progress for {_seconds(hard)} (hard_timeout)")
+    if view.interrupted_at is None or _answered(seen, view.iteration):
+        return
+    text = f"asked to leave the function, it did not within {_seconds(hard)} (hard_timeout)"
+    if not seen.atomic:
+        yield max(view.interrupted_at, view.atomic_at, view.awake_since) + hard, _kill(seen, view, text)
+
+
+def _lease(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
+    """The others are about to go on without this rank (or have done so): it must not run any more."""
+    if seen.phase in _LEAVING:
+        return
+    cut_off = view.cut_off_at is not None
+    # a store that this rank has lost may be there for the others; who has left the function may take its time
+    if view.lease_until is not None and not (cut_off and seen.phase in _AFTERWARDS):
+        text = f"no heartbeat got through for {_seconds(view.limits.lease)} (0.9 * heartbeat_timeout)"
+        record = _record(seen, view, Interruption.UNRESPONSIVE, text)
+        yield view.lease_until, Kill(record, at_once=True)
+    # who joins is in nobody's way, and waits for the store by itself, as long as barrier_timeout allows
+    if view.cut_off_at is not None and seen.phase is not Phase.JOIN:
+        text = f"cut off from the others, it did not leave within {_seconds(view.limits.hard)} (hard_timeout)"
+        yield view.cut_off_at + view.limits.hard, _kill(seen, view, text)
+
+
+def _timeouts(seen: Snapshot, view: View) -> tuple[int, int]:
+    """Soft and hard timeout; a section's own soft timeout moves the hard one by as much."""
+    soft = seen.soft_timeout or view.limits.soft
+    return soft, view.limits.hard + soft - view.limits.soft
+
+
+def _answered(seen: Snapshot, iteration: int) -> bool:
+    if seen.answered >= iteration or seen.iteration > iteration:
+        return True
+    return seen.iteration == iteration and seen.phase in _AFTERWARDS
+
+
+def _kill(seen: Snapshot, view: View, text: str) -> Kill:
+    return Kill(_record(seen, view, Interruption.HARD_TIMEOUT, text))
+
+
+def _record(seen: Snapshot, view: View, kind: Interruption, text: str) -> InterruptionRecord:
+    where = f"in phase {seen.phase.value!r}{', inside atomic()' if seen.atomic else ''}"
+    return InterruptionRecord(seen.rank, kind, initial_rank=view.member, message=f"{text}, {where}")
+
+
+def _seconds(nanoseconds: int) -> str:
+    return f"{nanoseconds / 1e9:g} s"

@@ -1,0 +1,383 @@
+"""The monitor program: protects one rank from the outside. Started with exec by ``process``.
+
+It protects before it knows any store: the main thread waits on the training process's pidfd, a socket to it and timers,
+and applies ``policy`` to the board. Everything that talks to a store is in ``link``; its threads post events.
+Each wait has an end: the process goes when its rank has left the call (or is dead and accounted for) and no other
+member needs a store that is served here, and at once when the store is lost and there is no rank left to protect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import queue
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from inprocess.attribution import Interruption, InterruptionRecord, one_line
+from inprocess.monitor import events, pidfile, policy
+from inprocess.monitor.board import WATCHED, Board
+from inprocess.monitor.configuration import MonitorConfig
+from inprocess.monitor.files import Files
+from inprocess.monitor.link import Link
+from inprocess.monitor.policy import Snapshot
+from inprocess.protocol import verbs
+from inprocess.system import clock, descriptors
+from inprocess.system.json_lines import Lines, send_now
+from inprocess.system.logs import get_logger
+
+__all__ = ["Monitor", "main"]
+
+log = get_logger("inprocess.monitor")
+#: sent to whole process groups by people and schedulers; the training process decides what they mean, its monitor stays
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+#: how long a call that has ended waits for a store that was never reached (seconds)
+GIVE_UP = 1.0
+#: how long a call that failed waits for its monitor to have told the others (seconds)
+SHORTLY = 0.1
+#: exit codes
+DONE, FAILED, AGAIN = 0, 1, 2
+
+
+class Monitor:
+    """The main thread of the program. Everything here runs in it, ``post`` excepted."""
+
+    def __init__(
+        self, config: MonitorConfig, board: Board, control: socket.socket, training: int, predecessor: int = -1
+    ):
+        self._config, self._board, self._control, self._training = config, board, control, training
+        self._events: queue.SimpleQueue[events.Event] = queue.SimpleQueue()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        for fd in (training, control.fileno(), self._wake):
+            self._poll.register(fd, select.POLLIN)
+        self._link = Link(config, board, self.post, predecessor)
+        self._started = pidfile.start_time(config.training_pid)
+        self._view = policy.View(config.rank, self._link.limits, config.iteration)
+        self._looked = clock.monotonic_ns()
+        self._unheard = policy.LeaseWatch(config.heartbeat_timeout)
+        self._lines = Lines()
+        #: the rank is in the call and alive: the rules apply
+        self._protecting = True
+        self._joined = False
+        #: it stays for members that may ask it where the job goes on, or use the store that it serves
+        self._stands_by = False
+        #: nothing more is to be said for this rank
+        self._said_all = False
+        #: since when the store is lost (ns)
+        self._lost_at: int | None = None
+        #: why it was killed, if this monitor did it
+        self._killed: InterruptionRecord | None = None
+        #: moments (s) with something to do then
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+        self._exit: int | None = None
+
+    def post(self, event: events.Event) -> None:
+        """Give the main thread an event; from any thread."""
+        self._events.put(event)
+        os.eventfd_write(self._wake, 1)
+
+    def run(self) -> int:
+        """Protect the rank until there is nothing left to do; answers the exit code."""
+        self.tell(ready=os.getpid())
+        self._link.start()
+        while self._exit is None:
+            self._turn()
+        return self._exit
+
+    def tell(self, **message: Any) -> None:
+        """Send a line to the training process."""
+        send_now(self._control, message)
+
+    # --- one turn -----------------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        ready = dict(self._poll.poll(self._sleep()))
+        if self._wake in ready:
+            os.eventfd_read(self._wake)
+        while not self._events.empty():
+            self._on_event(self._events.get())
+        if self._training in ready:
+            self._on_death()
+        if self._control.fileno() in ready:
+            self._on_control()
+        now = clock.monotonic()
+        for timer in [timer for timer in self._timers if timer[0] <= now]:
+            self._timers.remove(timer)
+            timer[1]()
+        if self._protecting and self._exit is None:
+            self._protect()
+
+    def _sleep(self) -> float | None:
+        """Milliseconds until the next turn, at most; None: only events matter."""
+        now = clock.monotonic_ns()
+        moments = [int(moment * 1e9) for moment, _ in self._timers]
+        if self._protecting:
+            moments.append(now + int(self._config.monitor_process_interval * 1e9))
+            due = policy.wake_at(self._board.snapshot(), self._view)
+            moments += [] if due is None else [due]
+        # rounded up: waking a moment too early would mean waking twice
+        return None if not moments else max(0, -((now - min(moments)) // 1_000_000))
+
+    # --- protecting the rank ------------------------------------------------------------------------------------
+
+    def _protect(self) -> None:
+        self._look_at_lease()
+        now, seen = clock.monotonic_ns(), self._board.snapshot()
+        if self._joined:  # not while torch is imported, which may take long and lets no other thread run
+            self._board.slots[WATCHED] = now
+        self._view = self._current_view(now, seen)
+        for action in policy.decide(now, seen, self._view):
+            if isinstance(action, policy.Report):
+                self._view = dataclasses.replace(self._view, reported=action.iteration)
+                self._link.report(action.iteration, action.record)
+                log.warning("iteration %d: %s", action.iteration, action.record)
+            else:
+                self._kill(action)
+
+    def _look_at_lease(self) -> None:
+        until, now = self._link.lease_until, clock.monotonic_ns()
+        if self._lost_at is not None or until is None or not self._config.standby_stores:
+            return
+        if self._unheard.is_sure((until - now) / 1e9, now / 1e9):
+            self._on_lost("no heartbeat gets through")
+
+    def _current_view(self, now: int, seen: Snapshot) -> policy.View:
+        link, view = self._link, self._view
+        iteration = link.membership.iteration if link.inside else verbs.JOINING
+        interrupted, when = link.interrupted
+        interrupted_at = when if interrupted == iteration else None
+        # a gap this long: this process was stopped, perhaps together with its rank, whose silence then means nothing
+        stopped = now - self._looked > view.limits.soft // 2 + int(self._config.monitor_process_interval * 1e9)
+        self._looked = now
+        return dataclasses.replace(
+            view,
+            iteration=iteration,
+            interrupted_at=interrupted_at,
+            atomic_at=now if seen.atomic and interrupted_at is not None else view.atomic_at,
+            lease_until=None if link.ended.is_set() and link.removed_at is None else link.lease_until,
+            cut_off_at=self._lost_at if link.removed_at is None else link.removed_at,
+            awake_since=now if stopped else view.awake_since,
+        )
+
+    def _kill(self, kill: policy.Kill) -> None:
+        self._view = dataclasses.replace(self._view, killed=True)
+        self._killed = kill.record
+        if not kill.at_once:
+            self._signal(signal.SIGTERM)  # before SIGCONT: a stopped process takes it first thing when it wakes
+            self._signal(signal.SIGCONT)
+            log.error("ending the training process %d: %s", self._pid, kill.record)
+            if descriptors.await_readable(self._training, self._config.termination_grace_time):
+                return
+        self._signal(signal.SIGKILL)
+        log.error("killed the training process %d: %s", self._pid, kill.record)
+        if not descriptors.await_readable(self._training, self._config.termination_grace_time):
+            log.error("process %d did not exit after SIGKILL (a device driver?); it will never run again", self._pid)
+            self._on_death()
+
+    @property
+    def _pid(self) -> int:
+        return self._config.training_pid
+
+    def _signal(self, signum: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._training, signum)
+
+    # --- what happened ------------------------------------------------------------------------------------------
+
+    def _on_death(self) -> None:
+        self._poll.unregister(self._training)
+        if not self._protecting:
+            return
+        rank = self._board.snapshot().rank
+        how = how_died(self._pid, self._started)
+        record = InterruptionRecord(rank, Interruption.TERMINATED, initial_rank=self._config.rank, message=how)
+        log.warning("the training process %d is gone: %s", self._pid, how)
+        self._finish(lambda: self._link.speak(self._killed or record), self._config.barrier_timeout)
+
+    def _on_control(self) -> None:
+        try:
+            data = self._control.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:  # not death: only the pidfd tells that
+            self._poll.unregister(self._control)
+            return
+        for message in self._lines.take(data):
+            if isinstance(member := message.get("member"), int):
+                self._link.identify(member)
+            if "moves" in message:
+                self._link.move()
+            if "bye" in message and self._protecting:
+                self._on_bye(one_line(str(message["bye"]), 20), one_line(str(message.get("why", "")), 400))
+
+    def _on_bye(self, how: str, why: str) -> None:
+        log.info("the rank has left the call (%s)", how)
+        if how == "moved":
+            self._protecting = False
+            self._leave()
+            return
+        if how != "failed":
+            self._finish(self._link.say_gone, self._config.barrier_timeout)
+            return
+        text = f"left the call{': ' if why else ''}{why}"
+        rank = self._board.snapshot().rank
+        record = InterruptionRecord(rank, Interruption.TERMINATED, initial_rank=self._config.rank, message=text)
+        self._finish(lambda: self._link.speak(record), self._config.termination_grace_time)
+        self._at(SHORTLY, lambda: self.tell(lingering=True))
+
+    def _finish(self, last_words: Callable[[], None], patience: float) -> None:
+        """The rank is no more: say so and go. A job that has not begun is waited for ``patience`` seconds."""
+        self._protecting = False
+        if self._lost_at is not None:
+            self._leave()
+            return
+        self._link.give_up_after(GIVE_UP)
+        self._at(patience, self._ask_begun)
+        last_words()
+
+    def _leave(self) -> None:
+        """The store is lost, or this rank has gone on without it. Who votes here may still do so."""
+        if not self._link.is_asked:
+            self._exit = DONE
+            return
+        self._stands_by = True
+        self.tell(lingering=True)
+        self._at(self._link.patience, self._leave_unasked)
+
+    def _leave_unasked(self) -> None:
+        if not self._link.serves_again:
+            self._exit = DONE
+
+    def _ask_begun(self) -> None:
+        if self._link.membership.iteration == verbs.JOINING:
+            self._link.ask_begun()  # it may have been importing torch until now
+            self._at(self._config.barrier_timeout, self._leave_unbegun)
+
+    def _leave_unbegun(self) -> None:
+        if self._link.membership.iteration == verbs.JOINING:
+            log.warning("the job has not begun; no longer waiting for the others")
+            self._exit = DONE
+
+    def _at(self, seconds: float, action: Callable[[], None]) -> None:
+        self._timers.append((clock.monotonic() + seconds, action))
+
+    def _on_event(self, event: events.Event) -> None:
+        match event:
+            case events.Serving(port):
+                self.tell(serving=port)
+            case events.Connected() | events.Joined():
+                self._joined = isinstance(event, events.Joined)
+                self.tell(**{"joined" if self._joined else "connected": True})
+            case events.Lost(text):
+                self._on_lost(text)
+            case events.Crashed(text, option):
+                self.tell(failed=text, option=option)
+                self._exit = FAILED
+            case events.HalfLoaded():
+                self._exit = AGAIN
+            case events.Spoken(member):
+                self._on_spoken(member)
+            case _:
+                self._on_end(event)
+
+    def _on_end(self, event: events.Event) -> None:
+        match event:
+            case events.Unbegun():
+                self._leave_unbegun()
+            case events.StandbyChanged():
+                if self._stands_by and not self._link.is_asked:
+                    self._exit = DONE
+            case events.Over(True):
+                self._exit = DONE
+            case events.Over(False):
+                self.tell(lingering=True)
+
+    def _on_spoken(self, member: int) -> None:
+        """Go, unless others need this process: those it speaks for would have to be missed once more."""
+        self._said_all = self._said_all or member == self._link.member
+        if not self._said_all:
+            return
+        if self._link.speaking:
+            self.tell(lingering=True)
+        elif self._link.is_host:
+            self._link.linger()
+        else:
+            self._exit = DONE
+
+    def _on_lost(self, text: str) -> None:
+        self._link.lose()
+        if not self._protecting:
+            log.info("the store is lost: %s", text)
+            self._leave()
+        elif self._lost_at is None and not self._link.ended.is_set():
+            log.error("store lost: %s", text)
+            self._lost_at = clock.monotonic_ns()
+
+
+# --- how a process died ------------------------------------------------------------------------------------------
+
+
+def how_died(pid: int, started: str) -> str:
+    """In words, as far as it can be known: the exit status is there only until the parent has asked for it."""
+    fields = pidfile.stat_fields(pid)
+    if len(fields) < 50 or fields[0] not in "ZX" or fields[19] != started:
+        return "the training process ended"
+    status = int(fields[49])
+    if not os.WIFSIGNALED(status):
+        return f"the training process exited with code {os.WEXITSTATUS(status)}"
+    signum = os.WTERMSIG(status)
+    with contextlib.suppress(ValueError):
+        return f"killed by {signal.Signals(signum).name}"
+    return f"killed by signal {signum}"
+
+
+# --- the program -------------------------------------------------------------------------------------------------
+
+
+def main(config_fd: int, control: int, board: int, training: int, predecessor: int) -> NoReturn:
+    """Run one monitor with these inherited descriptors (-1: none) and end the process."""
+    for signum in IGNORED:
+        signal.signal(signum, signal.SIG_IGN)
+    config = read_config(config_fd)
+    files = Files(config)
+    monitor = Monitor(config, Board.attach(board), socket.socket(fileno=control), training, predecessor)
+    code = FAILED
+    try:
+        if problem := files.open():
+            monitor.tell(failed=problem, option=True)
+        else:
+            log.info("monitor of process %d, iteration %d", config.training_pid, config.iteration)
+            code = monitor.run()
+        if code == AGAIN:
+            start_again(config_fd, config, files)
+    except BaseException as error:
+        shortage = descriptors.shortage(error)
+        monitor.tell(failed=shortage or f"{type(error).__name__}: {error}", option=False)
+        log.error("the monitor failed: %s", shortage or error, exc_info=not shortage)
+    finally:
+        try:
+            files.close()
+        finally:
+            os._exit(code)  # threads that wait inside torch, or for a disk, cannot be joined
+
+
+def read_config(fd: int) -> MonitorConfig:
+    with open(fd, "rb", closefd=False) as file:
+        file.seek(0)
+        return MonitorConfig.from_json(file.read())
+
+
+def start_again(config_fd: int, config: MonitorConfig, files: Files) -> NoReturn:
+    """Become a fresh program with the same descriptors that imports all of torch."""
+    os.ftruncate(config_fd, 0)
+    with open(config_fd, "w", closefd=False) as file:
+        file.seek(0)
+        file.write(dataclasses.replace(config, full_torch=True).to_json())
+    files.leave_to_another()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -1,0 +1,268 @@
+"""The rounds in which members meet: to join a call, before the function starts, and after it was left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.exception import Fenced, OptionError, RestartError
+from inprocess.protocol.keys import (
+    JOINED_KEY,
+    JOINING,
+    ROSTER_KEY,
+)
+from inprocess.protocol.membership import Membership
+from inprocess.protocol.messages import MAX_RECORDS, Arrival, ArrivalKind, JoinMode, Outcome, Spot, Start, dump
+from inprocess.protocol.ops import Claim, Exist, Read, ReadAll, Verb, Wait
+from inprocess.protocol.parsing import load_arrival, load_reason, load_record
+from inprocess.protocol.rounds import decide_end, decide_start, place_of
+from inprocess.protocol.verbs.outcome import first_record, interrupt, note_record, propose
+from inprocess.protocol.verbs.shared import count_in, read_count, tells_everybody, wake
+from inprocess.protocol.verbs.tickets import await_begun, is_founder, waiting
+
+_NOBODY = "nobody was left to call the function"
+
+
+# --- what a follower waits for, in this order --------------------------------------------------------------------
+
+
+# --- values that none of us wrote ---------------------------------------------------------------------------------
+
+
+# --- the rounds ---------------------------------------------------------------------------------------------------
+
+
+def join(membership: Membership, by: str, entry: JoinMode = JoinMode.FOUND) -> Verb[bool]:
+    """Arrive in the end round of iteration -1. False: this process is no founder, see `joining`: the job has begun
+    without it, or another process arrived with this rank, or was declared dead with it.
+
+    ``entry``: what the launcher says of it. Two processes that arrive with one rank are an OptionError, unless the
+    second replaces the first.
+    """
+    key = f"{membership.iteration}/end/{membership.member}"
+    if entry is JoinMode.GROW:
+        return False
+    if (yield Read(JOINED_KEY)) is not None:
+        return _is_by((yield Read(key)), key, (by,))
+    arrival = Arrival(
+        ArrivalKind.ALIVE, rank=membership.rank, world_size=membership.world_size, by=by, ran=membership.row.progressed
+    )
+    found = yield from _arrive(membership.iteration, "end", membership.member, arrival, membership.roster)
+    if found.kind is ArrivalKind.ALIVE and found.by != by and entry is not JoinMode.REPLACE:
+        raise OptionError(
+            f"RANK={membership.member} is taken: process {found.by} joined this job with it, this is process {by}. "
+            "Start every process with a rank of its own, and every job with a MASTER_PORT of its own."
+        )
+    return found.kind is ArrivalKind.ALIVE and found.by == by
+
+
+def _is_by(raw: bytes | None, key: str, names: Sequence[str]) -> bool:
+    return raw is not None and load_arrival(raw, key).by in names
+
+
+def await_founder(member: int, names: Sequence[str]) -> Verb[bool]:
+    """Wait until somebody has arrived with this rank; whether it was the process that signs so, or its monitor."""
+    key = f"{JOINING}/end/{member}"
+    return _is_by((yield Wait(key)), key, names)
+
+
+def refuse_stranger(membership: Membership) -> Verb[None]:
+    """After the verdict on iteration -1.
+
+    Raises RestartError for a process of a larger job that came just too early, Fenced for one that stood still while
+    the job went through many iterations without it.
+    """
+    roster = yield from await_begun()
+    if not is_founder(membership.member, roster):
+        if roster.iteration > JOINING:
+            raise Fenced(f"initial rank {membership.place} stood still or was cut off; the others went on without it")
+        raise RestartError(
+            f"RANK={membership.member} of WORLD_SIZE={membership.world_size}: a smaller job began just now, without "
+            "this rank. Started once more, this process joins it."
+        )
+
+
+def start_round(membership: Membership, arrival: Arrival) -> Verb[None]:
+    """Say which rank this member took (or that it was discarded, or leaves). Raises Fenced."""
+    _refuse_fenced(
+        (yield from _arrive(membership.iteration, "start", membership.member, arrival, membership.roster)),
+        membership.place,
+    )
+
+
+def end_round(membership: Membership, arrival: Arrival) -> Verb[None]:
+    """Say that this member goes on, or leaves. Raises Fenced."""
+    _refuse_fenced(
+        (yield from _arrive(membership.iteration, "end", membership.member, arrival, membership.roster)),
+        membership.place,
+    )
+
+
+def alive(
+    membership: Membership,
+    by: str = "",
+    *,
+    repeats: int = 0,
+    limit: int | None = None,
+    progressed: bool = False,
+    spot: Spot | None = None,
+) -> Arrival:
+    """The entry of a member that continues.
+
+    ``repeats``: its error is the same for so many times in a row; ``limit``: its ``max_repeats``; ``spot``: where its
+    main thread was, after a soft timeout.
+    """
+    spot = spot or Spot()
+    return Arrival(
+        ArrivalKind.ALIVE,
+        membership.rank,
+        membership.world_size,
+        by=by,
+        place=membership.place,
+        fresh=membership.rank in membership.fresh,
+        repeats=repeats,
+        limit=limit if limit is not None and repeats >= limit else 0,
+        progressed=progressed,
+        ran=membership.row.progressed,
+        where=spot.where,
+        waits=spot.waits,
+    )
+
+
+def _refuse_fenced(found: Arrival, place: int) -> None:
+    if found.kind is ArrivalKind.DEAD:
+        raise Fenced(
+            f"initial rank {place} was declared dead by {found.by or 'its monitor'}: it was stopped or could not be "
+            "reached for longer than heartbeat_timeout. The others went on without it, so it must not run again."
+        )
+
+
+@tells_everybody
+def _arrive(iteration: int, name: str, member: int, arrival: Arrival, roster: Sequence[int]) -> Verb[Arrival]:
+    """Enter a round once; the last to arrive decides it. Answers the entry that stands, perhaps somebody else's."""
+    key = f"{iteration}/{name}/{member}"
+    text = dump(arrival)
+    found = yield Claim(key, text)
+    if found != text.encode():
+        return load_arrival(found, key)
+    if (yield from count_in(f"{iteration}/{name}#", careful=iteration == JOINING)) >= len(roster):
+        yield from _decide(iteration, name, roster)
+    return arrival
+
+
+def _decide(iteration: int, name: str, roster: Sequence[int]) -> Verb[None]:
+    """Decide the round, if it is complete: an entry that was made twice in the same words counts twice."""
+    keys = tuple(f"{iteration}/{name}/{member}" for member in roster)
+    if not (yield Exist(keys)):
+        return
+    values = yield ReadAll(keys)
+    arrivals = {member: load_arrival(raw, key) for member, key, raw in zip(roster, keys, values, strict=True)}
+    if name == "start":
+        yield from _decide_start(iteration, arrivals)
+    else:
+        yield from _decide_end(iteration, arrivals)
+
+
+def _decide_start(iteration: int, arrivals: dict[int, Arrival]) -> Verb[None]:
+    start, reason, hopeless = decide_start(arrivals)
+    if start.go:
+        yield Claim(f"{iteration}/start", dump(start))
+        return
+    missing = next(
+        (member for member, arrival in arrivals.items() if arrival.kind is not ArrivalKind.RANK), min(arrivals)
+    )
+    record = _terminated(missing, arrivals, reason)
+    yield from interrupt(iteration, record, abort=reason if hopeless else "")
+
+
+def _decide_end(iteration: int, arrivals: dict[int, Arrival]) -> Verb[None]:
+    records = yield from first_record(iteration)
+    noted = yield from read_count(f"{iteration}/record#")
+    count = len(records) + noted
+    for number in range(1, min(noted, MAX_RECORDS) + 1):
+        key = f"{iteration}/record/{number}"
+        raw = yield Read(key)  # None: its writer died between counting and writing; its monitor wrote another
+        records += [] if raw is None else [load_record(raw, key)]
+    abort = yield Read(f"{iteration}/abort")
+    tickets = {} if iteration == JOINING else (yield from waiting(arrivals))
+    decision = decide_end(arrivals, records, count, load_reason(abort), tickets)
+    if iteration == JOINING:  # first: who comes later finds it
+        yield Claim(ROSTER_KEY, dump(Membership(0, tuple(sorted(arrivals))).note(JOINING)))
+    else:  # a follower may still wait for it: who interrupted died after waking only some
+        yield Claim(f"{iteration}/start", dump(Start(go=False)))
+        if not records:  # all have gone quietly; whoever speaks for one of them waits for an outcome
+            nobody = _terminated(min(arrivals), arrivals, _NOBODY)
+            yield Claim(f"{iteration}/outcome", dump(Outcome(completed=False, cause=nobody)))
+    yield Claim(f"{iteration}/next", dump(decision))
+
+
+def _terminated(member: int, arrivals: Mapping[int, Arrival], why: str) -> InterruptionRecord:
+    place = place_of(member, arrivals[member])
+    return InterruptionRecord(place, Interruption.TERMINATED, initial_rank=place, message=why)
+
+
+# --- the outcome --------------------------------------------------------------------------------------------------
+
+
+# --- for a member that cannot speak for itself --------------------------------------------------------------------
+
+
+@tells_everybody
+def act_on_behalf_of_dead(
+    iteration: int, roster: Sequence[int], member: int, record: InterruptionRecord, by: str
+) -> Verb[None]:
+    """Account for a dead member in one iteration; it is interrupted only where that member was to call the function."""
+    dead = Arrival(ArrivalKind.DEAD, by=by, place=record.initial_rank)
+    if iteration == JOINING:
+        yield from note_record(iteration, record)
+        yield from _arrive(iteration, "end", member, dead, roster)
+        return
+    interrupted = False
+    if not (yield from _stands_aside(iteration, member)):
+        interrupted = yield from propose(iteration, record)
+    # before it can wake up, should it live: it would arrive as alive, and interrupt the others in vain once more
+    yield from _arrive(iteration, "end", member, dead, roster)
+    if interrupted:
+        yield from wake(iteration)
+    yield from _arrive(iteration, "start", member, dead, roster)
+
+
+def _stands_aside(iteration: int, member: int) -> Verb[bool]:
+    """Whether it is a reserve, or was discarded: its monitor goes with it, and is then missed by its neighbour."""
+    key = f"{iteration}/start/{member}"
+    raw = yield Read(key)
+    if raw is None:
+        return False
+    arrival = load_arrival(raw, key)
+    return arrival.kind in (ArrivalKind.RANK, ArrivalKind.DISCARDED) and arrival.active_rank is None
+
+
+@tells_everybody
+def recount(iteration: int, roster: Sequence[int]) -> Verb[None]:
+    """Decide rounds in which all have arrived but whoever counted last died before it could decide."""
+    for name, verdict in (("start", "start"), ("end", "next")):
+        if name == "start" and iteration == JOINING:
+            continue
+        if not (yield Exist((f"{iteration}/{verdict}",))):
+            yield from _decide(iteration, name, roster)
+
+
+def missing(iteration: int, name: str, roster: Iterable[int]) -> Verb[list[int]]:
+    """Members that have not arrived in a round (``start`` or ``end``), for error messages."""
+    absent = []
+    for member in roster:
+        if (yield Read(f"{iteration}/{name}/{member}")) is None:
+            absent.append(member)
+    return absent
+
+
+# --- around the rounds --------------------------------------------------------------------------------------------
+
+
+# --- joining a job that runs --------------------------------------------------------------------------------------
+
+
+def arrive_dead(membership: Membership, me: str, by: str) -> Verb[bool]:
+    """Arrive in the end round of iteration -1 for a process that died early. False: its rank is another one's."""
+    found = yield from _arrive(JOINING, "end", membership.member, Arrival(ArrivalKind.DEAD, by=by), membership.roster)
+    return found.by in (me, by)

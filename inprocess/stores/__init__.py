@@ -1,0 +1,1 @@
+"""The base store: reaching it, serving it, and running the protocol's verbs over it; TCPStore, FileStore and etcd."""

@@ -1,0 +1,106 @@
+"""Serving a base store, or an iteration's own."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import importlib.metadata
+import os
+import socket
+from typing import Any
+
+import torch.distributed  # noqa: F401  (registers the module below; a stub in the monitor process)
+from torch._C._distributed_c10d import TCPStore as _TCPStore
+
+from inprocess.exception import OptionError
+from inprocess.stores.addresses import addresses_of, is_any, is_loopback, is_numeric
+from inprocess.stores.connections import send_again_soon
+from inprocess.stores.raw import with_libuv_or_without
+from inprocess.system.errors import first_line
+
+__all__ = ["listen", "serve"]
+
+
+def serve(host: str, port: int, bind: str = "") -> Any:
+    """A TCPStore server on ``port`` (0: any free one; read ``.port``). Raises OptionError where the port is taken.
+
+    Args:
+        host: by which the others know this machine. Where it is a loopback address, or ``localhost``, the server is
+            reachable from this machine only.
+        port: see above.
+        bind: listen on this local address only; empty: on all, or loopback, as ``host`` says.
+    """
+    family, address, listener = _open(host, port, bind)
+    number = listener.getsockname()[1]
+    local = address if not is_any(address) else "127.0.0.1" if family == socket.AF_INET else "::1"
+    descriptor = listener.detach()  # TCPStore owns it from here on
+    try:
+        return with_libuv_or_without(
+            lambda libuv: _TCPStore(
+                local, number, is_master=True, wait_for_workers=False, master_listen_fd=descriptor, use_libuv=libuv
+            )
+        )
+    except TypeError as error:
+        os.close(descriptor)
+        version = importlib.metadata.version("torch")
+        raise OptionError(
+            f"torch {version} cannot serve a store on a socket that is given to it ({first_line(error)}): install a "
+            "version that the library was run with, see docs/versions.md"
+        ) from None
+
+
+def listen(host: str, bind: str = "") -> socket.socket:
+    """A socket on any free port, reachable as a store would be that `serve` starts with these arguments."""
+    return _open(host, 0, bind)[2]
+
+
+def _open(host: str, port: int, bind: str) -> tuple[socket.AddressFamily, str, socket.socket]:
+    family, address = _bound_to(bind, host) if bind else _bind_address(host)
+    return family, address, _listen(family, address, port, bind)
+
+
+def _listen(family: socket.AddressFamily, address: str, port: int, bind: str) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        send_again_soon(listener)  # the connections it accepts are like it
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(socket.getaddrinfo(address, port, family, socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0][4])
+        listener.listen(4096)
+    except OSError as error:
+        listener.close()
+        if bind and error.errno == errno.EADDRNOTAVAIL:
+            raise OptionError(f"store_kwargs: bind={bind!r} is no address of this machine, which serves it") from None
+        raise OptionError(
+            f"MASTER_PORT={port} (or port in store_kwargs): cannot listen on {address}:{port}: {error.strerror}. "
+            "Another job or program uses this port (choose another one on every rank), or two processes of this job "
+            "have the same RANK."
+        ) from None
+    return listener
+
+
+def _bind_address(host: str) -> tuple[socket.AddressFamily, str]:
+    addresses = addresses_of(host)
+    # a machine's own name is often 127.0.1.1 on itself, and another address for the others
+    if all(map(is_loopback, addresses)) and (is_numeric(host) or "localhost" in host):
+        v4 = [address for address in addresses if ":" not in address]
+        return (socket.AF_INET, v4[0]) if v4 else (socket.AF_INET6, addresses[0])
+    return (socket.AF_INET6, "::") if socket.has_dualstack_ipv6() else (socket.AF_INET, "0.0.0.0")
+
+
+def _bound_to(bind: str, host: str) -> tuple[socket.AddressFamily, str]:
+    """The one address that ``bind`` names. The ranks of this machine must be able to reach it as ``host``."""
+    try:
+        address = addresses_of(bind)[0]
+    except OSError as error:
+        raise OptionError(f"store_kwargs: bind={bind!r} is no address and no name of one: {error.strerror}") from None
+    if not is_any(address):
+        here = addresses_of(host)
+        if all(map(is_loopback, here)) and address not in here:
+            raise OptionError(
+                f"store_kwargs: bind={bind!r} is {address}, but the ranks of this machine look for the store at "
+                f"{here[0]}: that is what MASTER_ADDR={host!r} means here. Set MASTER_ADDR, or host_name in "
+                f"store_kwargs, to {address} on every rank."
+            )
+    return (socket.AF_INET6 if ":" in address else socket.AF_INET), address

@@ -1,0 +1,86 @@
+"""What a process gets from its launcher: the environment variables that tell its rank, read, changed for an iteration,
+put back in the end; and its standard streams."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+
+#: what the function sees in place of the launcher's values
+CHANGED = (
+    "RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_RESTART_COUNT",
+)
+#: the socket of this library's launcher, and what a worker proves with that it is the one it was started as
+LAUNCHER, LAUNCHER_KEY = "INPROCESS_LAUNCHER", "INPROCESS_LAUNCHER_KEY"
+
+
+def launcher() -> tuple[str, str] | None:
+    """(socket, key) of this library's launcher; None where another one started this process, or none."""
+    path, key = os.environ.get(LAUNCHER, ""), os.environ.get(LAUNCHER_KEY, "")
+    return (path, key) if path and key else None
+
+
+class Borrowed:
+    """What is changed in the process for the time of a call; ``restore`` puts back what was there."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        """``settings``: further variables for the time in which the function runs."""
+        self._settings = dict(settings)
+        self._before = {name: os.environ.get(name) for name in (*CHANGED, *self._settings)}
+        self._excepthook = sys.excepthook
+
+    def show(self, rank: int, world_size: int, host: str, port: int) -> None:
+        """What the function sees in this iteration; ``init_process_group()`` joins host:port as a client."""
+        os.environ.update(
+            RANK=str(rank),
+            WORLD_SIZE=str(world_size),
+            MASTER_ADDR=host,
+            MASTER_PORT=str(port),
+            TORCHELASTIC_USE_AGENT_STORE="True",
+            TORCHELASTIC_RESTART_COUNT="0",
+            **self._settings,
+        )
+
+    def unhook(self) -> None:
+        """Take away the hook that ``init_process_group()`` puts around the last one, each time it is called."""
+        if getattr(sys.excepthook, "__name__", "") == "_distributed_excepthook":
+            sys.excepthook = self._excepthook
+
+    def restore(self) -> None:
+        self.unhook()
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+class StandardStreams:
+    """Standard input, output and error lead nowhere, instead of being closed, until `close`.
+
+    What this library and torch open would otherwise get the numbers 0, 1 and 2: what a program prints would go to a
+    store, and a process that is started, such as the monitor, puts streams of its own in their place.
+    """
+
+    def __init__(self) -> None:
+        self._opened: list[int] = []
+        while (fd := os.open(os.devnull, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)) <= 2:
+            os.set_inheritable(fd, True)
+            self._opened.append(fd)
+        os.close(fd)
+
+    def close(self) -> None:
+        """Close those that are still ours; more than once is fine."""
+        null = os.stat(os.devnull)
+        for fd in self._opened:
+            with contextlib.suppress(OSError):  # closed by the program
+                if os.path.samestat(os.fstat(fd), null):
+                    os.close(fd)
+        self._opened.clear()

@@ -1,0 +1,55 @@
+"""The launcher's agent looks at its workers, with stand-ins for their processes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from inprocess.launcher.agent import Agent, Start
+from inprocess.launcher.decisions import Rules
+from inprocess.launcher.processes import Ended
+from inprocess.launcher.workers import Place
+
+
+class Worker:
+    """A process that is seen to run so many times, and has then ended with code 1."""
+
+    def __init__(self, rank: int, looks: int) -> None:
+        self.pid, self.ended, self._looks = 100 + rank, None, looks
+        self._end = Ended(1, ProcessFailure(rank, self.pid, 1, ""))
+
+    def poll(self) -> Ended | None:
+        self.ended = self._end if not self._looks else None
+        self._looks -= self._looks > 0
+        return self.ended
+
+
+def agent(looks: list[int]) -> Any:
+    """Of workers whose calls have ended with an error on all ranks."""
+    one: Any = Agent.__new__(Agent)
+    one._places = {
+        rank: Place(SimpleNamespace(global_rank=rank, local_rank=rank), Start((), {}), 0, Worker(rank, number))  # type: ignore[arg-type]
+        for rank, number in enumerate(looks)
+    }
+    control = MagicMock()
+    control.is_over.return_value = control.is_wrapped.return_value = True
+    one._setup = MagicMock(control=control, rules=Rules())
+    one._worker_group, one._remaining_restarts = MagicMock(), 0
+    one._worker_group.spec.max_restarts = 0
+    one._told = MagicMock()
+    one._stop_workers = lambda group: None
+    for name in ("_start_due", "_end_overdue", "_obey", "_open", "_stuck", "_hear", "_finished"):
+        setattr(one, name, lambda: None)
+    return one
+
+
+@pytest.mark.parametrize("looks", [[0, 0, 1], [1, 0, 0], [0, 1, 2], [0, 2, 4], [3, 0, 1]])
+def test_each_failure_is_told_whenever_the_last_worker_ends(looks: list[int]) -> None:
+    """Also where that is while the launcher looks at them, one after the other."""
+    one = agent(looks)
+    result = next(result for _ in range(10) if (result := one._turn()) is not None)
+    assert sorted(result.failures) == [0, 1, 2]
