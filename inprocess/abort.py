@@ -43,9 +43,9 @@ __all__ = [
 log = get_logger(__name__)
 
 #: seconds that a ladder may take in all
-DEADLINE = 10.0
+DEADLINE_S = 10.0
 #: seconds that a rung leaves for each of those after it
-RESERVE = 0.5
+RESERVE_S = 0.5
 
 Step = tuple[str, Callable[[], object]]
 
@@ -88,7 +88,7 @@ class Ladder:
             early enough for half a second of each of the other rungs.
     """
 
-    def __init__(self, rungs: Sequence[Step | Sequence[Step]], deadline: float = DEADLINE) -> None:
+    def __init__(self, rungs: Sequence[Step | Sequence[Step]], deadline: float = DEADLINE_S) -> None:
         self._rungs: list[Sequence[Any]] = [[rung] if isinstance(rung[0], str) else rung for rung in rungs]
         self._deadline = deadline
 
@@ -97,8 +97,8 @@ class Ladder:
         end = clock.monotonic() + self._deadline
         results: list[StepResult] = []
         for index, rung in enumerate(self._rungs):
-            reserved = RESERVE * (len(self._rungs) - index - 1)
-            results += _try(rung, max(end - reserved - clock.monotonic(), RESERVE))
+            reserved = RESERVE_S * (len(self._rungs) - index - 1)
+            results += _try(rung, max(end - reserved - clock.monotonic(), RESERVE_S))
         return results
 
 
@@ -160,7 +160,7 @@ class AbortTorchDistributed(Abort):
 
     def __init__(
         self,
-        deadline: float = DEADLINE,
+        deadline: float = DEADLINE_S,
         *,
         flight_records: str | Path | None = None,
         cuda_graphs: bool = True,
@@ -211,7 +211,7 @@ class AbortTorchDistributed(Abort):
         return rungs
 
     def _reset_graphs(self) -> None:
-        if nccl.reset_graphs(min(nccl.REPLAYING, self.deadline / 2)):
+        if nccl.reset_graphs(min(nccl.REPLAY_LIMIT_S, self.deadline / 2)):
             held.graphs_were_reset()
 
 
@@ -257,7 +257,7 @@ class AbortTransformerEngine(Abort):
         deadline: seconds; default 10.
     """
 
-    def __init__(self, deadline: float = DEADLINE) -> None:
+    def __init__(self, deadline: float = DEADLINE_S) -> None:
         self.deadline = deadline
 
     def __call__(self, state: FrozenState) -> FrozenState:

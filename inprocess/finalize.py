@@ -30,9 +30,9 @@ class Finalize(abc.ABC):
 
 
 def both_forms(call: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """Let a hook's method be called as in the older generation, too: ``(state, exception)``, both of which it answers.
+    """Let a hook's method be called as in nvidia-resiliency-ext 0.2, too: ``(state, exception)`` gives both back.
 
-    Subclasses of that generation's programs do so. It keeps its signature, by which a Wrapper knows the newer form.
+    Subclasses in programs for that version do so. It keeps its signature, by which a Wrapper knows the newer form.
     """
 
     @functools.wraps(call)

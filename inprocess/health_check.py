@@ -391,7 +391,7 @@ def _ask_driver(what: str, device: gpu.Device, look: Callable[[gpu.Gpu], None]) 
         run_in_thread("NVML", _NVML_TIMEOUT, ask)
     except gpu.Unavailable as error:
         _not_checked(what, str(error))
-    except gpu.Lost as error:
+    except gpu.GpuLost as error:
         raise HealthCheckError(f"{device} is lost: {error}") from error
     except TimeoutError as error:
         raise HealthCheckError(f"{device}: the driver did not answer within {_NVML_TIMEOUT:g}s") from error

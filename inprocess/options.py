@@ -18,7 +18,7 @@ from .exception import OptionError
 __all__ = ["Options", "did_you_mean", "seconds"]
 
 #: longest duration in seconds (about 31 years): lock and poll timeouts overflow not far above it
-LONGEST = 1e9
+MAX_DURATION_S = 1e9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,8 +96,8 @@ class Options:
 
 #: when a process that comes to a running job is let in
 JOIN = ("now", "next_restart")
-MOST_STANDBYS = 16
-MOST_REPEATS = 1_000_000
+MAX_STANDBYS = 16
+MAX_REPEATS = 1_000_000
 #: the other options of `Wrapper`: what the user's code does at certain moments
 HOOKS = (
     "initialize",
@@ -146,12 +146,12 @@ def seconds(name: str, value: object, *, positive: bool = False) -> float:
     if isinstance(value, datetime.timedelta):
         result = value.total_seconds()
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        result = float(value) if abs(value) <= LONGEST else math.inf
+        result = float(value) if abs(value) <= MAX_DURATION_S else math.inf
     else:
         raise OptionError(f"{name}={value!r} is not a duration: pass a datetime.timedelta or a number of seconds")
-    if not 0 <= result <= LONGEST or (positive and not result):  # false for nan too
+    if not 0 <= result <= MAX_DURATION_S or (positive and not result):  # false for nan too
         least = "greater than 0, and at most" if positive else "from 0 to"
-        raise OptionError(f"{name}={value!r} is out of range: pass a duration {least} {LONGEST:g} seconds")
+        raise OptionError(f"{name}={value!r} is out of range: pass a duration {least} {MAX_DURATION_S:g} seconds")
     return result
 
 
@@ -201,10 +201,10 @@ def _signal(name: str, value: object) -> int | None:
 
 
 def _count(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_STANDBYS:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_STANDBYS:
         raise OptionError(
             f"{name}={value!r} must be a number from 0, which means that the job ends with its store, to "
-            f"{MOST_STANDBYS}: each costs every rank a connection"
+            f"{MAX_STANDBYS}: each costs every rank a connection"
         )
     return value
 
@@ -220,9 +220,9 @@ def _join(name: str, value: object) -> str:
 def _repeats(name: str, value: object) -> int | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_REPEATS:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_REPEATS:
         raise OptionError(
-            f"{name}={value!r} must be an integer from 1 to {MOST_REPEATS}, or None, which restarts for ever, however "
+            f"{name}={value!r} must be an integer from 1 to {MAX_REPEATS}, or None, which restarts for ever, however "
             "often the same error comes again"
         )
     return value

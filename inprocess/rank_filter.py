@@ -1,4 +1,4 @@
-"""The older generation's rank filters: `state -> state`, applied after the rank assignment. Pure."""
+"""Rank filters as in nvidia-resiliency-ext 0.2: `state -> state`, applied after the rank assignment. Pure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class WorldSizeDivisibleBy(ActiveWorldSizeDivisibleBy):
 
 
 def first_active(state: State, size: int) -> State:
-    """At most the ranks below `size` are active, each under its own rank: the older generation has no other."""
+    """At most the ranks below `size` are active, each under its own rank: version 0.2 has no other."""
     state.active_world_size = min(size, state.active_world_size)
     state.status = Status.ACTIVE if state.rank < state.active_world_size else Status.INACTIVE
     return state

@@ -23,7 +23,7 @@ class Mode(enum.Enum):
 
 
 class Status(enum.Enum):
-    """The older generation's word for :class:`Mode`; ``state.status`` and ``state.mode`` always agree."""
+    """nvidia-resiliency-ext 0.2's word for :class:`Mode`; ``state.status`` and ``state.mode`` always agree."""
 
     INITIALIZED = "initialized"
     UNINITIALIZED = "initialized"  # another name of the member above, so either reads naturally
@@ -42,8 +42,8 @@ _LATER: Any = None  # the default of what __post_init__ fills in
 class State:
     """A rank's place in the job. Mutable: rank assignments write to it.
 
-    ``State(rank, world_size)`` is a rank before the assignment, with initial values equal to these. ``State()``, the
-    older generation's form, reads ``RANK`` and ``WORLD_SIZE`` (default 0 and 1), and every rank is active, though its
+    ``State(rank, world_size)`` is a rank before the assignment, with initial values equal to these. ``State()``, as in
+    nvidia-resiliency-ext 0.2, reads ``RANK`` and ``WORLD_SIZE`` (default 0 and 1), and every rank is active, though its
     mode still says INITIALIZED. ``freeze()`` gives the read-only form that is passed to all other hooks.
 
     Raises:
@@ -69,7 +69,7 @@ class State:
     mode: Mode = Mode.INITIALIZED
     #: what the function raised on this rank in this iteration, if it did; never copied
     fn_exception: BaseException | None = dataclasses.field(default=None, repr=False)
-    #: the iteration's own store, while an assignment of the older generation runs; such a one that is called
+    #: the iteration's own store, while an assignment in the form of version 0.2 runs; such a one that is called
     #: without a Wrapper talks over whatever store is set here
     store: Any = dataclasses.field(default=None, repr=False, compare=False)
 
@@ -89,7 +89,7 @@ class State:
 
     @property
     def status(self) -> Status:
-        """The older generation's view of ``mode``. Setting it sets ``mode``, and ``active_rank``, which that generation
+        """nvidia-resiliency-ext 0.2's view of ``mode``. Setting it sets ``mode``, and ``active_rank``, which 0.2
         does not have: the rank where it is active, else None."""
         return Status(self.mode.value)
 
@@ -128,7 +128,7 @@ class FrozenState:
 
     @property
     def status(self) -> Status:
-        """The older generation's view of ``mode``."""
+        """nvidia-resiliency-ext 0.2's view of ``mode``."""
         return Status(self.mode.value)
 
     def freeze(self) -> FrozenState:

@@ -58,7 +58,7 @@ class Wrapper:
         health_check: hook before the function runs and after a fault. What it raises before is a fault like any other;
             what it raises after one takes this rank out of the job, as a HealthCheckError.
         rank_assignment: ``(ctx) -> ctx``, who gets which rank; default ``ShiftRanks()``.
-        rank_filter: the older generation's ``(state) -> state``, applied after ``rank_assignment``.
+        rank_filter: ``(state) -> state`` as in nvidia-resiliency-ext 0.2, applied after ``rank_assignment``.
         monitor_thread_interval: pause before an interruption that was swallowed is raised again; 1 s.
         monitor_process_interval: how often the monitor process looks at the rank; 1 s.
         heartbeat_interval: between two heartbeats of a monitor; 1 s.
@@ -81,8 +81,8 @@ class Wrapper:
             Only for the store that the library itself serves.
         interrupt_signal: signal that interrupts the main thread; None: a free real-time signal.
         join: what this process does where the job runs already, because it replaces one that died: ``"now"``
-            interrupts the running iteration to take the free place, ``"next_restart"`` waits for a restart. Where no
-            place is free it waits in both cases, as a spare.
+            interrupts the running iteration to take the free slot, ``"next_restart"`` waits for a restart. Where no
+            slot is free it waits in both cases, as a spare.
         max_repeats: the same error so many times in a row, without progress in between, ends the job where no
             iteration of the call has ever made progress; default 10. From the third time on each restart waits, 0.05 s
             and up to 5 s; where the job made progress once, it continues with the longest pause. None: the same error

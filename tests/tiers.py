@@ -65,8 +65,8 @@ QUICK = (
     "ranks/test_hostile.py::test_a_roster_of_somebody_else",
     # processes that join, hot spares
     "ranks/test_joining.py::test_one_dies_and_is_replaced[0]",
-    "ranks/test_joining.py::test_a_spare_takes_the_place_of_the_next_that_dies",
-    "ranks/test_spares.py::test_a_spare_takes_the_freed_place[1]",
+    "ranks/test_joining.py::test_a_spare_takes_the_slot_of_the_next_that_dies",
+    "ranks/test_spares.py::test_a_spare_takes_the_freed_slot[1]",
     # monitors and hosts are lost
     "ranks/test_monitors.py::test_a_restart_after_the_death_of_a_monitor",
     "ranks/test_store_host.py::test_the_job_survives_the_host_of_rank_0",

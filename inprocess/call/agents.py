@@ -187,7 +187,7 @@ class Agents:
         self._store = self._tried = None
 
     def _hosts_store(self) -> bool:
-        return self._is_host_a_member() and self._job.host == self._job.place and not self._job.outside
+        return self._is_host_a_member() and self._job.host == self._job.slot and not self._job.outside
 
     def _serves(self) -> bool:
         """Whether a monitor of this library serves the base store; otherwise it is torchrun's agent or the user's."""
@@ -197,6 +197,7 @@ class Agents:
         options = self._options
         return MonitorConfig(
             member=self._membership.member,
+            call=self._job.calls - 1,
             rank=self._membership.member,
             me=self._job.me,
             identified=False,
@@ -231,7 +232,7 @@ class Agents:
 
     def _silent(self) -> None:
         """In the watchdog's thread."""
-        log.warning("no heartbeat of initial rank %d gets through: the store counts as lost", self._job.place)
+        log.warning("no heartbeat of initial rank %d gets through: the store counts as lost", self._job.slot)
         self.thread.cut()
         if self._store is not None and not self._spec.factory:
             shut_connections(numeric_address(self._store), self._spec.port)

@@ -71,7 +71,7 @@ def store_spec(options: Options, job: Job) -> StoreSpec:
     for key, value in kwargs.items():
         _check_travels(key, value)
     if (enter := getattr(factory, "inprocess_enter", None)) is not None:
-        seat = JobIdentity(job.place, job.me, job.launch.attempt, job.entry, lambda: job.members, lambda: job.last)
+        seat = JobIdentity(job.slot, job.me, job.launch.attempt, job.entry, lambda: job.members, lambda: job.last)
         kwargs, founds = enter(kwargs, seat, options.barrier_timeout)
         job.outside = not founds
     return StoreSpec(factory=f"{module}:{name}", kwargs=kwargs, host=_own_host(options, job.launch), prefix=job.prefix)

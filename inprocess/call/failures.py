@@ -39,7 +39,7 @@ class Failures:
         record = InterruptionRecord(
             membership.rank,
             Interruption.EXCEPTION,
-            initial_rank=membership.place,
+            initial_rank=membership.slot,
             message=portrait.words,
             where=portrait.where,
             pings=pings,

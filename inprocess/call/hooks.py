@@ -1,7 +1,7 @@
-"""Adapts user callables to one form, once, at construction: hooks of both generations of the established API.
+"""Adapts user callables to one form, once, at construction: hooks as in nvidia-resiliency-ext 0.4 and as in 0.2.
 
 ===================  =======================================  =====================================================
-option               newer generation                         older generation
+option               0.4 and later                            0.2
 ===================  =======================================  =====================================================
 all other hooks      ``hook(state) -> state``                 ``hook(state, exception) -> state``
 ``rank_assignment``  ``assign(ctx) -> ctx``                   ``assign(state, terminated) -> (state, terminated)``
@@ -10,7 +10,7 @@ all other hooks      ``hook(state) -> state``                 ``hook(state, exce
 
 The number of required positional parameters decides; where a second one is optional, its name does. A hook that returns
 None leaves its input as it is. Parts of a `Compose` are adapted one by one. The library's own assignments take both
-forms, and hide their parameters (`rank_assignment.base.BothForms`): here they are of the newer one.
+forms, and hide their parameters (`rank_assignment.base.BothForms`): here they have that of 0.4.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Hook = Callable[[FrozenState], FrozenState]
 Assignment = Callable[[RankAssignmentCtx], RankAssignmentCtx]
 
 
-# names by which an optional second parameter is known as the older generation's, whose own is `train_ex`
+# names by which an optional second parameter is known in version 0.2, whose own is `train_ex`
 _EXCEPTION_NAMES = re.compile(r"exc|err|(^|_)ex$", re.IGNORECASE)
 _TERMINATED_NAMES = re.compile("terminated", re.IGNORECASE)
 
@@ -46,7 +46,7 @@ def adapt(name: str, fn: Callable[..., Any] | None) -> Hook | None:
     """The hook `fn`, given for the option `name`, as a function from FrozenState to FrozenState; None stays None.
 
     Raises:
-        OptionError: `fn` cannot be called, is a class instead of an instance, or its signature fits neither generation.
+        OptionError: `fn` cannot be called, is a class instead of an instance, or its signature fits neither form.
 
     The adapted hook raises TypeError, naming the option, when `fn` returns something that is no state.
     """
@@ -114,7 +114,7 @@ def _is_state(value: object) -> bool:
 
 
 def _takes_two(name: str, fn: object, one: str, two: str, optional: re.Pattern[str] | None = None) -> bool:
-    """Whether `fn` takes two positional arguments, as hooks of the older generation do, rather than one."""
+    """Whether `fn` takes two positional arguments, as hooks of version 0.2 do, rather than one."""
     if isinstance(fn, type):
         raise OptionError(f"{name}={fn.__name__} is a class: pass an instance, {fn.__name__}(...)")
     if not callable(fn):
@@ -128,7 +128,9 @@ def _takes_two(name: str, fn: object, one: str, two: str, optional: re.Pattern[s
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     keyword_only = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     if keyword_only or len(required) > 2 or not (positional or takes_any):
-        raise OptionError(f"{name}={fn!r} must take {one}, or {two} as in the older generation; it takes {_shown(fn)}")
+        raise OptionError(
+            f"{name}={fn!r} must take {one}, or {two} as in nvidia-resiliency-ext 0.2; it takes {_shown(fn)}"
+        )
     if len(required) == 2:
         return True
     return optional is not None and len(positional) > 1 and optional.search(positional[1].name) is not None

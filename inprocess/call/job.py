@@ -32,8 +32,8 @@ class Job:
     #: members that take part in the next call
     members: tuple[int, ...]
     #: the rank of this process while everybody is there: where it was started, or the free one that it took
-    place: int
-    #: number of places
+    slot: int
+    #: number of slots
     world_size: int
     calls: int = 0
     #: members that were gone when the call completed
@@ -42,7 +42,7 @@ class Job:
     outside: bool = False
     #: names of this process and of all members when its last call ended
     last: tuple[str, tuple[str, ...]] = ("", ())
-    #: where the base store is, since its first host was lost, and the place of the member whose monitor serves it
+    #: where the base store is, since its first host was lost, and the slot of the member whose monitor serves it
     base: tuple[str, int] | None = None
     base_host: int = -1
     #: this call has been moved to the store of a standby; how many iterations there were before
@@ -115,10 +115,10 @@ class Job:
     @property
     def ticket(self) -> Ticket:
         """With which it joins a call that runs already."""
-        return Ticket(self.place, max(self.launch.world_size, self.place + 1), by=self.me)
+        return Ticket(self.slot, max(self.launch.world_size, self.slot + 1), by=self.me)
 
     def membership(self) -> Membership:
-        membership = Membership.founder(self.place, self.members, self.world_size)
+        membership = Membership.founder(self.slot, self.members, self.world_size)
         membership.row = self.row
         return membership
 
@@ -126,8 +126,8 @@ class Job:
         """The state before ranks have been assigned."""
         launch = self.launch
         return State(
-            rank=self.place,
-            world_size=max(self.world_size, self.place + 1),
+            rank=self.slot,
+            world_size=max(self.world_size, self.slot + 1),
             initial_rank=launch.rank,
             initial_world_size=launch.world_size,
         ).freeze()
@@ -139,26 +139,26 @@ class Job:
     def move(self, membership: Membership, verdict: Verdict, host: str, progressed: bool) -> None:
         """The call goes on, with these members and over another store. ``progressed``: in the iteration that ends."""
         self.row = Row(progressed=True) if progressed else membership.row
-        self.members, self.place, self.gone = verdict.members, membership.place, frozenset()
+        self.members, self.slot, self.gone = verdict.members, membership.slot, frozenset()
         self.world_size = self.members[-1] + 1  # the same for all, also where they were started with different ones
         self.base, self.base_host = (host, verdict.port), verdict.host
         self.before += verdict.iteration + 1
         self.moved = True
 
     def leave(self, membership: Membership) -> None:
-        """The call is over: the places of its last roster begin the next call."""
+        """The call is over: the slots of its last roster begin the next call."""
         if not membership.was_founder:
             self.outside = membership.member not in membership.known
         if self.outside:
             return
         stay = [member for member in membership.roster if member not in self.gone]
         self.last = (f"{self.calls}.{membership.member}", tuple(f"{self.calls}.{member}" for member in stay))
-        self.members, self.place, self.gone = (
-            tuple(sorted(map(membership.place_of, stay))),
-            membership.place,
+        self.members, self.slot, self.gone = (
+            tuple(sorted(map(membership.slot_of, stay))),
+            membership.slot,
             frozenset(),
         )
-        if any(member in membership.places for member in stay):
+        if any(member in membership.slots for member in stay):
             self.world_size = self.members[-1] + 1
 
 

@@ -31,7 +31,7 @@ from inprocess.options import Options
 from inprocess.protocol.phases import TRANSITIONS, Event, Phase, next_phase
 from inprocess.system.errors import in_words
 from inprocess.system.interpreter import interpreter
-from inprocess.system.logs import get_logger
+from inprocess.system.logs import get_logger, locate
 
 log = get_logger("inprocess")
 #: how many past phases and events an error shows
@@ -89,6 +89,7 @@ class Loop:
         """Walk the table. Returns the function's value (None on a reserve rank), or raises."""
         rank = self._rank
         try:
+            locate(rank.position)
             forks.tell(self._detach)
             interpreter.begin()
             leftovers.begin(anew=not rank.job.moved)

@@ -26,7 +26,7 @@ from inprocess.rank_assignment import RankAssignmentCtx
 from inprocess.state import FrozenState, Mode
 from inprocess.system import clock
 from inprocess.system.errors import where
-from inprocess.system.logs import get_logger
+from inprocess.system.logs import Position, get_logger
 
 log = get_logger("inprocess")
 T = TypeVar("T")
@@ -105,6 +105,11 @@ class Rank:
         """How messages name this rank."""
         return name_of(self.state.rank, self.state.initial_rank)
 
+    def position(self) -> Position:
+        """For log lines."""
+        job, membership = self.job, self.membership
+        return Position(job.calls - 1, membership.iteration, membership.rank, membership.slot, self.phase.value)
+
     def note_interruption(self) -> None:
         """The restart begins, unless it has begun already."""
         if not self.interrupted_at:
@@ -149,7 +154,7 @@ class Rank:
             except (StoreLost, TimeoutError) as error:
                 return f"nobody arrived within barrier_timeout={timeout:g}s: {error}"
             membership = self.membership
-            who = f"initial rank{'s' if len(absent) > 1 else ''} {ranges(map(membership.place_of, absent))}"
+            who = f"initial rank{'s' if len(absent) > 1 else ''} {ranges(map(membership.slot_of, absent))}"
             when = self.phase.value + (f", iteration {membership.iteration}" if membership.iteration >= 0 else "")
             return (
                 f"{who} did not arrive within barrier_timeout={timeout:g}s ({when}, {len(membership.roster)} members). "
@@ -167,7 +172,7 @@ class Rank:
     def record(self, how: Interruption, error: BaseException, words: str) -> InterruptionRecord:
         """Of an exception that interrupts this iteration."""
         place = where(error) or where(error.__cause__ or error)
-        return InterruptionRecord(self.membership.rank, how, self.membership.place, words, where=place)
+        return InterruptionRecord(self.membership.rank, how, self.membership.slot, words, where=place)
 
     def interrupt(self, record: InterruptionRecord, abort: str = "") -> bool:
         """Tell the others; False: everybody had finished, so it changes nothing."""

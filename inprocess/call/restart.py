@@ -78,7 +78,7 @@ class Restarting:
             if not rank.arrived:
                 kind = ArrivalKind.DISCARDED if isinstance(rank.leaving, RankDiscarded) else ArrivalKind.LEFT
                 rank.do(verbs.start_round(rank.membership, Arrival(kind)))
-            rank.do(verbs.end_round(rank.membership, Arrival(ArrivalKind.LEFT, *here, place=rank.membership.place)))
+            rank.do(verbs.end_round(rank.membership, Arrival(ArrivalKind.LEFT, *here, slot=rank.membership.slot)))
             rank.said_so = True
             return Event.QUIT
         if rank.loss is not None:

@@ -1,4 +1,4 @@
-"""The phases of an iteration before its function runs: to be let in, to take a place, to start, to initialize."""
+"""The phases of an iteration before its function runs: to be let in, to get a rank, to start, to initialize."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Starting:
         let_in: Admission = rank.take("let in", JOINING, left, rank.name_missing("end"))
         rank.membership.become(let_in.membership)
         if let_in.decision is None:
-            log.warning("%s: the job completed before there was a place for this process", rank.who)
+            log.warning("%s: the job completed before there was a slot for this process", rank.who)
             return Event.COMPLETED
         rank.agents.connect(timeout)
         if not entered.was_founder:
@@ -69,7 +69,7 @@ class Starting:
         return Event.OK
 
     def assign(self) -> Event:
-        """Compute this rank's place in the iteration."""
+        """Compute this process's rank and world size in the iteration."""
         rank = self._rank
         rank.arrived = False
         address = rank.take("rendezvous", rank.membership.iteration, rank.options.barrier_timeout, _no_rendezvous)
@@ -105,21 +105,21 @@ class Starting:
         return Event.OK
 
     def _joined(self) -> set[int]:
-        """Over another store everybody is back in its place, as after somebody has joined."""
+        """Over another store everybody is back in its slot, as after somebody has joined."""
         membership = self._rank.membership
         if self._rank.job.moved and membership.iteration == 0:
             return set(range(membership.world_size)).difference(membership.terminated)
         return set(membership.fresh)
 
     def start(self) -> Event:
-        """The start round: all say which place they took."""
+        """The start round: all say which rank they took."""
         rank = self._rank
         proposed = self._proposed
         if rank.membership.last.pause and self._paused(rank.membership.last.pause / 1e3):
             return self._not_started()
         rank.arrived = True
-        place = (proposed.rank, proposed.world_size, proposed.active_world_size, proposed.active_rank)
-        arrival = Arrival(ArrivalKind.RANK, *place)
+        numbers = (proposed.rank, proposed.world_size, proposed.active_world_size, proposed.active_rank)
+        arrival = Arrival(ArrivalKind.RANK, *numbers)
         rank.do(verbs.start_round(rank.membership, arrival))
         start = rank.take("start", rank.membership.iteration, rank.options.barrier_timeout, rank.name_missing("start"))
         if not start.go:
@@ -194,9 +194,7 @@ class Starting:
         rank = self._rank
         membership = rank.membership
         free = ranges(
-            set(range(max(rank.job.world_size, *[place + 1 for place in membership.taken]))).difference(
-                membership.taken
-            )
+            set(range(max(rank.job.world_size, *[slot + 1 for slot in membership.taken]))).difference(membership.taken)
         )
         told = rank.story.tell(rank.job.before)
         log.log(
@@ -209,8 +207,8 @@ class Starting:
         )
         waiting = rank.do(verbs.want(membership.iteration, membership.roster))
         if seats := seat(membership.taken, waiting):
-            place = min(seats.values())
-            record = InterruptionRecord(place, Interruption.JOINED, initial_rank=place, message="it was waited for")
+            slot = min(seats.values())
+            record = InterruptionRecord(slot, Interruption.JOINED, initial_rank=slot, message="it was waited for")
             rank.do(verbs.interrupt(membership.iteration, record))
         sleep_with_progress(patience)
 

@@ -36,11 +36,11 @@ __all__ = ["Admission", "MonitorThread", "RankShouldRestart", "JoinRequest"]
 
 log = get_logger(__name__)
 #: how long a thread that should end by itself is waited for before its connection is cut (seconds)
-PATIENCE = 2.0
+CLOSE_LIMIT_S = 2.0
 #: first pause before a rank assignment is released again; doubled each time (seconds)
-FIRST_PAUSE = 0.002
+FIRST_PAUSE_S = 0.002
 #: pause before a lost connection is made again, while joining (seconds)
-RECONNECT = 0.05
+RECONNECT_PAUSE_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,10 @@ class MonitorThread(threading.Thread):
         self.assigned.set()  # never will be, where the call ended before that
         if self.ident is None:
             return
-        self.join(0 if cut else PATIENCE)
+        self.join(0 if cut else CLOSE_LIMIT_S)
         if self.is_alive():
             self.cut()
-            self.join(PATIENCE)
+            self.join(CLOSE_LIMIT_S)
 
     def cut(self) -> None:
         """Have it find the store lost, if it waits for that now."""
@@ -180,7 +180,7 @@ class MonitorThread(threading.Thread):
                 raise
             except StoreLost:
                 late = not self._own.was_founder  # with a ticket, which went with the store
-                if late or self._ending.wait(RECONNECT) or clock.monotonic() > deadline:
+                if late or self._ending.wait(RECONNECT_PAUSE_S) or clock.monotonic() > deadline:
                     raise
 
     def _found(self, store: Any) -> Admission:
@@ -190,14 +190,14 @@ class MonitorThread(threading.Thread):
         return Admission(self._own, decision)
 
     def _join_late(self, store: Any) -> Admission:
-        """The job runs already: wait for a place in it."""
+        """The job runs already: wait for a slot in it."""
         ticket = self._request.ticket
         # a running job is interrupted to let this process in: the others would wait for its heartbeats
         self._monitor.await_connected(self._timeout)
         self._own = execute(joining.register(ticket), store)
         self._monitor.identify(self._own.member)
         self.mailbox.put("entered", JOINING, copy.copy(self._own))
-        decision = execute(joining.await_place(self._own, ticket, self._request.interrupts, _report_waiting), store)
+        decision = execute(joining.await_slot(self._own, ticket, self._request.interrupts, _report_waiting), store)
         if decision is not None:
             execute(verbs.return_ticket(self._own.member), store)
         return Admission(self._own, decision)
@@ -262,7 +262,7 @@ class MonitorThread(threading.Thread):
 
     def _release_assignment(self) -> None:
         """A rank assignment may wait for ranks that will never answer, on the iteration's own store."""
-        pause = FIRST_PAUSE
+        pause = FIRST_PAUSE_S
         # a rank that leaves, by Ctrl-C for instance, may never have come to its assignment
         while not self._ending.is_set() and not self.assigned.wait(pause):
             self._release()

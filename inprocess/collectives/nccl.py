@@ -46,7 +46,7 @@ NCCLS = {"NCCL_SOCKET_RETRY_CNT": "10", "NCCL_SOCKET_RETRY_SLEEP_MSEC": "20", "N
 #: torch's other names of variables
 _OLDER = {HANDLING: "NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_DESYNC_DEBUG": "NCCL_DESYNC_DEBUG"}
 #: within what time all CUDA graphs are to be reset, and how often threads are looked at that replay one (seconds)
-REPLAYING, LOOK = 5.0, 0.001
+REPLAY_LIMIT_S, POLL_INTERVAL_S = 5.0, 0.001
 #: where torch's flight recorder writes to, and how many entries it keeps; the names before and after torch 2.9
 _RECORD_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _RECORD_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
@@ -156,7 +156,7 @@ def is_used_by(group: Any) -> bool:
 # --- CUDA graphs --------------------------------------------------------------------------------------------------
 
 
-def reset_graphs(patience: float = REPLAYING) -> int:
+def reset_graphs(patience: float = REPLAY_LIMIT_S) -> int:
     """Reset all CUDA graphs of this process; answers how many.
 
     Which ones captured a collective cannot be told. Where torch keeps graphs elsewhere, none are found.
@@ -179,7 +179,7 @@ def reset_graphs(patience: float = REPLAYING) -> int:
         for graph in graphs:
             while _is_replaying():
                 _give_up_after(end)
-                threading.Event().wait(LOOK)
+                threading.Event().wait(POLL_INTERVAL_S)
             _give_up_after(end)
             graph.reset()
     finally:

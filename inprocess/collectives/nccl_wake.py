@@ -24,7 +24,7 @@ __all__ = ["until", "wake"]
 
 log = get_logger(__name__)
 #: seconds from the begin of the aborts to the first look, between two looks, and in all
-FIRST, EVERY, LONGEST = 0.005, 0.01, 2.0
+FIRST_PAUSE_S, MAX_PAUSE_S, WAKE_LIMIT_S = 0.005, 0.01, 2.0
 #: what NCCL's thread waits for: more descriptors than this (one for each rank of a host, and its listener), and so long
 DESCRIPTORS, POLL_MS = 64, 500
 #: part of the names of its datagram sockets
@@ -37,10 +37,10 @@ def until(ended: Callable[[float], object]) -> None:
     Args:
         ended: waits for the end of the aborts, so many seconds, and answers whether they have ended.
     """
-    end, pause = clock.monotonic() + LONGEST, FIRST
+    end, pause = clock.monotonic() + WAKE_LIMIT_S, FIRST_PAUSE_S
     while not ended(pause) and clock.monotonic() < end:
         wake()
-        pause = EVERY
+        pause = MAX_PAUSE_S
 
 
 def wake() -> int:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from inprocess.exception import RestartError
-from inprocess.failover.rules import ENDED, LONGEST
+from inprocess.failover.rules import ENDED, MAX_MESSAGE_BYTES
 from inprocess.protocol.messages import Verdict, Vote, dump
 from inprocess.protocol.parsing import load_verdict
 from inprocess.system import clock
@@ -32,7 +32,7 @@ __all__ = ["ArbiterClient", "ArbiterClients"]
 log = get_logger("inprocess.failover")
 #: how long making a contact may take, how long an arbiter may take to answer before the next one is asked, and how
 #: long to take in that the job is completed, before a rank waits much longer (seconds)
-CONNECT, ANSWER, KNOW = 5.0, 2.0, 10.0
+CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S, KNOW = 5.0, 2.0, 10.0
 #: where the arbiter of a member is for us, from how it is published; None where it has none
 Find = Callable[[int, str], tuple[str, int] | None]
 
@@ -68,7 +68,7 @@ class ArbiterClients:
     @property
     def some(self) -> bool:
         """Whether there is anybody to ask. Waits for contacts that are being made."""
-        self.are_made(CONNECT)
+        self.are_made(CONNECT_TIMEOUT_S)
         return bool(self._asked())
 
     def are_made(self, seconds: float) -> bool:
@@ -137,7 +137,7 @@ class ArbiterClients:
         """Ask the arbiters, one after the other, until one has decided; the verdict, and who made it. None: none of
         them answers."""
         for contact in self._asked():
-            if contact.ask({"ping": 1}, ANSWER) != {"ok": True}:
+            if contact.ask({"ping": 1}, ANSWER_TIMEOUT_S) != {"ok": True}:
                 continue
             self._turn_away(contact)
             answer = contact.ask({"vote": dump(vote)}, seconds)
@@ -151,12 +151,12 @@ class ArbiterClients:
         """Tell all others that this process votes here. First: what becomes of it then says nothing to them."""
         for contact in self._everybody():
             if contact is not asked:
-                contact.say({"elsewhere": 1}, ANSWER)
+                contact.say({"elsewhere": 1}, ANSWER_TIMEOUT_S)
 
     def say_completed(self, iteration: int) -> bool | None:
         """Tell all arbiters that this iteration is completed. False: one of them goes on without this process. None:
         one of them may not know it. True: all of them do."""
-        known = self.are_made(CONNECT) and self._complete
+        known = self.are_made(CONNECT_TIMEOUT_S) and self._complete
         for contact in self._asked():
             answer = contact.ask({"completed": iteration}, KNOW)
             if answer is not None and answer != {"ok": True}:
@@ -206,18 +206,18 @@ class ArbiterClient:
         self.is_made = False
         #: the other end has certainly ended
         self.ended = False
-        self._stop, self._lines = stop, Lines(LONGEST)
+        self._stop, self._lines = stop, Lines(MAX_MESSAGE_BYTES)
 
     def connect(self, member: int, call: str) -> None:
         """Sets `is_made`, or `ended`, or neither where it does not answer."""
         with contextlib.suppress(OSError):
             error = self.socket.connect_ex((self.host, self.port))
             if error == errno.EINPROGRESS:
-                if not self._ready(select.POLLOUT, CONNECT):
+                if not self._ready(select.POLLOUT, CONNECT_TIMEOUT_S):
                     return
                 error = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             self.ended = error in ENDED
-            self.is_made = not error and self.ask({"hello": member, "call": call}, CONNECT) == {"ok": True}
+            self.is_made = not error and self.ask({"hello": member, "call": call}, CONNECT_TIMEOUT_S) == {"ok": True}
 
     def has_ended(self) -> bool:
         """Whether the other end has closed it; it says nothing without being asked."""

@@ -13,21 +13,21 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from inprocess.exception import BadMessage, RestartError
-from inprocess.failover.rules import ENDED, LONGEST, Arbiter
+from inprocess.failover.rules import ENDED, MAX_MESSAGE_BYTES, Arbiter
 from inprocess.protocol.messages import FailoverOutcome, Verdict, dump
 from inprocess.protocol.parsing import load_vote
 from inprocess.system import clock, descriptors
 from inprocess.system.json_lines import Lines
 from inprocess.system.logs import get_logger
 
-__all__ = ["ArbiterServer", "EXHAUSTED"]
+__all__ = ["ArbiterServer", "EXHAUSTED_PAUSE_S"]
 
 log = get_logger("inprocess.failover")
 #: how long a member may take to read an answer (seconds)
 TAKE = 1.0
 #: for how long nobody is accepted after descriptors ran out (seconds): a connection stays in the queue, and accept()
 #: would fail again at once
-EXHAUSTED = 0.5
+EXHAUSTED_PAUSE_S = 0.5
 
 
 class ArbiterServer(threading.Thread):
@@ -36,10 +36,10 @@ class ArbiterServer(threading.Thread):
     Args:
         listener: where members come.
         call: tells the members of this call from others.
-        place: of the member whose monitor this is.
+        slot: of the member whose monitor this is.
         arbiter: decides.
         serve: starts the store with which the job goes on; answers its port.
-        left: told the place of a member that voted here, and has ended.
+        left: told the slot of a member that voted here, and has ended.
         changed: called when `is_needed` may have changed, or the job goes on here.
     """
 
@@ -47,14 +47,14 @@ class ArbiterServer(threading.Thread):
         self,
         listener: socket.socket,
         call: str,
-        place: int,
+        slot: int,
         arbiter: Arbiter,
         serve: Callable[[Verdict], int],
         left: Callable[[int], None],
         changed: Callable[[], None],
     ) -> None:
         super().__init__(name="arbiter", daemon=True)
-        self._listener, self._call, self._place, self._arbiter = listener, call, place, arbiter
+        self._listener, self._call, self._slot, self._arbiter = listener, call, slot, arbiter
         self._serve, self._left, self._changed = serve, left, changed
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._guests: dict[int, _Peer] = {}
@@ -139,7 +139,7 @@ class ArbiterServer(threading.Thread):
         except OSError as error:  # it has gone again, unless there are too many
             if error.errno in descriptors.EXHAUSTED:
                 poll.unregister(self._listener)
-                self._open_at = clock.monotonic() + EXHAUSTED
+                self._open_at = clock.monotonic() + EXHAUSTED_PAUSE_S
                 self._tell(error)
             return
         self._guests[guest.socket.fileno()] = guest
@@ -173,7 +173,7 @@ class ArbiterServer(threading.Thread):
             case {"vote": str(text)} if guest.member is not None:
                 vote = load_vote(text, "a vote")
                 self._arbiter.vote(guest.member, vote, clock.monotonic())
-                guest.place, guest.waits = vote.place, True
+                guest.slot, guest.waits = vote.slot, True
                 return True
             case {"elsewhere": _} if guest.member is not None:
                 self._arbiter.turn_away(guest.member)
@@ -188,8 +188,8 @@ class ArbiterServer(threading.Thread):
         twice = any(other.member == guest.member for other in self._guests.values())
         if guest.member is not None and not twice:
             self._arbiter.leave(guest.member, clock.monotonic(), guest.ended)
-            if guest.place is not None:
-                self._left(guest.place)
+            if guest.slot is not None:
+                self._left(guest.slot)
         self._changed()
 
     def _settle(self) -> None:
@@ -209,9 +209,9 @@ class ArbiterServer(threading.Thread):
 
     def _go(self, verdict: Verdict) -> Verdict:
         try:
-            return dataclasses.replace(verdict, host=self._place, port=self._serve(verdict))
+            return dataclasses.replace(verdict, host=self._slot, port=self._serve(verdict))
         except RestartError as error:
-            return Verdict(FailoverOutcome.REFUSED, reason=f"initial rank {self._place} cannot serve a store: {error}")
+            return Verdict(FailoverOutcome.REFUSED, reason=f"initial rank {self._slot} cannot serve a store: {error}")
 
 
 class _Peer:
@@ -219,10 +219,10 @@ class _Peer:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(TAKE)
-        self.socket, self.lines = connection, Lines(LONGEST)
+        self.socket, self.lines = connection, Lines(MAX_MESSAGE_BYTES)
         self.member: int | None = None
         #: once it has voted
-        self.place: int | None = None
+        self.slot: int | None = None
         self.waits = False
         #: the process has certainly ended
         self.ended = False

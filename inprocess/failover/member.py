@@ -29,11 +29,11 @@ __all__ = ["Member"]
 
 log = get_logger("inprocess.failover")
 #: how long the first entry waits for contacts (seconds): a standby may not answer
-MEET = 1.0
+CONNECT_PAUSE_S = 1.0
 #: in shares of heartbeat_timeout: by then a store that hears too few members has closed itself
 OUTLASTS = 1.25
 #: first pause between two looks for where an arbiter is; doubled each time (seconds)
-FIRST_PAUSE = 0.05
+FIRST_PAUSE_S = 0.05
 
 
 class Monitor(Protocol):
@@ -99,14 +99,14 @@ class Member:
         self._store_address = numeric_address(store)
         self._contacts.make(membership.member, {member: execute(verbs.find_standby(member), store) for member in asked})
         if first:
-            self._contacts.are_made(MEET)
+            self._contacts.are_made(CONNECT_PAUSE_S)
 
     def _find(self, member: int, address: str) -> tuple[str, int] | None:
         """In the thread of the contacts; None where that member cannot stand by. Who has only just become one may not
         have published where it is: a wait for the key could not be ended with the call."""
         closing, seconds = self._contacts.closing, self._settings.heartbeat_timeout
         connection = None if address else connect(self._spec, seconds, closing)
-        until, pause = clock.monotonic() + seconds, FIRST_PAUSE
+        until, pause = clock.monotonic() + seconds, FIRST_PAUSE_S
         while not address and (left := until - clock.monotonic()) > 0 and not closing.wait(min(pause, left)):
             address, pause = execute(verbs.find_standby(member), connection), min(2 * pause, SLICE)
         if not address:
@@ -139,7 +139,7 @@ class Member:
         self._monitor.moves()
         settings = self._settings
         seconds = rules.patience(settings.heartbeat_timeout, settings.heartbeat_interval)
-        vote = Vote.of(membership.place, membership.note(membership.iteration))
+        vote = Vote.of(membership.slot, membership.note(membership.iteration))
         answer = self._contacts.vote(vote, seconds + settings.termination_grace_time)
         if answer is None:
             raise loss
@@ -148,10 +148,10 @@ class Member:
             return None
         if verdict.fate is FailoverOutcome.REFUSED:
             raise StoreLost(f"{loss}. The job does not go on over another store: {verdict.reason}")
-        if verdict.fate is not FailoverOutcome.GO or membership.place not in verdict.members:
+        if verdict.fate is not FailoverOutcome.GO or membership.slot not in verdict.members:
             raise Fenced(f"{who} was given up by the others, and must not run again")
         self._contacts.keep(contact)
-        if verdict.host == membership.place:
+        if verdict.host == membership.slot:
             self._monitor.serves(verdict.port)
         return Found(verdict, contact)
 

@@ -29,7 +29,7 @@ from inprocess.attribution import ranges, stretches, within
 from inprocess.protocol.messages import FailoverOutcome, Verdict, Vote
 from inprocess.protocol.timing import SILENCE_SHARE
 
-__all__ = ["Arbiter", "ENDED", "LONGEST", "grace", "hears_enough", "patience", "standbys"]
+__all__ = ["Arbiter", "ENDED", "MAX_MESSAGE_BYTES", "grace", "hears_enough", "patience", "standbys"]
 
 
 def standbys(roster: Sequence[int], count: int, host: int) -> tuple[int, ...]:
@@ -168,8 +168,8 @@ class Arbiter:
         if absent and not overdue:
             return None
         if enough:
-            places = [self.votes[member].place for member in present]
-            return Verdict(FailoverOutcome.GO, stretches(places), newest.iteration)
+            slots = [self.votes[member].slot for member in present]
+            return Verdict(FailoverOutcome.GO, stretches(slots), newest.iteration)
         where = dict(newest.joined)
         missing = ranges(where.get(member, member) for member in absent)
         return Verdict(
@@ -180,6 +180,6 @@ class Arbiter:
 
 
 #: longest vote or verdict: the roster of a large job with many gaps (bytes)
-LONGEST = 1 << 22
+MAX_MESSAGE_BYTES = 1 << 22
 #: the other end's kernel says that nobody is there; an unreachable network, say, tells nothing
 ENDED = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE})

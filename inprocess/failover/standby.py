@@ -114,7 +114,7 @@ class StandbyRole:
                 descriptors.raise_limit()
                 try:
                     standby = Standby(
-                        config, membership.member, membership.place, self._spec, self._spawn, self._changed
+                        config, membership.member, membership.slot, self._spec, self._spawn, self._changed
                     )
                 except OptionError as error:
                     log.warning("this host cannot stand by for that of the store: %s", error)
@@ -150,7 +150,7 @@ class Standby:
     Args:
         config: of the monitor.
         member: whose monitor it is.
-        place: of its rank.
+        slot: of its rank.
         spec: the store that may be lost.
         spawn: starts a thread: ``spawn(function, *arguments)``.
         changed: called when whoever may ask has changed, or `serves`.
@@ -160,7 +160,7 @@ class Standby:
         self,
         config: Settings,
         member: int,
-        place: int,
+        slot: int,
         spec: StoreSpec,
         spawn: Spawn,
         changed: Callable[[], None],
@@ -169,7 +169,7 @@ class Standby:
         times = (config.heartbeat_timeout, config.heartbeat_interval)
         arbiter = rules.Arbiter(rules.patience(*times), rules.grace(*times))
         listener = serving.listen(config.serve_host, config.bind)
-        self.desk = ArbiterServer(listener, spec.prefix, place, arbiter, self._serve, self._left, changed)
+        self.desk = ArbiterServer(listener, spec.prefix, slot, arbiter, self._serve, self._left, changed)
         #: the store with which the job goes on, how it is reached from here, and with whom
         self._server: Any = None
         self._there: StoreSpec | None = None
@@ -188,7 +188,7 @@ class Standby:
     # --- in the thread of the arbiter -----------------------------------------------------------------------------
 
     def _serve(self, verdict: Verdict) -> int:
-        log.warning("the store is lost; the job goes on with one that is served here, ranks %s", verdict.places)
+        log.warning("the store is lost; the job goes on with one that is served here, ranks %s", verdict.slots)
         self._server = serving.serve(self._config.serve_host, 0, self._config.bind)
         self._members = verdict.members
         spec = dataclasses.replace(
@@ -198,10 +198,10 @@ class Standby:
         self._there = spec
         return int(spec.port)
 
-    def _left(self, place: int) -> None:
+    def _left(self, slot: int) -> None:
         """A member's process has ended, perhaps before it had a monitor that speaks for it in the new store."""
-        if place in self._members and self._there is not None:
-            self._spawn(self._speak, place, self._there)
+        if slot in self._members and self._there is not None:
+            self._spawn(self._speak, slot, self._there)
 
     # --- threads of their own -------------------------------------------------------------------------------------
 
@@ -211,16 +211,16 @@ class Standby:
             keep(self._config, connection, lambda: [self._members], self.desk, ended=threading.Event())  # never
         self._server = None  # torch shuts it down when the last reference goes
 
-    def _speak(self, place: int, spec: StoreSpec) -> None:
+    def _speak(self, slot: int, spec: StoreSpec) -> None:
         record = InterruptionRecord(
-            place, Interruption.TERMINATED, initial_rank=place, message="ended while the job moved to another store"
+            slot, Interruption.TERMINATED, initial_rank=slot, message="ended while the job moved to another store"
         )
         by = f"the monitor of initial rank {self._config.rank} on {socket.gethostname()}"
         with contextlib.suppress(StoreLost, TimeoutError):
             connection = connecting.connect(spec, self._config.barrier_timeout)
             if not driver.execute(verbs.has_begun(), connection):
-                membership = Membership.founder(place, self._members, max(self._members) + 1)
-                driver.execute(watching.report_death(membership, place, record, by), connection)
+                membership = Membership.founder(slot, self._members, max(self._members) + 1)
+                driver.execute(watching.report_death(membership, slot, record, by), connection)
 
 
 def keep(

@@ -15,7 +15,7 @@ from typing import Any
 __all__ = [
     "Device",
     "Gpu",
-    "Lost",
+    "GpuLost",
     "Unavailable",
     "cuda_device",
     "cuda_in_use",
@@ -30,7 +30,7 @@ class Unavailable(Exception):
     """NVML cannot say this: library, driver, hardware or permission is missing, or it does not know the question."""
 
 
-class Lost(Exception):
+class GpuLost(Exception):
     """The driver has lost this rank's GPU, or refuses to use it before a reset."""
 
 
@@ -118,7 +118,7 @@ def nvml() -> Iterator[Any]:
 
     Raises:
         Unavailable: the module, the driver or an answer is missing.
-        Lost: a question found the GPU lost, or in need of a reset.
+        GpuLost: a question found the GPU lost, or in need of a reset.
     """
     try:
         import pynvml  # noqa: PLC0415
@@ -132,7 +132,7 @@ def nvml() -> Iterator[Any]:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
-        raise (Lost if is_lost(pynvml, error) else Unavailable)(f"NVML says: {error}") from error
+        raise (GpuLost if is_lost(pynvml, error) else Unavailable)(f"NVML says: {error}") from error
 
 
 def is_lost(pynvml: Any, error: Any) -> bool:
@@ -153,7 +153,7 @@ def find(pynvml: Any, device: Device) -> Gpu:
 
     Raises:
         Unavailable: it cannot be told which one it is.
-        Lost: the driver does not know it any more.
+        GpuLost: the driver does not know it any more.
         NVMLError: what NVML raises.
     """
     address = known_address(device)
@@ -161,7 +161,7 @@ def find(pynvml: Any, device: Device) -> Gpu:
         handle = pynvml.nvmlDeviceGetHandleByPciBusId(address) if address else _look_up(pynvml, device)
     except (pynvml.NVMLError_NotFound, pynvml.NVMLError_Unknown) as error:
         if device in _found:  # it gave the handle before
-            raise Lost(f"the driver does not give its handle any more: {error}") from error
+            raise GpuLost(f"the driver does not give its handle any more: {error}") from error
         raise
     address = _found[device] = address or _address(pynvml, handle)
     return Gpu(pynvml, handle, address)

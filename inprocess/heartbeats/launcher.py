@@ -15,16 +15,16 @@ from typing import Any
 
 from inprocess.attribution import one_line
 from inprocess.exception import OptionError, RestartError, TimeoutError
-from inprocess.heartbeats.messages import ACTIONS, LONGEST_LINE, LONGEST_REASON, Action
+from inprocess.heartbeats.messages import ACTIONS, MAX_LINE_BYTES, MAX_REASON_LENGTH, Action
 from inprocess.options import did_you_mean
 from inprocess.system import environment, strict_json
 from inprocess.system.logs import get_logger
 
-__all__ = ["ANSWER", "announce_nobody_left", "announce_over", "announce_wrapped", "ask", "ask_launcher"]
+__all__ = ["ANSWER_TIMEOUT_S", "announce_nobody_left", "announce_over", "announce_wrapped", "ask", "ask_launcher"]
 
 log = get_logger("inprocess")
 #: how long a launcher may take to answer (seconds), and to listen to what needs no answer
-ANSWER, LISTEN = 10.0, 1.0
+ANSWER_TIMEOUT_S, LISTEN_TIMEOUT_S = 10.0, 1.0
 
 
 def announce_wrapped(own_store: bool = False) -> None:
@@ -73,7 +73,7 @@ def _announce(message: dict[str, Any]) -> bool:
     if address is None:
         return False
     try:
-        with _connect(address[0], LISTEN) as connection:
+        with _connect(address[0], LISTEN_TIMEOUT_S) as connection:
             connection.sendall(_line(address[1], message))
     except OSError as error:
         log.debug("the launcher could not be told %s: %s", message["say"], error)
@@ -107,12 +107,14 @@ def ask_launcher(action: Action, reason: str) -> None:
             f"ask_launcher({action!r}): no launcher of inprocess started this process (INPROCESS_LAUNCHER is not set): "
             "start it with `inprocess run`"
         )
-    message = {"say": "ask", "action": action, "reason": one_line(reason, LONGEST_REASON)}
+    message = {"say": "ask", "action": action, "reason": one_line(reason, MAX_REASON_LENGTH)}
     try:
         connection, _ = ask(address, message)
         connection.close()
     except builtins.TimeoutError as error:
-        raise TimeoutError(f"ask_launcher({action!r}): the launcher did not answer within {ANSWER:g} s") from error
+        raise TimeoutError(
+            f"ask_launcher({action!r}): the launcher did not answer within {ANSWER_TIMEOUT_S:g} s"
+        ) from error
     except (OSError, ValueError) as error:
         raise RestartError(f"ask_launcher({action!r}): the launcher cannot be reached: {error}") from error
 
@@ -137,7 +139,7 @@ def ask(address: tuple[str, str], message: dict[str, Any], *fds: int) -> tuple[s
 
     Raises OSError and ValueError where no answer comes, RestartError where the launcher refuses.
     """
-    connection = _connect(address[0], ANSWER)
+    connection = _connect(address[0], ANSWER_TIMEOUT_S)
     try:
         line = _line(address[1], message)
         sent = socket.send_fds(connection, [line], list(fds)) if fds else 0
@@ -157,7 +159,7 @@ def _answer(connection: socket.socket) -> bytes:
     received = b""
     while not received.endswith(b"\n"):
         piece = connection.recv(4096)
-        if not piece or len(received) > LONGEST_LINE:
+        if not piece or len(received) > MAX_LINE_BYTES:
             raise ConnectionError("it hung up")
         received += piece
     return received

@@ -11,22 +11,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-__all__ = ["LONGEST_NAME", "Limits", "Observed", "Overdue", "Seen", "decide", "limit_of", "longer", "section_limit"]
+__all__ = ["MAX_NAME_LENGTH", "Limits", "Observed", "Overdue", "Seen", "decide", "limit_of", "longer", "section_limit"]
 
 #: what may take a time of its own is allowed this many times the longest it took so far ...
 SAFETY_FACTOR = 5.0
 #: ... a section only once it was seen this often ...
 OBSERVATIONS = 3
 #: ... and never less than this (seconds)
-SHORTEST_LIMIT = 5.0
+MIN_LIMIT_S = 5.0
 #: longer names of sections are cut (characters)
-LONGEST_NAME = 200
+MAX_NAME_LENGTH = 200
 #: most sections that are remembered
-MOST_SECTIONS = 10_000
+MAX_SECTIONS = 10_000
 #: a section that was not seen: how often, and how long
 NEVER = (0, 0.0)
 #: longest duration that is believed (seconds)
-LONGEST = 1e9
+MAX_DURATION_S = 1e9
 
 #: seconds, or None: no limit
 Limit: TypeAlias = float | None
@@ -34,7 +34,7 @@ Limit: TypeAlias = float | None
 
 def limit_of(longest: float, safety_factor: float = SAFETY_FACTOR) -> float:
     """How long something may take of which this was the longest so far; both in seconds."""
-    return max(safety_factor * longest, SHORTEST_LIMIT)
+    return max(safety_factor * longest, MIN_LIMIT_S)
 
 
 def section_limit(times: tuple[int, float], safety_factor: float = SAFETY_FACTOR) -> Limit:
@@ -93,14 +93,14 @@ class Observed:
 
     def section(self, name: str, duration: float) -> None:
         """A section took this long."""
-        name = str(name)[:LONGEST_NAME]
+        name = str(name)[:MAX_NAME_LENGTH]
         count, longest = self.sections.get(name, NEVER)
-        if count or len(self.sections) < MOST_SECTIONS:  # names that are made up anew each time teach nothing
+        if count or len(self.sections) < MAX_SECTIONS:  # names that are made up anew each time teach nothing
             self.sections[name] = (count + 1, duration if duration > longest else longest)
 
     def times(self, name: str) -> tuple[int, float]:
         """How often a section was seen, and the longest it took."""
-        return self.sections.get(str(name)[:LONGEST_NAME], NEVER)
+        return self.sections.get(str(name)[:MAX_NAME_LENGTH], NEVER)
 
     def merge(self, other: Observed) -> Observed:
         """The longest of both."""
@@ -162,16 +162,16 @@ def _take(value: Any, name: str) -> Any:
 
 
 def _names(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping) or len(value) > MOST_SECTIONS:
+    if not isinstance(value, Mapping) or len(value) > MAX_SECTIONS:
         raise ValueError(f"{value!r:.200} does not hold sections by name")
     for name in value:
-        if not isinstance(name, str) or len(name) > LONGEST_NAME:
+        if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH:
             raise ValueError(f"{name!r:.200} is no name of a section")
     return value
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_DURATION_S:
         raise ValueError(f"{value!r:.200} is not a duration in seconds")
     return float(value)
 
@@ -184,7 +184,7 @@ def _seen_section(value: Any) -> tuple[int, float]:
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise ValueError(f"{value!r:.200} does not say how often a section was seen and how long it took")
     count, longest = value
-    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= LONGEST:
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_DURATION_S:
         raise ValueError(f"{count!r:.200} is no number of times")
     return count, _number(longest)
 

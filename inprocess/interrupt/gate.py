@@ -38,8 +38,8 @@ from inprocess.system.errors import in_words
 __all__ = ["Gate", "Interrupted", "Outcome", "Raised", "Returned"]
 
 #: seconds between two signals while none has been answered: the first, doubled up to the longest
-FIRST_PAUSE = 0.002
-LONGEST_PAUSE = 0.05
+FIRST_PAUSE_S = 0.002
+MAX_PAUSE_S = 0.05
 #: seconds for which the main thread waits for the abort at most
 PARK = 0.05
 #: seconds for which code of the standard library that takes a lock is left alone
@@ -249,14 +249,14 @@ class Gate:
     def _raise_once(self, retry_after: float, release: Callable[[], object]) -> bool:
         """Send until the handler has raised, then wait for the function to be left. True: it was swallowed."""
         begin = clock.monotonic()
-        pause, sent, reported = FIRST_PAUSE, False, False
+        pause, sent, reported = FIRST_PAUSE_S, False, False
         while self._armed:
             self._interrupter.send(again=sent)
             sent = True
             if self.left.wait(pause):
                 return False
             release()
-            pause = min(2 * pause, LONGEST_PAUSE)
+            pause = min(2 * pause, MAX_PAUSE_S)
             if self._armed and not reported and clock.monotonic() - begin > retry_after:
                 reported = True
                 self._interrupter.report_unanswered(retry_after)

@@ -23,7 +23,7 @@ from inprocess.system.interpreter import running_frames
 __all__ = ["in_collective", "is_users", "look"]
 
 #: so much of a file's path, from its end, and of a function's name is told (characters)
-LONGEST_FILE, LONGEST_NAME = 120, 60
+MAX_FILE_LENGTH, MAX_NAME_LENGTH = 120, 60
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _SITE = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 #: further out than these lines of the library the main thread runs the caller's code
@@ -54,7 +54,7 @@ def look() -> Spot | None:
     if mine is None:  # the library waits for the others: the function has returned, or has not begun
         return Spot("", waits=True)
     code = mine.f_code
-    where = f"{code.co_filename[-LONGEST_FILE:]}:{mine.f_lineno} in {code.co_name[:LONGEST_NAME]}"
+    where = f"{code.co_filename[-MAX_FILE_LENGTH:]}:{mine.f_lineno} in {code.co_name[:MAX_NAME_LENGTH]}"
     return Spot(where, _waits(inside, _is_asleep(main.native_id)))
 
 

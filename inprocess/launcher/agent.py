@@ -32,12 +32,12 @@ from inprocess.launcher.decisions import (
 )
 from inprocess.launcher.ft_config import Settings
 from inprocess.launcher.meeting import NodeRendezvous
-from inprocess.launcher.processes import Logs, Start, WorkerPool
+from inprocess.launcher.processes import Logs, WorkerLaunch, WorkerPool
 from inprocess.launcher.signals import Signals
 from inprocess.launcher.told import Told
-from inprocess.launcher.workers import GROW_VARIABLE, RESTART_VARIABLE, Place, joining, recipe
+from inprocess.launcher.workers import GROW_VARIABLE, RESTART_VARIABLE, WorkerSlot, joining, process_spec
 from inprocess.system import clock
-from inprocess.system.descriptors import Limits
+from inprocess.system.descriptors import DescriptorLimits
 from inprocess.system.logs import get_logger
 
 __all__ = ["Agent", "JobOver", "NodeExcluded", "Setup"]
@@ -46,9 +46,9 @@ log = get_logger(__name__)
 
 
 #: how late failures are told (seconds)
-HOLD = 1.0
+HOLD_S = 1.0
 #: how long workers whose call ended on all ranks may take to come to their own ends (seconds)
-OWN_END = 5.0
+OWN_END_S = 5.0
 
 
 class JobOver(Exception):
@@ -69,7 +69,7 @@ class Setup:
     meeting: NodeRendezvous
     signals: Signals
     #: of open descriptors, as the launcher was given them
-    limits: Limits
+    limits: DescriptorLimits
     #: between the signal to the workers and SIGKILL (seconds)
     grace: float
     start_method: str
@@ -91,12 +91,12 @@ class Agent(LocalElasticAgent):
         )
         self._shutdown_timeout = setup.grace  # type: ignore[assignment]
         self._setup = setup
-        self._recipe = recipe(spec, setup.start_method, setup.limits)
-        self._places: dict[int, Place] = {}
+        self._process_spec = process_spec(spec, setup.start_method, setup.limits)
+        self._slots: dict[int, WorkerSlot] = {}
         self._respawned: dict[int, int] = {}
         self._generation, self._joins, self._grows = 0, False, False
         self._checked = clock.monotonic()
-        self._told = Told(log.warning, HOLD)
+        self._told = Told(log.warning, HOLD_S)
         self._done_since: float | None = None
 
     # --- starting -----------------------------------------------------------------------------------------------------
@@ -128,22 +128,22 @@ class Agent(LocalElasticAgent):
         envs = {worker.local_rank: self._environment(worker_group, worker) for worker in worker_group.workers}
         self._setup_local_watchdog(envs=envs)
         self._setup_healthcheck()
-        logs = Logs(self._logs_specs, envs, self._recipe.filters)  # adds a variable to each environment
-        self._pcontext = crew = WorkerPool(self._recipe, logs, self._setup.signals)  # type: ignore[assignment]
-        self._places = {
-            worker.local_rank: self._place(worker, envs[worker.local_rank]) for worker in worker_group.workers
+        logs = Logs(self._logs_specs, envs, self._process_spec.filters)  # adds a variable to each environment
+        self._pcontext = pool = WorkerPool(self._process_spec, logs, self._setup.signals)  # type: ignore[assignment]
+        self._slots = {
+            worker.local_rank: self._slot(worker, envs[worker.local_rank]) for worker in worker_group.workers
         }
         self._done_since = None
-        for place in self._places.values():
-            self._launch(place)
-        return crew.pids()
+        for slot in self._slots.values():
+            self._launch(slot)
+        return pool.pids()
 
-    def _place(self, worker: Worker, env: dict[str, str]) -> Place:
+    def _slot(self, worker: Worker, env: dict[str, str]) -> WorkerSlot:
         spec = self._worker_group.spec
         arguments = tuple(macros.substitute(list(spec.args), str(worker.local_rank)))
         template = Template(self._setup.prefix_template or "")
         prefix = template.safe_substitute(role_name=spec.role, rank=worker.global_rank, local_rank=worker.local_rank)
-        return Place(worker, Start(arguments, env, prefix), self._respawned.get(worker.local_rank, 0))
+        return WorkerSlot(worker, WorkerLaunch(arguments, env, prefix), self._respawned.get(worker.local_rank, 0))
 
     def _environment(self, group: WorkerGroup, worker: Worker) -> dict[str, str]:
         """The variables that torchrun sets, with the store of this generation."""
@@ -175,27 +175,27 @@ class Agent(LocalElasticAgent):
             self._set_local_rank_env(variables, worker.local_rank, spec)
         return env
 
-    def _launch(self, place: Place) -> None:
-        place.due, place.doomed, place.reason, place.others_until = None, None, "", None
-        env = {**place.start.env, **self._setup.control.environment(place.rank)}
-        start = Start(place.start.args, env, place.start.prefix)
-        restart = place.respawned if RESTART_VARIABLE in env else 0
-        place.process = self._crew.start(place.worker.local_rank, restart, start)
-        place.worker.id = place.process.pid
-        self._setup.control.started(place.rank, place.process.pid)
+    def _launch(self, slot: WorkerSlot) -> None:
+        slot.due, slot.doomed, slot.reason, slot.others_until = None, None, "", None
+        env = {**slot.start.env, **self._setup.control.environment(slot.rank)}
+        start = WorkerLaunch(slot.start.args, env, slot.start.prefix)
+        restart = slot.respawned if RESTART_VARIABLE in env else 0
+        slot.process = self._pool.start(slot.worker.local_rank, restart, start)
+        slot.worker.id = slot.process.pid
+        self._setup.control.started(slot.rank, slot.process.pid)
 
     @property
-    def _crew(self) -> WorkerPool:
-        crew: Any = self._pcontext
-        assert isinstance(crew, WorkerPool)
-        return crew
+    def _pool(self) -> WorkerPool:
+        pool: Any = self._pcontext
+        assert isinstance(pool, WorkerPool)
+        return pool
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     def _invoke_run(self, role: str = "") -> RunResult:
         self._initialize_workers(self._worker_group)
         while True:
-            self._crew.wait(self._pause())
+            self._pool.wait(self._pause())
             self._setup.signals.check()
             result = self._turn()
             if result is not None:
@@ -204,19 +204,19 @@ class Agent(LocalElasticAgent):
 
     def _pause(self) -> float:
         now = clock.monotonic()
-        due = [place.due for place in self._places.values() if place.due is not None] + self._told.due()
+        due = [slot.due for slot in self._slots.values() if slot.due is not None] + self._told.due()
         return max(0.0, min([float(self._worker_group.spec.monitor_interval), *(at - now for at in due)]))
 
     def _turn(self) -> RunResult | None:
         """Look once at everything; the result when it is over."""
-        places = self._places
+        slots = self._slots
         self._told.tell(clock.monotonic())
         # one look at all: if one ended between two looks, the failures of those looked at before would not be reported
-        running = {place.rank for place in places.values() if place.process and place.process.poll() is None}
-        failed = [place for place in places.values() if self._has_failed(place, running)]
-        for place in failed:
-            result = self._handle(place, failed)
-            if result is not None or self._places is not places:  # over, or all were restarted
+        running = {slot.rank for slot in slots.values() if slot.process and slot.process.poll() is None}
+        failed = [slot for slot in slots.values() if self._has_failed(slot, running)]
+        for slot in failed:
+            result = self._handle(slot, failed)
+            if result is not None or self._slots is not slots:  # over, or all were restarted
                 return result
         self._start_due()
         self._end_overdue()
@@ -224,46 +224,46 @@ class Agent(LocalElasticAgent):
         self._open()
         return self._stuck() or self._hear() or self._finished()
 
-    def _has_failed(self, place: Place, running: set[int]) -> bool:
+    def _has_failed(self, slot: WorkerSlot, running: set[int]) -> bool:
         """Whether its process has failed since the last look; ``running``: the ranks whose processes still run."""
-        ended = place.process.ended if place.process and place.rank not in running else None
-        if ended is None or (ended.failure is not None and running and self._waits_for_others(place)):
+        ended = slot.process.ended if slot.process and slot.rank not in running else None
+        if ended is None or (ended.failure is not None and running and self._waits_for_others(slot)):
             return False
         control = self._setup.control
-        place.wrapped = place.wrapped or control.is_wrapped(place.rank)
-        place.own_store = place.own_store or control.has_own_store(place.rank)
-        place.stranded, place.over = control.is_stranded(place.rank), control.is_over(place.rank)
-        if place.over and not place.reason:
-            place.reason = "after its call had ended with an error on all ranks"
-        self._setup.control.ended(place.rank)
+        slot.wrapped = slot.wrapped or control.is_wrapped(slot.rank)
+        slot.own_store = slot.own_store or control.has_own_store(slot.rank)
+        slot.stranded, slot.over = control.is_stranded(slot.rank), control.is_over(slot.rank)
+        if slot.over and not slot.reason:
+            slot.reason = "after its call had ended with an error on all ranks"
+        self._setup.control.ended(slot.rank)
         if ended.failure is None:
-            place.process, place.done, place.failure, place.value = None, True, None, ended.value
+            slot.process, slot.done, slot.failure, slot.value = None, True, None, ended.value
             return False
-        place.failure = ended.failure
+        slot.failure = ended.failure
         return True
 
-    def _waits_for_others(self, place: Place) -> bool:
+    def _waits_for_others(self, slot: WorkerSlot) -> bool:
         """Where they all end with the same error, each is to come to its own end: it may have something to save."""
-        if not self._setup.control.is_over(place.rank):
+        if not self._setup.control.is_over(slot.rank):
             return False
-        if place.others_until is None:
-            place.others_until = clock.monotonic() + OWN_END
-        return clock.monotonic() < place.others_until
+        if slot.others_until is None:
+            slot.others_until = clock.monotonic() + OWN_END_S
+        return clock.monotonic() < slot.others_until
 
-    def _handle(self, place: Place, failed: list[Place]) -> RunResult | None:
+    def _handle(self, slot: WorkerSlot, failed: list[WorkerSlot]) -> RunResult | None:
         situation = Situation(
-            wrapped=place.wrapped,
-            respawned=place.respawned,
+            wrapped=slot.wrapped,
+            respawned=slot.respawned,
             restarted=self._worker_group.spec.max_restarts - self._remaining_restarts,
-            company=not place.stranded and self._has_company(place, failed),
+            company=not slot.stranded and self._has_company(slot, failed),
         )
-        assert place.failure is not None
-        why = f"{place} failed: {why_ended(place.failure.exitcode)}" + (f", {place.reason}" if place.reason else "")
-        place.process = None
-        self._told.again(place.rank)
+        assert slot.failure is not None
+        why = f"{slot} failed: {why_ended(slot.failure.exitcode)}" + (f", {slot.reason}" if slot.reason else "")
+        slot.process = None
+        self._told.again(slot.rank)
         match after_failure(self._setup.rules, situation):
             case Respawn(delay):
-                self._respawn_in(delay, place, why)
+                self._respawn_in(delay, slot, why)
             case RestartAll():
                 self._restart_all(why)
             case Fail(because):
@@ -272,32 +272,32 @@ class Agent(LocalElasticAgent):
                 return self._fail()
         return None
 
-    def _has_company(self, place: Place, failed: list[Place]) -> bool:
+    def _has_company(self, slot: WorkerSlot, failed: list[WorkerSlot]) -> bool:
         """Whether the replacement of a worker would find the job."""
         meeting, control = self._setup.meeting, self._setup.control
-        others = [other for other in self._places.values() if other not in failed]
-        if place.over:  # for the others as well, unless they have called again
+        others = [other for other in self._slots.values() if other not in failed]
+        if slot.over:  # for the others as well, unless they have called again
             running = [other.rank for other in others if other.process is not None]
             return any(control.is_wrapped(rank) and not control.is_over(rank) for rank in running)
         here = any(self._is_company(other) for other in others)
-        elsewhere = any(place.own_store or control.has_own_store(place.rank) for place in self._places.values())
+        elsewhere = any(slot.own_store or control.has_own_store(slot.rank) for slot in self._slots.values())
         return (here or meeting.others) and (elsewhere or meeting.store_answers())
 
-    def _is_company(self, place: Place) -> bool:
+    def _is_company(self, slot: WorkerSlot) -> bool:
         """Whether a replacement of another worker finds the job where this one is."""
-        if place.done:
+        if slot.done:
             return True
-        return place.process is not None and (place.fresh or self._setup.control.is_wrapped(place.rank))
+        return slot.process is not None and (slot.fresh or self._setup.control.is_wrapped(slot.rank))
 
-    def _respawn_in(self, delay: float, place: Place, why: str) -> None:
-        place.respawned += 1
-        self._respawned[place.worker.local_rank] = place.respawned
+    def _respawn_in(self, delay: float, slot: WorkerSlot, why: str) -> None:
+        slot.respawned += 1
+        self._respawned[slot.worker.local_rank] = slot.respawned
         when = f"in {delay:g} s" if delay else "at once"
         now, limit = clock.monotonic(), self._setup.rules.respawns
-        self._told.failed(place.rank, why, f"it is started again {when}, {place.respawned} of {limit}", now)
-        place.due = now + delay
-        env = {**place.start.env, RESTART_VARIABLE: str(place.respawned)}
-        place.start = Start(place.start.args, env, place.start.prefix)
+        self._told.failed(slot.rank, why, f"it is started again {when}, {slot.respawned} of {limit}", now)
+        slot.due = now + delay
+        env = {**slot.start.env, RESTART_VARIABLE: str(slot.respawned)}
+        slot.start = WorkerLaunch(slot.start.args, env, slot.start.prefix)
 
     def _restart_all(self, why: str) -> None:
         self._remaining_restarts -= 1
@@ -308,17 +308,17 @@ class Agent(LocalElasticAgent):
         self._restart_workers(self._worker_group)
 
     def _fail(self) -> RunResult:
-        failures = {place.rank: place.failure for place in self._places.values() if place.failure is not None}
+        failures = {slot.rank: slot.failure for slot in self._slots.values() if slot.failure is not None}
         self._stop_workers(self._worker_group)
         return RunResult(state=WorkerState.FAILED, failures=failures)
 
     def _start_due(self) -> None:
         now = clock.monotonic()
-        for place in self._places.values():
-            if place.due is not None and place.due <= now:
-                self._launch(place)
-            elif place.failure is not None and place.process and self._setup.control.is_wrapped(place.rank):
-                place.failure = None  # its replacement works: no longer what the job fails of
+        for slot in self._slots.values():
+            if slot.due is not None and slot.due <= now:
+                self._launch(slot)
+            elif slot.failure is not None and slot.process and self._setup.control.is_wrapped(slot.rank):
+                slot.failure = None  # its replacement works: no longer what the job fails of
 
     def _stuck(self) -> RunResult | None:
         """torch's own check for a process that waits in the kernel (TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT)."""
@@ -327,7 +327,7 @@ class Agent(LocalElasticAgent):
         return None if result is None else self._fail()
 
     def _finished(self) -> RunResult | None:
-        if not all(place.done for place in self._places.values()):
+        if not all(slot.done for slot in self._slots.values()):
             return None
         meeting, now = self._setup.meeting, clock.monotonic()
         if not meeting.alone:
@@ -341,7 +341,7 @@ class Agent(LocalElasticAgent):
             if not late and not meeting.lost and not (news and news.kind == "done"):
                 return None
         self._told.all()
-        values = {place.rank: place.value for place in self._places.values()}
+        values = {slot.rank: slot.value for slot in self._slots.values()}
         return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
 
     # --- what others want ---------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ class Agent(LocalElasticAgent):
     def _open(self) -> None:
         """Nodes may join once a worker has told that it is wrapped: such a job can take in others."""
         meeting, control = self._setup.meeting, self._setup.control
-        if meeting.to_open and any(control.is_wrapped(place.rank) for place in self._places.values()):
+        if meeting.to_open and any(control.is_wrapped(slot.rank) for slot in self._slots.values()):
             meeting.open()
 
     def _end_overdue(self) -> None:
@@ -375,23 +375,23 @@ class Agent(LocalElasticAgent):
         if now - self._checked < settings.workload_check_interval:
             return
         self._checked = now
-        places = {place.rank: place for place in self._places.values()}
+        slots = {slot.rank: slot for slot in self._slots.values()}
         for late in self._setup.control.overdue():
-            place = places.get(late.rank)
-            if place and place.process and not place.reason:
-                place.reason = late.reason
+            slot = slots.get(late.rank)
+            if slot and slot.process and not slot.reason:
+                slot.reason = late.reason
                 name = signal.Signals(settings.rank_termination_signal).name
-                log.warning("%s is ended with %s: %s", place, name, late.reason)
-                self._crew.send(place.worker.local_rank, settings.rank_termination_signal)
-                place.doomed = now + self._setup.grace
+                log.warning("%s is ended with %s: %s", slot, name, late.reason)
+                self._pool.send(slot.worker.local_rank, settings.rank_termination_signal)
+                slot.doomed = now + self._setup.grace
 
     def _kill_doomed(self, now: float) -> None:
         """Kill who took no notice of the signal."""
-        for place in self._places.values():
-            if place.process and place.doomed is not None and place.doomed <= now:
-                log.warning("%s is killed", place)
-                self._crew.send(place.worker.local_rank, signal.SIGKILL)
-                place.doomed = None
+        for slot in self._slots.values():
+            if slot.process and slot.doomed is not None and slot.doomed <= now:
+                log.warning("%s is killed", slot)
+                self._pool.send(slot.worker.local_rank, signal.SIGKILL)
+                slot.doomed = None
 
     def _obey(self) -> None:
         """What the workers ask for."""
@@ -408,9 +408,9 @@ class Agent(LocalElasticAgent):
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         self._setup.meeting.rest()
         self._shutdown()
-        for place in self._places.values():
-            self._setup.control.ended(place.rank)
-            place.process = place.due = None
+        for slot in self._slots.values():
+            self._setup.control.ended(slot.rank)
+            slot.process = slot.due = None
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float | None = None, **_: object) -> None:
         if before := self._told_together():
@@ -420,23 +420,23 @@ class Agent(LocalElasticAgent):
                 helper.stop()
         self._worker_watchdog = self._health_check_server = None
         if self._pcontext is not None:
-            self._crew.close(death_sig, self._setup.grace if timeout is None else timeout)
+            self._pool.close(death_sig, self._setup.grace if timeout is None else timeout)
 
     def _told_together(self, *why: str) -> str:
         """The failures just before and this one. Who was to be started again alone is not, something else happens."""
         ranks = self._told.ranks()
-        for place in self._places.values():
-            if place.rank in ranks:
-                place.respawned -= 1
-                self._respawned[place.worker.local_rank] = place.respawned
+        for slot in self._slots.values():
+            if slot.rank in ranks:
+                slot.respawned -= 1
+                self._respawned[slot.worker.local_rank] = slot.respawned
         return self._told.together(*why)
 
     def summary(self) -> str:
         """One line about what happened on this node."""
-        alone = ", ".join(f"rank {p.rank}: {p.respawned}" for p in self._places.values() if p.respawned)
+        alone = ", ".join(f"rank {p.rank}: {p.respawned}" for p in self._slots.values() if p.respawned)
         restarts = self._worker_group.spec.max_restarts - self._remaining_restarts
-        done = sum(place.done for place in self._places.values())
+        done = sum(slot.done for slot in self._slots.values())
         return (
-            f"{done} of {len(self._places)} workers of this node finished; started again alone: {alone or 'none'}; "
+            f"{done} of {len(self._slots)} workers of this node finished; started again alone: {alone or 'none'}; "
             f"restarts of all workers: {restarts}"
         )

@@ -131,9 +131,9 @@ def _is_range(nnodes: str) -> bool:
 def _settle_node_rank(given: argparse.Namespace) -> None:
     """A static rendezvous needs it; where it was not given, the infrastructure may know."""
     nodes = torchrun.parse_min_max_nnodes(given.nnodes)[1]
-    given.wished_rank = wanted_rank(os.environ) if given.node_rank is None else given.node_rank
+    given.preferred_rank = wanted_rank(os.environ) if given.node_rank is None else given.node_rank
     if given.node_rank is None:
-        given.node_rank = max(0, given.wished_rank) if given.rdzv_backend == "static" and nodes > 1 else 0
+        given.node_rank = max(0, given.preferred_rank) if given.rdzv_backend == "static" and nodes > 1 else 0
     if given.rdzv_backend == "static" and not given.standalone and not 0 <= given.node_rank < nodes:
         refuse(
             f"the node rank is {given.node_rank} (--node-rank, GROUP_RANK or SLURM_PROCID), and "

@@ -31,7 +31,7 @@ from typing import Any
 
 from inprocess.attribution import one_line
 from inprocess.heartbeats.board import WatchBoard
-from inprocess.heartbeats.messages import ACTIONS, LONGEST_LINE, LONGEST_REASON
+from inprocess.heartbeats.messages import ACTIONS, MAX_LINE_BYTES, MAX_REASON_LENGTH
 from inprocess.heartbeats.timeouts import Overdue, decide
 from inprocess.launcher.control_socket import listen, peer
 from inprocess.launcher.ft_config import Settings
@@ -44,15 +44,15 @@ __all__ = ["ControlServer", "Overdue", "Request"]
 log = get_logger("inprocess.launcher")
 
 #: connections that are kept at a time; further ones are closed at once
-MOST_CONNECTIONS = 1024
+MAX_CONNECTIONS = 1024
 #: requests that nobody has fetched yet; the oldest go
-MOST_REQUESTS = 1000
+MAX_REQUESTS = 1000
 #: read from one connection at a time (bytes)
-PIECE = 4096
+READ_BYTES = 4096
 #: longest wait until everything that workers have sent is read (seconds)
-SETTLE = 1.0
+SETTLE_S = 1.0
 #: how long the thread leaves the socket alone when no descriptor is free (seconds)
-EXHAUSTED = 0.1
+EXHAUSTED_PAUSE_S = 0.1
 
 
 #: the launcher itself stood still where it looks so many intervals late
@@ -117,14 +117,14 @@ class ControlServer:
         self._lock = threading.Condition()
         self._workers: dict[int, _Worker] = {}
         self._keys: dict[str, _Worker] = {}
-        self._requests: deque[Request] = deque(maxlen=MOST_REQUESTS)
+        self._requests: deque[Request] = deque(maxlen=MAX_REQUESTS)
         #: connections that the thread shall close
         self._over: list[_Connection] = []
         #: passes that callers asked for, and the last of them that is done
         self._asked = self._done = 0
         self._closed = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._path, self._listener = listen(MOST_CONNECTIONS)
+        self._path, self._listener = listen(MAX_CONNECTIONS)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
@@ -247,7 +247,7 @@ class ControlServer:
         self._asked += 1
         asked = self._asked
         self._wake()
-        self._lock.wait_for(lambda: self._done >= asked or self._closed, SETTLE)
+        self._lock.wait_for(lambda: self._done >= asked or self._closed, SETTLE_S)
 
     def _wake(self) -> None:
         if self._closed:
@@ -282,21 +282,21 @@ class ControlServer:
             self._accept()
         else:
             with contextlib.suppress(BlockingIOError):
-                os.read(self._wake_read, PIECE)
+                os.read(self._wake_read, READ_BYTES)
 
     def _accept(self) -> None:
         """Take all that wait, and read what they have sent at once: they may be dead already."""
-        for _ in range(MOST_CONNECTIONS):
+        for _ in range(MAX_CONNECTIONS):
             try:
                 accepted, _ = self._listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:  # no descriptor is free; the others have to go on
                 log.warning("a worker cannot be heard: %s", descriptors.shortage(error) or error)
-                threading.Event().wait(EXHAUSTED)
+                threading.Event().wait(EXHAUSTED_PAUSE_S)
                 return
             connection = _Connection(accepted, peer(accepted))
-            if connection.pid < 0 or len(self._connections) >= MOST_CONNECTIONS:
+            if connection.pid < 0 or len(self._connections) >= MAX_CONNECTIONS:
                 accepted.close()
                 continue
             accepted.setblocking(False)
@@ -306,11 +306,11 @@ class ControlServer:
 
     def _read(self, connection: _Connection) -> None:
         """At most a line's length, so that none who talks without end keeps the others waiting."""
-        for _ in range(LONGEST_LINE // PIECE):
+        for _ in range(MAX_LINE_BYTES // READ_BYTES):
             if connection not in self._connections:
                 return
             try:
-                data, fds, _, _ = socket.recv_fds(connection.socket, PIECE, 1, socket.MSG_CMSG_CLOEXEC)
+                data, fds, _, _ = socket.recv_fds(connection.socket, READ_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 return
             except OSError:
@@ -327,8 +327,8 @@ class ControlServer:
         try:
             for line in lines:
                 self._hear(connection, line)
-            if len(connection.received) > LONGEST_LINE:
-                raise _Refused(f"a line of more than {LONGEST_LINE} bytes")
+            if len(connection.received) > MAX_LINE_BYTES:
+                raise _Refused(f"a line of more than {MAX_LINE_BYTES} bytes")
             if len(connection.fds) > bool(connection.received):
                 raise _Refused("it hands over descriptors that nobody asked for")
         except _Refused as error:
@@ -340,7 +340,7 @@ class ControlServer:
 
     def _hear(self, connection: _Connection, line: bytes) -> None:
         try:
-            message = strict_json.parse(line, LONGEST_LINE)
+            message = strict_json.parse(line, MAX_LINE_BYTES)
         except ValueError as error:
             raise _Refused(one_line(str(error), 200)) from None
         key, say = (message.get("key"), message.get("say")) if isinstance(message, dict) else (None, None)
@@ -379,7 +379,7 @@ class ControlServer:
         action, reason = message.get("action"), message.get("reason")
         if action not in ACTIONS or not isinstance(reason, str):
             raise _Refused(f"it asks for {action!r:.100}")
-        request = Request(worker.rank, str(action), one_line(reason, LONGEST_REASON))
+        request = Request(worker.rank, str(action), one_line(reason, MAX_REASON_LENGTH))
         log.warning("rank %d asks for %s: %s", request.rank, request.action, request.reason)
         self._requests.append(request)
         return {"ok": True}

@@ -15,7 +15,7 @@ __all__ = ["PREFIX", "listen", "peer"]
 #: the directory's name begins so, and this is the socket in it
 PREFIX, NAME = "inprocess-run-", "control"
 #: longest path of a Unix socket (bytes, without the zero at its end)
-LONGEST_PATH = 107
+MAX_PATH_BYTES = 107
 
 
 def listen(backlog: int) -> tuple[str, socket.socket]:
@@ -24,7 +24,7 @@ def listen(backlog: int) -> tuple[str, socket.socket]:
     The socket gets its name once it listens: one of that name that refuses belonged to a launcher that was killed.
     """
     parent = tempfile.gettempdir()
-    if len(os.fsencode(parent)) > LONGEST_PATH - len(f"/{PREFIX}12345678/{NAME}.new"):
+    if len(os.fsencode(parent)) > MAX_PATH_BYTES - len(f"/{PREFIX}12345678/{NAME}.new"):
         parent = "/tmp"
     _sweep(parent)
     directory = tempfile.mkdtemp(prefix=PREFIX, dir=parent)

@@ -89,18 +89,20 @@ def delay(rules: Rules, n: int) -> float:
     return min(rules.backoff_limit, rules.backoff * 2.0 ** min(n - 2, 64))
 
 
-def keep_ranks(wishes: Sequence[int]) -> list[int]:
-    """Ranks 0..n-1 for n nodes that had the ranks ``wishes`` before (-1: none).
+def keep_ranks(preferred_ranks: Sequence[int]) -> list[int]:
+    """Ranks 0..n-1 for n nodes that had the ranks ``preferred_ranks`` before (-1: none).
 
     A node keeps its rank where that is below n and nobody before it in the list has the same; the others fill the gaps.
     """
-    size = len(wishes)
+    size = len(preferred_ranks)
     first: dict[int, int] = {}
-    for index, wish in enumerate(wishes):
-        if 0 <= wish < size:
-            first.setdefault(wish, index)
+    for index, preferred in enumerate(preferred_ranks):
+        if 0 <= preferred < size:
+            first.setdefault(preferred, index)
     gaps = iter(rank for rank in range(size) if rank not in first)
-    return [wish if first.get(wish) == index else next(gaps) for index, wish in enumerate(wishes)]
+    return [
+        preferred if first.get(preferred) == index else next(gaps) for index, preferred in enumerate(preferred_ranks)
+    ]
 
 
 def why_ended(exitcode: int) -> str:

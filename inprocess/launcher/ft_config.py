@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 from inprocess.exception import OptionError
-from inprocess.heartbeats.timeouts import LONGEST_NAME, Limits
-from inprocess.options import LONGEST, did_you_mean
+from inprocess.heartbeats.timeouts import MAX_NAME_LENGTH, Limits
+from inprocess.options import MAX_DURATION_S, did_you_mean
 
 __all__ = ["Settings", "add_arguments", "load"]
 
@@ -179,8 +179,8 @@ def _sections(value: Any, visited: set[int]) -> Iterator[Any]:
 
 def _duration(name: str, value: Any) -> float:
     number = _number(value)
-    if number is None or not 0 < number <= LONGEST:
-        raise OptionError(f"{name}={value!r:.100} is not a duration: give seconds above 0, at most {LONGEST:g}")
+    if number is None or not 0 < number <= MAX_DURATION_S:
+        raise OptionError(f"{name}={value!r:.100} is not a duration: give seconds above 0, at most {MAX_DURATION_S:g}")
     return number
 
 
@@ -188,16 +188,17 @@ def _limit(name: str, value: Any) -> float | None:
     if value is None or (isinstance(value, str) and value.strip().lower() in NONE):
         return None
     number = _number(value)
-    if number is None or not 0 < number <= LONGEST:
+    if number is None or not 0 < number <= MAX_DURATION_S:
         raise OptionError(
-            f"{name}={value!r:.100} is not a duration: give seconds above 0, at most {LONGEST:g}, or null for no limit"
+            f"{name}={value!r:.100} is not a duration: give seconds above 0, at most {MAX_DURATION_S:g}, "
+            "or null for no limit"
         )
     return number
 
 
 def _factor(name: str, value: Any) -> float:
     number = _number(value)
-    if number is None or not 1 <= number <= LONGEST:
+    if number is None or not 1 <= number <= MAX_DURATION_S:
         raise OptionError(f"{name}={value!r:.100} must be a number, at least 1: give one such as 5.0")
     return number
 
@@ -216,8 +217,8 @@ def _section_limits(name: str, value: Any) -> dict[str, float | None]:
     if not isinstance(given, Mapping):
         raise OptionError(f"{name}={value!r:.100} must hold seconds by the names of sections: write checkpoint: 600")
     for each in given:
-        if not isinstance(each, str) or not 0 < len(each) <= LONGEST_NAME:
-            raise OptionError(f"{name}: {each!r:.100} is no name of a section: give 1 to {LONGEST_NAME} characters")
+        if not isinstance(each, str) or not 0 < len(each) <= MAX_NAME_LENGTH:
+            raise OptionError(f"{name}: {each!r:.100} is no name of a section: give 1 to {MAX_NAME_LENGTH} characters")
     return {each: _limit(f"{name}: {each}", limit) for each, limit in given.items()}
 
 

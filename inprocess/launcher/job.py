@@ -208,7 +208,7 @@ def _meeting(given: argparse.Namespace, config: LaunchConfig) -> NodeRendezvous:
         size=config.nproc_per_node,
         local_addr=config.local_addr,
         master_addr=endpoint[0] if endpoint and config.rdzv_backend == "static" else None,
-        wish=given.wished_rank,
+        preferred_rank=given.preferred_rank,
         join=given.restart_policy == MIN_HEALTHY,
         interval=config.monitor_interval,
         # as torch's rendezvous has them

@@ -7,7 +7,7 @@ be taken in (they are wrapped). Where the store of the rendezvous is lost with i
 they know into the one that a new launcher serves at the same endpoint. Keys, all below ``inprocess/`` in that store:
 
     workers             where this generation's store is, and its number (in the generation's own part of the store)
-    wish/<n>            the group rank that the n-th node had before, and the generation after its last (likewise)
+    rank/<n>            the group rank that the n-th node had before, and the generation after its last (likewise)
     generations         counts them
     launchers           counts those that came
     running             the generation that can be joined: its number, where its store is, how many nodes began it
@@ -47,15 +47,15 @@ log = get_logger(__name__)
 #: torch's own variable
 NOT_SHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 #: between two signs of life (seconds)
-BEAT = 1.0
+HEARTBEAT_S = 1.0
 #: between two looks of a node that waits for a free place (seconds), or for a store that was lost
-LOOK = 0.25
+POLL_INTERVAL_S = 0.25
 #: how long the first launcher at a new store waits for nodes that are left of a job (seconds)
-REAPPEAR = 2.0
+REAPPEAR_S = 2.0
 #: how long the others may take to look, beside two intervals (seconds)
-LINGER = 0.3
+LINGER_S = 0.3
 #: how long such a store may take to answer (seconds)
-FIND = 10.0
+CONNECT_TIMEOUT_S = 10.0
 
 
 class NodeRendezvous:
@@ -68,7 +68,7 @@ class NodeRendezvous:
         size: how many workers this node has.
         local_addr: the address of this node for the others; None: it is found out.
         master_addr: the address of the node with rank 0, with a static rendezvous.
-        wish: the group rank that this node would like to have; -1: any.
+        preferred_rank: the group rank that this node would like to have; -1: any.
         join: whether it may join a generation that runs.
         interval: how often it is asked what the others want (seconds).
         patience: a node that is silent for so long is lost (seconds).
@@ -84,7 +84,7 @@ class NodeRendezvous:
         size: int,
         local_addr: str | None,
         master_addr: str | None,
-        wish: int,
+        preferred_rank: int,
         join: bool,
         interval: float,
         patience: float,
@@ -93,9 +93,9 @@ class NodeRendezvous:
         self.handler = make()
         self._make, self._endpoint = make, endpoint
         self._size, self._interval, self._patience = size, interval, patience
-        self._join_timeout = join_timeout
+        self._join_timeout, self._preferred_rank = join_timeout, preferred_rank
         self._fewest, self._most = nodes
-        self._local_addr, self._master_addr, self._wish, self._may_join = local_addr, master_addr, wish, join
+        self._local_addr, self._master_addr, self._may_join = local_addr, master_addr, join
         self._static = self.handler.get_backend() == "static"
         self._me = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._met: Generation | None = None
@@ -182,9 +182,9 @@ class NodeRendezvous:
 
     def _await_survivors(self) -> None:
         """The store is new. Where its last host was lost, the nodes that are left write down here what they have."""
-        deadline = clock.monotonic() + REAPPEAR
+        deadline = clock.monotonic() + REAPPEAR_S
         while not self._root.check(["running"]) and clock.monotonic() < deadline:
-            threading.Event().wait(LOOK)
+            threading.Event().wait(POLL_INTERVAL_S)
 
     def _together(self) -> Generation:
         log.info("this node waits for the others (%s rendezvous)", self.handler.get_backend())
@@ -207,7 +207,7 @@ class NodeRendezvous:
             self._server = serving.serve(host, 0)
             place.set("workers", json.dumps([number, host, self._server.port]))
         number, host, port = strict_json.parse(place.get("workers"))
-        self._wish = rank
+        self._preferred_rank = rank
         return Generation(place, rank, info.world_size, int(number), str(host), int(port))
 
     def _static_generation(self) -> int:
@@ -223,9 +223,9 @@ class NodeRendezvous:
         A node keeps its rank where that is possible; torch sorts by name and process id. The number is above those that
         any of them knows: a new store counts from 0, and log files of an earlier generation would be replaced.
         """
-        place.set(f"wish/{rank}", json.dumps([self._wish, self._last() + 1]))
-        wishes = [strict_json.parse(text) for text in place.multi_get([f"wish/{each}" for each in range(nodes)])]
-        return keep_ranks([int(wish) for wish, _ in wishes])[rank], max(int(number) for _, number in wishes)
+        place.set(f"rank/{rank}", json.dumps([self._preferred_rank, self._last() + 1]))
+        wanted = [strict_json.parse(text) for text in place.multi_get([f"rank/{each}" for each in range(nodes)])]
+        return keep_ranks([int(before) for before, _ in wanted])[rank], max(int(number) for _, number in wanted)
 
     def _own_address(self) -> str:
         if self._local_addr or self._master_addr:
@@ -259,7 +259,7 @@ class NodeRendezvous:
             if not told:
                 log.info("job already running; this node waits for a free slot")
                 told = True
-            pause.wait(LOOK)
+            pause.wait(POLL_INTERVAL_S)
         return None
 
     def _joinable(self) -> tuple[int, str, int, int] | None:
@@ -354,7 +354,7 @@ class NodeRendezvous:
         try:
             with socket.create_connection(self._endpoint, 1.0) as probe:
                 address = str(probe.getpeername()[0])
-            store = connecting.connect_to(address, self._endpoint[1], FIND)
+            store = connecting.connect_to(address, self._endpoint[1], CONNECT_TIMEOUT_S)
         except (OSError, StoreLost):
             return False
         self._root = PrefixStore("inprocess", PrefixStore(self.handler.get_run_id(), store))
@@ -390,7 +390,7 @@ class NodeRendezvous:
     def _beat(self) -> None:
         now = clock.monotonic()
         if now >= self._next_beat:
-            self._next_beat = now + BEAT
+            self._next_beat = now + HEARTBEAT_S
             self._root.set(f"alive/{self._me}", f"{now:.3f}")
 
     def _listen(self, table: Table) -> None:
@@ -444,7 +444,7 @@ class NodeRendezvous:
         self.rest()
         if self._last_word and not (self.lost or self.alone):
             # the store may go with this launcher, and the others shall hear it first
-            threading.Event().wait(self._last_word + 2 * self._interval + LINGER - clock.monotonic())
+            threading.Event().wait(self._last_word + 2 * self._interval + LINGER_S - clock.monotonic())
         self._server = None
         if shutdown and not self._orphaned:
             self.handler.shutdown()

@@ -35,7 +35,7 @@ __all__ = ["WorkerPool", "Ended", "Process", "ProcessSpec", "StreamFilters"]
 
 log = get_logger(__name__)
 #: how long a process that was killed may take to go (seconds); one that waits for hardware may never
-KILLED = 30.0
+KILL_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ProcessSpec:
     numa: Any
     filters: StreamFilters
     #: of open descriptors, as the launcher was given them
-    limits: descriptors.Limits
+    limits: descriptors.DescriptorLimits
 
 
 @dataclass(frozen=True)
@@ -148,25 +148,25 @@ class _Given(LogsSpecs):
 class Process(abc.ABC):
     """One process of a worker, from its start until it is gone."""
 
-    def __init__(self, recipe: ProcessSpec, logs: Logs, local_rank: int, restart: int, start: Start) -> None:
+    def __init__(self, spec: ProcessSpec, logs: Logs, local_rank: int, restart: int, start: WorkerLaunch) -> None:
         dest = logs.of(local_rank, restart)
         env = dict(start.env)
         if restart and env.get("TORCHELASTIC_ERROR_FILE"):
             env["TORCHELASTIC_ERROR_FILE"] = dest.error_files[0]
-        prefixes = {0: start.prefix or f"[{recipe.role}{local_rank}]:"}
+        prefixes = {0: start.prefix or f"[{spec.role}{local_rank}]:"}
         self.local_rank = local_rank
         self.ended: Ended | None = None
-        self._context = self._make(recipe, local_rank, start.args, _common(recipe, env, dest, prefixes))
+        self._context = self._make(spec, local_rank, start.args, _common(spec, env, dest, prefixes))
         self._context._start()  # not start(), which installs torch's handlers of signals over ours
-        self._tails = [*self._context._tail_logs, *logs.filtered(recipe.role, dest, prefixes)]
+        self._tails = [*self._context._tail_logs, *logs.filtered(spec.role, dest, prefixes)]
         for tail in self._tails:
             tail.start()
         self.pid = int(self._context.pids()[0])
         self._descriptor = _pidfd(self.pid)
-        descriptors.give_back(self.pid, recipe.limits)
+        descriptors.give_back(self.pid, spec.limits)
 
     @abc.abstractmethod
-    def _make(self, recipe: ProcessSpec, local_rank: int, args: tuple[str, ...], common: dict[str, Any]) -> Any:
+    def _make(self, spec: ProcessSpec, local_rank: int, args: tuple[str, ...], common: dict[str, Any]) -> Any:
         """torch's context with one process."""
 
     @abc.abstractmethod
@@ -197,7 +197,7 @@ class Process(abc.ABC):
     def close(self) -> None:
         """Kill it where it still runs, and stop copying its output."""
         self.send(signal.SIGKILL)
-        deadline = clock.monotonic() + KILLED
+        deadline = clock.monotonic() + KILL_LIMIT_S
         while self.poll() is None and clock.monotonic() < deadline:
             descriptors.await_readable(self._descriptor, 0.05)
         if self.poll() is None:
@@ -215,9 +215,9 @@ class Process(abc.ABC):
 class _Program(Process):
     """A program, in a session of its own."""
 
-    def _make(self, recipe: ProcessSpec, local_rank: int, args: tuple[str, ...], common: dict[str, Any]) -> Any:
-        program = str(recipe.entrypoint)
-        return _ProgramContext(local_rank, entrypoint=program, args={0: args}, numa_options=recipe.numa, **common)
+    def _make(self, spec: ProcessSpec, local_rank: int, args: tuple[str, ...], common: dict[str, Any]) -> Any:
+        program = str(spec.entrypoint)
+        return _ProgramContext(local_rank, entrypoint=program, args={0: args}, numa_options=spec.numa, **common)
 
     def _look(self) -> Ended | None:
         # without taking it from the kernel: its number, which is its group's, must not become another's yet
@@ -246,12 +246,12 @@ class _Program(Process):
 class _Function(Process):
     """A function in a process of multiprocessing (--run-path)."""
 
-    def _make(self, recipe: ProcessSpec, local_rank: int, args: tuple[str, ...], common: dict[str, Any]) -> Any:
-        function: Any = recipe.entrypoint
+    def _make(self, spec: ProcessSpec, local_rank: int, args: tuple[str, ...], common: dict[str, Any]) -> Any:
+        function: Any = spec.entrypoint
         given: tuple[Any, ...] = args
-        if recipe.numa is not None:
-            function, given = _bound, (recipe.numa, local_rank, recipe.entrypoint, *args)
-        return MultiprocessContext(entrypoint=function, args={0: given}, start_method=recipe.start_method, **common)
+        if spec.numa is not None:
+            function, given = _bound, (spec.numa, local_rank, spec.entrypoint, *args)
+        return MultiprocessContext(entrypoint=function, args={0: given}, start_method=spec.start_method, **common)
 
     def _look(self) -> Ended | None:
         result = self._context.wait(0)  # also takes the value, without which the process does not end
@@ -292,7 +292,7 @@ class _ProgramContext(SubprocessContext):
 
 
 @dataclass(frozen=True)
-class Start:
+class WorkerLaunch:
     """What one process is given."""
 
     args: tuple[str, ...]
@@ -301,8 +301,8 @@ class Start:
     prefix: str = ""
 
 
-def _common(recipe: ProcessSpec, env: dict[str, str], dest: LogsDest, prefixes: dict[int, str]) -> dict[str, Any]:
-    return {"name": recipe.role, "envs": {0: env}, "logs_specs": _Given(dest), "log_line_prefixes": prefixes}
+def _common(spec: ProcessSpec, env: dict[str, str], dest: LogsDest, prefixes: dict[int, str]) -> dict[str, Any]:
+    return {"name": spec.role, "envs": {0: env}, "logs_specs": _Given(dest), "log_line_prefixes": prefixes}
 
 
 def _bound(numa: Any, local_rank: int, function: Callable[..., Any], *args: Any) -> Any:
@@ -322,17 +322,17 @@ def _pidfd(pid: int) -> int | None:
 class WorkerPool:
     """All workers of a node. Plays the part of torch's process context towards its agent."""
 
-    def __init__(self, recipe: ProcessSpec, logs: Logs, signals: Signals) -> None:
-        self._recipe, self._logs, self._signals = recipe, logs, signals
+    def __init__(self, spec: ProcessSpec, logs: Logs, signals: Signals) -> None:
+        self._spec, self._logs, self._signals = spec, logs, signals
         self._processes: dict[int, Process] = {}
 
-    def start(self, local_rank: int, restart: int, start: Start) -> Process:
+    def start(self, local_rank: int, restart: int, start: WorkerLaunch) -> Process:
         """Start a worker; ``restart`` is how often it was started alone before."""
         if old := self._processes.get(local_rank):
             old.close()
-        kind = _Program if isinstance(self._recipe.entrypoint, str) else _Function
+        kind = _Program if isinstance(self._spec.entrypoint, str) else _Function
         with descriptors.explained(f"the worker with local rank {local_rank} cannot be started"):
-            process = kind(self._recipe, self._logs, local_rank, restart, start)
+            process = kind(self._spec, self._logs, local_rank, restart, start)
         self._processes[local_rank] = process
         return process
 

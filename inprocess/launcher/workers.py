@@ -9,10 +9,10 @@ from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from inprocess.launcher.generation import Generation
-from inprocess.launcher.processes import Process, ProcessSpec, Start, StreamFilters
-from inprocess.system.descriptors import Limits
+from inprocess.launcher.processes import Process, ProcessSpec, StreamFilters, WorkerLaunch
+from inprocess.system.descriptors import DescriptorLimits
 
-__all__ = ["GROW_VARIABLE", "Place", "RESTART_VARIABLE", "joining", "recipe"]
+__all__ = ["GROW_VARIABLE", "WorkerSlot", "RESTART_VARIABLE", "joining", "process_spec"]
 
 #: in the environment of a worker that joins others who run; how often it was started again alone, and at least 1
 RESTART_VARIABLE = "INPROCESS_RESTART"
@@ -21,11 +21,11 @@ GROW_VARIABLE = "INPROCESS_GROW"
 
 
 @dataclass(eq=False)
-class Place:
+class WorkerSlot:
     """One local rank: the processes that fill it, one after the other."""
 
     worker: Any
-    start: Start
+    start: WorkerLaunch
     #: how often it was started alone, over the whole job
     respawned: int
     process: Process | None = None
@@ -72,7 +72,7 @@ def joining(met: Generation) -> list[Worker]:
     return [Worker(i, rank, rank, met.world, met.world) for i, rank in enumerate(ranks)]
 
 
-def recipe(spec: WorkerSpec, start_method: str, limits: Limits) -> ProcessSpec:
+def process_spec(spec: WorkerSpec, start_method: str, limits: DescriptorLimits) -> ProcessSpec:
     filters = StreamFilters(
         tuple(getattr(spec, "duplicate_stdout_filters", None) or ()),
         tuple(getattr(spec, "duplicate_stderr_filters", None) or ()),

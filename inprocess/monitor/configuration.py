@@ -28,8 +28,10 @@ class MonitorConfig:
     iteration: int = -1
     #: all members that the call has had; empty: the roster
     known: tuple[int, ...] = ()
-    #: the places of those that joined: member, place, member, place, ...
-    places: tuple[int, ...] = ()
+    #: the slots of those that joined: member, slot, member, slot, ...
+    slots: tuple[int, ...] = ()
+    #: calls of wrapped functions in this process before this one
+    call: int = 0
     #: the rank that this process was started with, and how it signs
     rank: int = 0
     me: str = ""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from inprocess.exception import BadMessage, OptionError, StoreLost, TimeoutError
 from inprocess.monitor.configuration import MonitorConfig
-from inprocess.monitor.events import Crashed, Event, HalfLoaded, Lost, Serving
+from inprocess.monitor.events import Crashed, Event, HalfLoaded, LinkLost, Serving
 from inprocess.protocol import verbs
 from inprocess.protocol.ops import Verb
 from inprocess.stores import addresses
@@ -27,9 +27,9 @@ __all__ = ["Connections", "driving"]
 T = TypeVar("T")
 log = get_logger("inprocess.monitor")
 #: pause before a lost connection is made again, while joining (seconds)
-RECONNECT = 0.05
+RECONNECT_PAUSE_S = 0.05
 #: longest try to make a lost connection again, once the job has begun (seconds)
-AGAIN = 1.0
+RETRY_PAUSE_S = 1.0
 
 
 class Connections:
@@ -73,7 +73,7 @@ class Connections:
         except BadMessage as error:
             self._spoiled(error)
         except (StoreLost, TimeoutError) as error:
-            self._post(Lost(str(error)))
+            self._post(LinkLost(str(error)))
         except OptionError as error:
             self._post(Crashed(str(error), option=True))
         except light_torch.HalfLoaded as error:
@@ -127,7 +127,7 @@ class Connections:
             except BadMessage:
                 raise
             except StoreLost:
-                if self._in_job() or self.give_up.wait(RECONNECT):
+                if self._in_job() or self.give_up.wait(RECONNECT_PAUSE_S):
                     raise
 
     def again(self, error: StoreLost, member: int) -> Any:
@@ -135,7 +135,7 @@ class Connections:
         from inprocess.stores import connecting  # noqa: PLC0415
 
         try:
-            connection = connecting.connect(self.spec, AGAIN, self.give_up)
+            connection = connecting.connect(self.spec, RETRY_PAUSE_S, self.give_up)
             execute(verbs.read_beat(member), connection)
         except BadMessage:
             raise

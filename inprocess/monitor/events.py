@@ -11,7 +11,7 @@ __all__ = [
     "Event",
     "HalfLoaded",
     "Joined",
-    "Lost",
+    "LinkLost",
     "Over",
     "Serving",
     "Spoken",
@@ -39,7 +39,7 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class Lost:
+class LinkLost:
     """The store is gone."""
 
     text: str
@@ -88,5 +88,5 @@ class Over:
 
 
 Event: TypeAlias = (
-    Serving | Connected | Joined | Lost | Crashed | HalfLoaded | Woken | Unbegun | Spoken | StandbyChanged | Over
+    Serving | Connected | Joined | LinkLost | Crashed | HalfLoaded | Woken | Unbegun | Spoken | StandbyChanged | Over
 )

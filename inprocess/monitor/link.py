@@ -38,7 +38,7 @@ __all__ = ["Link"]
 T = TypeVar("T")
 log = get_logger("inprocess.monitor")
 #: how long a finished host waits for the others before it tells its training process not to wait for it (seconds)
-SHORTLY = 0.05
+FAREWELL_S = 0.05
 
 
 class Link:
@@ -68,7 +68,7 @@ class Link:
         self.interrupted: tuple[int, int] = (-2, 0)
         #: when this member was found off the roster (ns)
         self.removed_at: int | None = None
-        self.limits = policy.Limits.of(config.soft_timeout, config.hard_timeout, config.heartbeat_timeout)
+        self.limits = policy.Timeouts.of(config.soft_timeout, config.hard_timeout, config.heartbeat_timeout)
         #: when the last heartbeat that got through was begun (s); protected by the lock, with the lease on the board
         self._beat_at: float | None = None
         self._lease = threading.Lock()
@@ -315,9 +315,9 @@ class Link:
         ring = watching.Ring(self.member, config.heartbeat_timeout, config.heartbeat_interval)
 
         def lost(member: int, seconds: float) -> None:
-            place = self.membership.place_of(member)
-            log.warning("initial rank %d sends no heartbeats any more", place)
-            self._speak_for(member, watching.lost_record(place, seconds))
+            slot = self.membership.slot_of(member)
+            log.warning("initial rank %d sends no heartbeats any more", slot)
+            self._speak_for(member, watching.lost_record(slot, seconds))
 
         while True:
             try:
@@ -354,7 +354,7 @@ class Link:
     # --- speaking for the dead, and the end ---------------------------------------------------------------------
 
     def _speak_for(self, member: int, record: InterruptionRecord) -> None:
-        log.warning("speaking for initial rank %d: %s", self.membership.place_of(member), record)
+        log.warning("speaking for initial rank %d: %s", self.membership.slot_of(member), record)
         self.speaking.add(member)
 
         def action(connection: Any) -> None:
@@ -399,7 +399,7 @@ class Link:
                 return
             self._gone(self.member, connection)
             # usually all leave together; a next call then finds no server of this one
-            execute(verbs.await_over(SHORTLY), connection)
+            execute(verbs.await_over(FAREWELL_S), connection)
 
         self._with_store(action)
         self._post(Spoken(self.member))
@@ -411,7 +411,7 @@ class Link:
             log.error("%s", error)  # the host waits for nobody longer than barrier_timeout
 
     def _linger(self) -> None:
-        if self.ended.wait(SHORTLY) and self._everybody_has_gone(SHORTLY):
+        if self.ended.wait(FAREWELL_S) and self._everybody_has_gone(FAREWELL_S):
             self._post(Over(True))
             return
         self._post(Over(False))  # not yet: the training process need not wait for it
@@ -424,6 +424,6 @@ class Link:
 
 
 def _membership(config: MonitorConfig) -> Membership:
-    places = dict(zip(config.places[::2], config.places[1::2], strict=True))
+    slots = dict(zip(config.slots[::2], config.slots[1::2], strict=True))
     known = frozenset(config.known)
-    return Membership(config.member, config.roster, iteration=config.iteration, known=known, places=places)
+    return Membership(config.member, config.roster, iteration=config.iteration, known=known, slots=slots)

@@ -14,7 +14,7 @@ from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.protocol.phases import Phase
 from inprocess.protocol.timing import LEASE_SHARE, SILENCE_SHARE, SURE_SHARE
 
-__all__ = ["RUNNING", "Action", "Kill", "Limits", "Report", "Snapshot", "LeaseWatch", "View", "decide", "wake_at"]
+__all__ = ["RUNNING", "Action", "Kill", "Timeouts", "Report", "Snapshot", "LeaseWatch", "View", "decide", "wake_at"]
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Limits:
+class Timeouts:
     """The options that matter here; all in nanoseconds."""
 
     soft: int
@@ -79,7 +79,7 @@ class Limits:
     lease: int
 
     @classmethod
-    def of(cls, soft_timeout: float, hard_timeout: float, heartbeat_timeout: float) -> Limits:
+    def of(cls, soft_timeout: float, hard_timeout: float, heartbeat_timeout: float) -> Timeouts:
         """From seconds."""
         return cls(int(soft_timeout * 1e9), int(hard_timeout * 1e9), int(LEASE_SHARE * heartbeat_timeout * 1e9))
 
@@ -89,7 +89,7 @@ class View:
     """What the monitor knows besides the board; times in ns of the same clock."""
 
     member: int
-    limits: Limits
+    limits: Timeouts
     #: iteration of the monitor's own membership
     iteration: int = -1
     #: when it saw that iteration interrupted; None: it is not

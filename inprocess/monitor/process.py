@@ -37,9 +37,9 @@ __all__ = ["MonitorConfig", "MonitorProcess", "reap_lingering"]
 #: a monitor that dies this often within so many seconds will not live
 REPLACEMENTS, PER_SECONDS = 5, 60.0
 #: how long it is listened to before the board is looked at again (seconds); what it says wakes at once
-LOOK = 0.05
+POLL_INTERVAL_S = 0.05
 #: how long one that was killed may take to end (seconds); after that, later calls reap it
-UNKILLABLE = 5.0
+KILL_WARNING_S = 5.0
 
 #: monitors that stay after the call because others need them: pid -> the port they serve; reaped by later calls
 _lingering: dict[int, int | None] = {}
@@ -232,7 +232,7 @@ class MonitorProcess:
             self.check()
             if clock.monotonic() >= deadline:
                 raise TimeoutError(missing)
-            self.listen(LOOK)
+            self.listen(POLL_INTERVAL_S)
 
     def identify(self, member: int) -> None:
         """Tell it, and those that may replace it, the id on the ticket of this process."""
@@ -333,7 +333,7 @@ class MonitorProcess:
         if self._process is not None:
             self._process.kill()  # by Popen, which knows whether it has been reaped
             try:
-                self._process.wait(UNKILLABLE)
+                self._process.wait(KILL_WARNING_S)
                 self._process = None
             except subprocess.TimeoutExpired:  # the kernel keeps it, for a disk that does not answer
                 self._let_linger()
@@ -369,7 +369,7 @@ class MonitorProcess:
                     roster=membership.roster,
                     iteration=membership.iteration,
                     known=tuple(sorted(membership.known)),
-                    places=tuple(chain.from_iterable(sorted(membership.places.items()))),
+                    slots=tuple(chain.from_iterable(sorted(membership.slots.items()))),
                     identified=True,
                 )
             self._drop()

@@ -29,7 +29,7 @@ from inprocess.monitor.policy import Snapshot
 from inprocess.protocol import verbs
 from inprocess.system import clock, descriptors
 from inprocess.system.json_lines import Lines, send_now
-from inprocess.system.logs import get_logger
+from inprocess.system.logs import Position, get_logger, locate
 
 __all__ = ["Monitor", "main"]
 
@@ -37,9 +37,9 @@ log = get_logger("inprocess.monitor")
 #: sent to whole process groups by people and schedulers; the training process decides what they mean, its monitor stays
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 #: how long a call that has ended waits for a store that was never reached (seconds)
-GIVE_UP = 1.0
+STORE_LIMIT_S = 1.0
 #: how long a call that failed waits for its monitor to have told the others (seconds)
-SHORTLY = 0.1
+LINGERING_NOTICE_S = 0.1
 #: exit codes
 DONE, FAILED, AGAIN = 0, 1, 2
 
@@ -57,6 +57,7 @@ class Monitor:
         for fd in (training, control.fileno(), self._wake):
             self._poll.register(fd, select.POLLIN)
         self._link = Link(config, board, self.post, predecessor)
+        locate(self._position)
         self._started = pidfile.start_time(config.training_pid)
         self._view = policy.View(config.rank, self._link.limits, config.iteration)
         self._looked = clock.monotonic_ns()
@@ -89,6 +90,11 @@ class Monitor:
         while self._exit is None:
             self._turn()
         return self._exit
+
+    def _position(self) -> Position:
+        """Of the rank, for log lines; any thread."""
+        seen = self._board.snapshot()
+        return Position(self._config.call, seen.iteration, seen.rank, self._config.rank, seen.phase.value)
 
     def tell(self, **message: Any) -> None:
         """Send a line to the training process."""
@@ -229,7 +235,7 @@ class Monitor:
         rank = self._board.snapshot().rank
         record = InterruptionRecord(rank, Interruption.TERMINATED, initial_rank=self._config.rank, message=text)
         self._finish(lambda: self._link.speak(record), self._config.termination_grace_time)
-        self._at(SHORTLY, lambda: self.tell(lingering=True))
+        self._at(LINGERING_NOTICE_S, lambda: self.tell(lingering=True))
 
     def _finish(self, last_words: Callable[[], None], patience: float) -> None:
         """The rank is no more: say so and go. A job that has not begun is waited for ``patience`` seconds."""
@@ -237,7 +243,7 @@ class Monitor:
         if self._lost_at is not None:
             self._leave()
             return
-        self._link.give_up_after(GIVE_UP)
+        self._link.give_up_after(STORE_LIMIT_S)
         self._at(patience, self._ask_begun)
         last_words()
 
@@ -274,7 +280,7 @@ class Monitor:
             case events.Connected() | events.Joined():
                 self._joined = isinstance(event, events.Joined)
                 self.tell(**{"joined" if self._joined else "connected": True})
-            case events.Lost(text):
+            case events.LinkLost(text):
                 self._on_lost(text)
             case events.Crashed(text, option):
                 self.tell(failed=text, option=option)

@@ -1,4 +1,4 @@
-"""What one member knows of the job: iteration, roster, its place in the frame. Changed only by decisions."""
+"""What one member knows of the job: iteration, roster, its slot in the frame. Changed only by decisions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from inprocess.protocol.repeats import Row
 class Membership:
     """One member's view. All live members of an iteration hold equal rosters (invariant I1).
 
-    A founder's id is its *place*: the rank it was started with. Who joins a running job gets an id that no member had
-    before, and a place that is free. Whenever somebody joins, the frame is the numbering of places again.
+    A founder's id is its *slot*: the rank it was started with. Who joins a running job gets an id that no member had
+    before, and a slot that is free. Whenever somebody joins, the frame is the numbering of slots again.
     """
 
     #: this member's id, never used again
@@ -24,7 +24,7 @@ class Membership:
     roster: tuple[int, ...]
     #: iteration in which this membership stands; -1 while joining
     iteration: int = -1
-    #: this member's rank in the frame: the numbering of the last iteration that started, or of places
+    #: this member's rank in the frame: the numbering of the last iteration that started, or of slots
     rank: int = 0
     #: number of ranks in the frame, reserves included
     world_size: int = 0
@@ -36,8 +36,8 @@ class Membership:
     last: Decision = field(default_factory=Decision)
     #: members that the job has had; empty: the roster (that of a new monitor may be newer than its iteration)
     known: frozenset[int] = frozenset()
-    #: the places of those that joined: member -> place
-    places: dict[int, int] = field(default_factory=dict)
+    #: the slots of those that joined: member -> slot
+    slots: dict[int, int] = field(default_factory=dict)
     #: the errors of this call
     row: Row = field(default_factory=Row)
 
@@ -58,18 +58,18 @@ class Membership:
         return membership
 
     @property
-    def place(self) -> int:
-        """This member's place."""
-        return self.place_of(self.member)
+    def slot(self) -> int:
+        """This member's slot."""
+        return self.slot_of(self.member)
 
-    def place_of(self, member: int) -> int:
+    def slot_of(self, member: int) -> int:
         """The rank that a member has while everybody is there."""
-        return self.places.get(member, member)
+        return self.slots.get(member, member)
 
     @property
     def taken(self) -> set[int]:
         """Places of live members."""
-        return {self.place_of(member) for member in self.roster}
+        return {self.slot_of(member) for member in self.roster}
 
     def apply(self, decision: Decision) -> None:
         """Go to the next iteration."""
@@ -78,10 +78,10 @@ class Membership:
         # applied twice, as by a monitor with a newer roster, it is the same
         self.roster = tuple(sorted({*stay, *joined}))
         self.known |= joined.keys()
-        self.places = self.places | joined
+        self.slots = self.slots | joined
         self.terminated, self.fresh = frozenset(decision.terminated), frozenset(decision.fresh)
         if joined:
-            self.rank, self.world_size = self.place, decision.places
+            self.rank, self.world_size = self.slot, decision.slots
         self.iteration += 1
         self.last, self.row = decision, self.row.after(decision)
 
@@ -89,26 +89,26 @@ class Membership:
         """Go to a much later iteration, as a monitor or before joining: what ranks have become it need not know."""
         before = set(self.roster)
         self.roster = within(roster.members)
-        self.places = self.places | dict(roster.joined)
+        self.slots = self.slots | dict(roster.joined)
         self.known |= set(self.roster)
         self.iteration = roster.iteration
         self.last = Decision(removed=tuple(sorted(before.difference(self.roster))))
 
     def note(self, iteration: int) -> Roster:
         """The roster, for those who come later, or late."""
-        joined = tuple((member, self.places[member]) for member in self.roster if member in self.places)
+        joined = tuple((member, self.slots[member]) for member in self.roster if member in self.slots)
         return Roster(iteration, stretches(self.roster), joined)
 
     def strangers(self, decision: Decision) -> str:
         """What the decision names and this job cannot have, in words; empty where there is nothing."""
         members = sorted(set(decision.removed) - self.known)[:16]
-        size = decision.places or self.world_size
+        size = decision.slots or self.world_size
         ranks = [rank for rank in (*decision.terminated, *decision.fresh) if 0 < size <= rank][:16]
-        stay = {self.place_of(member) for member in set(self.roster).difference(decision.removed)}
-        twice = [place for member, place in decision.joined if member not in self.roster and place in stay][:16]
+        stay = {self.slot_of(member) for member in set(self.roster).difference(decision.removed)}
+        twice = [slot for member, slot in decision.joined if member not in self.roster and slot in stay][:16]
         found = [f"members {members}"] if members else []
         found += [f"ranks {ranks}"] if ranks else []
-        return " and ".join(found + ([f"places {twice} that are taken"] if twice else []))
+        return " and ".join(found + ([f"slots {twice} that are taken"] if twice else []))
 
     def started(self, rank: int, world_size: int) -> None:
         """The start round said go: the new numbering is the frame from here on."""

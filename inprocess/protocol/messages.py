@@ -50,7 +50,7 @@ REASON_LIMIT, BY_LIMIT = 2000, 400
 #: no counter of ours comes near it
 MAX_COUNT = 1 << 53
 #: longest wait before an iteration (ms)
-LONGEST_PAUSE = 5000
+MAX_PAUSE_MS = 5000
 
 
 class JoinMode(enum.Enum):
@@ -95,7 +95,7 @@ class Arrival:
     #: who wrote this entry; tells two processes apart that speak for the same member
     by: str = ""
     #: end round: the rank that this member has while everybody is there
-    place: int | None = None
+    slot: int | None = None
     #: end round: it joined, and no iteration has started since
     fresh: bool = False
     #: end round: it raised an exception, the same one for so many times in a row; 0: it raised none
@@ -156,11 +156,11 @@ class Decision:
     record_count: int = 0
     #: not empty: everybody leaves, for this reason
     abort: str = ""
-    #: members that join now, each with its place: (member, place). Then everybody is back in its place, so the frame
-    #: is the numbering of places ...
+    #: members that join now, each with its slot: (member, slot). Then everybody is back in its slot, so the frame
+    #: is the numbering of slots ...
     joined: tuple[tuple[int, int], ...] = ()
     #: ... with so many of them (0: nobody joins, the frame stays), free ones are ``terminated``
-    places: int = 0
+    slots: int = 0
     #: ranks of the frame whose members have joined since an iteration started
     fresh: tuple[int, ...] = ()
     #: the iteration ended with the same error for so many times in a row; 0: it does not count
@@ -190,7 +190,7 @@ class Roster:
     iteration: int = -1
     #: the members, as closed ranges: (first, last)
     members: tuple[tuple[int, int], ...] = ()
-    #: those of them that joined, each with its place: (member, place)
+    #: those of them that joined, each with its slot: (member, slot)
     joined: tuple[tuple[int, int], ...] = ()
 
 
@@ -198,9 +198,9 @@ class Roster:
 class Ticket:
     """A process that wants to join a running job."""
 
-    #: its RANK: the place it takes if that is free
-    place: int
-    #: its WORLD_SIZE: it takes any free place below, where its own is taken
+    #: its RANK: the slot it takes if that is free
+    slot: int
+    #: its WORLD_SIZE: it takes any free slot below, where its own is taken
     world_size: int
     by: str = ""
     #: it has joined, or does not want to any more
@@ -215,15 +215,15 @@ class Vote:
     """A member that has lost the store, and left its function."""
 
     #: the rank that it has while everybody is there
-    place: int
+    slot: int
     #: the roster that it knows, as in `Roster`
     iteration: int = -1
     members: tuple[tuple[int, int], ...] = ()
     joined: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def of(cls, place: int, roster: Roster) -> Vote:
-        return cls(place, roster.iteration, roster.members, roster.joined)
+    def of(cls, slot: int, roster: Roster) -> Vote:
+        return cls(slot, roster.iteration, roster.members, roster.joined)
 
     @property
     def roster(self) -> Roster:
@@ -246,11 +246,11 @@ class Verdict:
     """What an arbiter decides, the same for all that ask it."""
 
     fate: FailoverOutcome
-    #: go: the places of the members that go on, as closed ranges
-    places: tuple[tuple[int, int], ...] = ()
+    #: go: the slots of the members that go on, as closed ranges
+    slots: tuple[tuple[int, int], ...] = ()
     #: go: the last iteration that one of them knew of
     iteration: int = -1
-    #: go: where the new store is served: the standby's place, and the port
+    #: go: where the new store is served: the standby's slot, and the port
     host: int = 0
     port: int = 0
     #: refused: why
@@ -261,8 +261,8 @@ class Verdict:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Go: who begins anew, by place."""
-        return within(self.places)
+        """Go: who begins anew, by slot."""
+        return within(self.slots)
 
 
 Message: TypeAlias = Arrival | Start | Outcome | Decision | Roster | Ticket | Vote | Verdict | InterruptionRecord

@@ -13,8 +13,8 @@ from inprocess.attribution import InterruptionRecord, one_line
 from inprocess.exception import BadMessage
 from inprocess.protocol.messages import (
     FIRST_JOINER,
-    LONGEST_PAUSE,
     MAX_COUNT,
+    MAX_PAUSE_MS,
     MAX_RANKS,
     MAX_RECORDS,
     MAX_STUCK,
@@ -59,7 +59,7 @@ def load_arrival(raw: bytes | str, key: str) -> Arrival:
     """Parse one arrival; ``key`` is for the error message. Raises BadMessage."""
     data = _object(raw, key, Arrival)
     kind = _one_of(ArrivalKind, data.get("kind"), key, "arrival kind")
-    names = ("rank", "world_size", "active_world_size", "active_rank", "place")
+    names = ("rank", "world_size", "active_world_size", "active_rank", "slot")
     numbers = {name: _number(data, name, key) for name in names}
     arrival = Arrival(
         kind,
@@ -73,7 +73,7 @@ def load_arrival(raw: bytes | str, key: str) -> Arrival:
         where=_text(data, "where", key),
         waits=_flag(data, "waits", key, default=False),
     )
-    if not _has_a_place(arrival):
+    if not _has_a_slot(arrival):
         _refuse(key, "ranks and sizes do not fit each other", raw)
     if arrival.limit > arrival.repeats:
         _refuse(key, "'repeats' and 'limit' do not fit each other", raw)
@@ -82,7 +82,7 @@ def load_arrival(raw: bytes | str, key: str) -> Arrival:
     return arrival
 
 
-def _has_a_place(arrival: Arrival) -> bool:
+def _has_a_slot(arrival: Arrival) -> bool:
     """Whether the entry says all that its kind says, with ranks below the sizes they count in."""
     if arrival.rank is None or arrival.world_size is None:
         return arrival.kind not in (ArrivalKind.RANK, ArrivalKind.ALIVE) and arrival.rank is arrival.world_size
@@ -123,7 +123,7 @@ def load_decision(raw: bytes | str, key: str) -> Decision:
         record_count=_number(data, "record_count", key) or 0,
         abort=_text(data, "abort", key),
         joined=_pairs(data, "joined", key),
-        places=_number(data, "places", key) or 0,
+        slots=_number(data, "slots", key) or 0,
         fresh=_numbers(data, "fresh", key),
         repeats=_number(data, "repeats", key) or 0,
         pause=_number(data, "pause", key) or 0,
@@ -133,14 +133,14 @@ def load_decision(raw: bytes | str, key: str) -> Decision:
         stuck_count=_number(data, "stuck_count", key) or 0,
         waiting=_number(data, "waiting", key) or 0,
     )
-    if decision.pause > LONGEST_PAUSE:
-        _refuse(key, f"field 'pause' is longer than {LONGEST_PAUSE} ms", decision.pause)
+    if decision.pause > MAX_PAUSE_MS:
+        _refuse(key, f"field 'pause' is longer than {MAX_PAUSE_MS} ms", decision.pause)
     if decision.stuck_count < len(decision.stuck):
         _refuse(key, "'stuck_count' is less than the number of 'stuck'", decision.stuck_count)
     if decision.record_count < len(decision.records):
         _refuse(key, "'record_count' is less than the number of 'records'", decision.record_count)
     if not _fits(decision):
-        _refuse(key, "'joined', 'places', 'terminated' and 'fresh' do not fit each other", raw)
+        _refuse(key, "'joined', 'slots', 'terminated' and 'fresh' do not fit each other", raw)
     return decision
 
 
@@ -152,12 +152,12 @@ def _stuck(data: Mapping[str, Any], key: str) -> tuple[InterruptionRecord, ...]:
 
 
 def _fits(decision: Decision) -> bool:
-    """Whether those who join have a place each, and are no founders."""
-    taken = [place for _, place in decision.joined]
+    """Whether those who join have a slot each, and are no founders."""
+    taken = [slot for _, slot in decision.joined]
     named = {*taken, *decision.terminated, *decision.fresh}
     if not decision.joined or decision.abort:
-        return not decision.joined and not decision.places
-    if any(member < FIRST_JOINER for member, _ in decision.joined) or max(named) >= decision.places:
+        return not decision.joined and not decision.slots
+    if any(member < FIRST_JOINER for member, _ in decision.joined) or max(named) >= decision.slots:
         return False
     return len(set(taken)) == len(taken) and set(taken) <= set(decision.fresh).difference(decision.terminated)
 
@@ -172,10 +172,10 @@ def _roster(data: Mapping[str, Any], key: str) -> Roster:
 
 def load_vote(raw: bytes | str, key: str) -> Vote:
     data = _object(raw, key, Vote)
-    place, roster = _number(data, "place", key), _roster(data, key)
-    if place is None:
-        _refuse(key, "has no 'place'", raw)
-    return Vote.of(place, roster)
+    slot, roster = _number(data, "slot", key), _roster(data, key)
+    if slot is None:
+        _refuse(key, "has no 'slot'", raw)
+    return Vote.of(slot, roster)
 
 
 def load_verdict(raw: bytes | str, key: str) -> Verdict:
@@ -184,23 +184,23 @@ def load_verdict(raw: bytes | str, key: str) -> Verdict:
     host, port = _number(data, "host", key) or 0, _number(data, "port", key) or 0
     verdict = Verdict(
         fate,
-        _ranges(data, "places", key),
+        _ranges(data, "slots", key),
         _iteration(data, key),
         host,
         port,
         _text(data, "reason", key),
     )
-    if port >= 1 << 16 or (fate is FailoverOutcome.GO) is not (bool(port) and bool(verdict.places)):
-        _refuse(key, "'fate', 'places' and 'port' do not fit each other", raw)
+    if port >= 1 << 16 or (fate is FailoverOutcome.GO) is not (bool(port) and bool(verdict.slots)):
+        _refuse(key, "'fate', 'slots' and 'port' do not fit each other", raw)
     return verdict
 
 
 def load_ticket(raw: bytes | str, key: str) -> Ticket:
     data = _object(raw, key, Ticket)
-    place, world_size = _number(data, "place", key), _number(data, "world_size", key)
-    if place is None or world_size is None or not place < world_size <= FIRST_JOINER:
-        _refuse(key, f"'place' and 'world_size' are not two numbers, ascending, of at most {FIRST_JOINER}", raw)
-    return Ticket(place, world_size, _text(data, "by", key), _flag(data, "closed", key, default=False))
+    slot, world_size = _number(data, "slot", key), _number(data, "world_size", key)
+    if slot is None or world_size is None or not slot < world_size <= FIRST_JOINER:
+        _refuse(key, f"'slot' and 'world_size' are not two numbers, ascending, of at most {FIRST_JOINER}", raw)
+    return Ticket(slot, world_size, _text(data, "by", key), _flag(data, "closed", key, default=False))
 
 
 def load_record(raw: bytes | str, key: str) -> InterruptionRecord:

@@ -13,7 +13,7 @@ class Phase(enum.Enum):
 
     #: wait until every founder has arrived (or has been declared dead)
     JOIN = "join"
-    #: compute this rank's place in the coming iteration
+    #: compute this process's rank in the coming iteration
     ASSIGN = "assign ranks"
     #: start round: everybody says which rank it took; ends with ``go`` or ``no``
     START = "start round"

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from inprocess.attribution import Interruption, InterruptionRecord, is_echo, summary
-from inprocess.protocol.messages import LONGEST_PAUSE, Arrival, Decision
+from inprocess.protocol.messages import MAX_PAUSE_MS, Arrival, Decision
 
 __all__ = ["Finding", "Row", "find", "pause"]
 
 #: from which repeat on the restart waits, and how long at first; doubled with each more (ms)
-PATIENCE, FIRST_PAUSE = 3, 50
+PATIENCE, FIRST_PAUSE_MS = 3, 50
 
 
 class Error(NamedTuple):
@@ -79,14 +79,14 @@ def find(alive: Iterable[Arrival], records: Sequence[InterruptionRecord]) -> Fin
     limit = min((arrival.limit for arrival in said if arrival.limit), default=0)
     if not limit:
         return Finding(repeats, pause(repeats), False, ran, "")
-    return Finding(repeats, LONGEST_PAUSE, False, ran, "" if ran else _hopeless(repeats, limit, records))
+    return Finding(repeats, MAX_PAUSE_MS, False, ran, "" if ran else _hopeless(repeats, limit, records))
 
 
 def pause(count: int) -> int:
     """How long the restart waits after so many in a row (ms)."""
     if count < PATIENCE:
         return 0
-    return min(LONGEST_PAUSE, FIRST_PAUSE << min(count - PATIENCE, 16))
+    return min(MAX_PAUSE_MS, FIRST_PAUSE_MS << min(count - PATIENCE, 16))
 
 
 def _hopeless(count: int, limit: int, records: Sequence[InterruptionRecord]) -> str:

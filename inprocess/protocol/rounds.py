@@ -37,10 +37,10 @@ def decide_start(arrivals: Mapping[int, Arrival]) -> tuple[Start, str, bool]:
         return Start(False), "no member took a rank", False
     active = next(iter(sizes))[1]
     ranks = sorted(arrival.active_rank for arrival in taken if arrival.active_rank is not None)
-    places = [arrival.rank for arrival in taken]
+    new_ranks = [arrival.rank for arrival in taken]
     gone = any(arrival.kind in (ArrivalKind.DEAD, ArrivalKind.LEFT) for arrival in arrivals.values())
     enough = active is not None and (active > 0 or not gone)
-    if len(sizes) == 1 and enough and ranks == list(range(active or 0)) and len(set(places)) == len(places):
+    if len(sizes) == 1 and enough and ranks == list(range(active or 0)) and len(set(new_ranks)) == len(new_ranks):
         return Start(True, active or 0), "", False
     if gone:
         return Start(False), MISSING, False
@@ -55,7 +55,7 @@ def decide_end(
     abort: str = "",
     tickets: Mapping[int, Ticket] = NO_TICKETS,
 ) -> Decision:
-    """The next roster: survivors stay, who has a ticket and finds a place joins, everybody else is out.
+    """The next roster: survivors stay, who has a ticket and finds a slot joins, everybody else is out.
 
     ``arrivals`` holds each member of the roster; ``abort`` is the reason why everybody should leave, if somebody asked
     for that; ``tickets`` are those of processes that wait, by the id they would have.
@@ -68,13 +68,13 @@ def decide_end(
     size = next(iter(sizes)) if len(sizes) == 1 else 0
     found = repeats.find(alive.values(), records)
     abort = abort or found.abort
-    places = {member: place_of(member, arrival) for member, arrival in alive.items()}
-    joined = {} if abort else seat(set(places.values()), tickets)
+    slots = {member: slot_of(member, arrival) for member, arrival in alive.items()}
+    joined = {} if abort else seat(set(slots.values()), tickets)
     fresh = {member for member, arrival in alive.items() if arrival.fresh}.union(joined)
     if joined:
-        places.update(joined)
-        size = max(size, *(place + 1 for place in places.values()))
-        ranks: Mapping[int, int | None] = places
+        slots.update(joined)
+        size = max(size, *(slot + 1 for slot in slots.values()))
+        ranks: Mapping[int, int | None] = slots
     else:
         ranks = {member: arrival.rank for member, arrival in alive.items()}
     stuck = _stuck(arrivals, records)
@@ -85,7 +85,7 @@ def decide_end(
         abort=abort,
         terminated=tuple(sorted(set(range(size)).difference(ranks.values()))),
         joined=tuple(sorted(joined.items())),
-        places=size if joined else 0,
+        slots=size if joined else 0,
         fresh=tuple(sorted(ranks[member] or 0 for member in fresh)),
         repeats=found.repeats,
         pause=found.pause,
@@ -127,34 +127,34 @@ def _is_silent(arrival: Arrival) -> bool:
 def _spot(
     member: int, arrival: Arrival, records: Sequence[InterruptionRecord], message: str = ""
 ) -> InterruptionRecord:
-    place = place_of(member, arrival)
-    mine = (record for record in records if record.initial_rank == place)
-    rank = next((record.rank for record in mine), place) if arrival.rank is None else arrival.rank
+    slot = slot_of(member, arrival)
+    mine = (record for record in records if record.initial_rank == slot)
+    rank = next((record.rank for record in mine), slot) if arrival.rank is None else arrival.rank
     kind = Interruption.TERMINATED if arrival.kind is ArrivalKind.DEAD else Interruption.SOFT_TIMEOUT
-    return InterruptionRecord(rank, kind, initial_rank=place, message=message, where=arrival.where)
+    return InterruptionRecord(rank, kind, initial_rank=slot, message=message, where=arrival.where)
 
 
 def _by_rank(records: Sequence[InterruptionRecord]) -> list[InterruptionRecord]:
     return sorted(records, key=lambda record: (record.rank, record.initial_rank or 0))
 
 
-def place_of(member: int, arrival: Arrival) -> int:
+def slot_of(member: int, arrival: Arrival) -> int:
     """A founder's is its id; who joined says its own."""
-    return member if arrival.place is None else arrival.place
+    return member if arrival.slot is None else arrival.slot
 
 
 def seat(taken: Set[int], tickets: Mapping[int, Ticket]) -> dict[int, int]:
-    """Who of those that wait gets which place: first each its own, if that is free, then any below its world size.
+    """Who of those that wait gets which slot: first each its own, if that is free, then any below its world size.
 
     The first ticket wins; who gets none goes on waiting, as a spare.
     """
     seats: dict[int, int] = {}
     used = set(taken)
     for member, ticket in sorted(tickets.items()):
-        if ticket.place not in used:
-            seats[member] = ticket.place
-            used.add(ticket.place)
-    free = (place for place in range(FIRST_JOINER) if place not in used)
+        if ticket.slot not in used:
+            seats[member] = ticket.slot
+            used.add(ticket.slot)
+    free = (slot for slot in range(FIRST_JOINER) if slot not in used)
     lowest = next(free)
     for member, ticket in sorted(tickets.items()):
         if member not in seats and lowest < ticket.world_size:

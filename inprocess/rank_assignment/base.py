@@ -39,7 +39,7 @@ class RankAssignmentCtx:
 class RankAssignment(abc.ABC):
     """Gives the surviving ranks their ranks and says which of them are active.
 
-    A subclass may have the older generation's form instead: ``(state, terminated_ranks) -> (state, terminated_ranks)``.
+    Or as in nvidia-resiliency-ext 0.2, in a subclass: ``(state, terminated_ranks) -> (state, terminated_ranks)``.
     """
 
     @abc.abstractmethod
@@ -54,7 +54,7 @@ class RankAssignment(abc.ABC):
 class BothForms(RankAssignment):
     """A rank assignment of the library, which can be called in the form of either generation.
 
-    As the parameters are not named, what tells forms apart by them takes it for one of the newer generation.
+    As the parameters are not named, what tells forms apart by them takes it for one of version 0.4.
     """
 
     @overload

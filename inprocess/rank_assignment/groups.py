@@ -31,7 +31,7 @@ class FilterCountGroupedByKey(BothForms):
 
     A function of ``state.rank`` groups by the rank of the last iteration; a host name makes a group that stays.
 
-    The older generation calls it ``FilterGroupedByKey``. Called without a Wrapper it needs a store that all ranks
+    nvidia-resiliency-ext 0.2 calls it ``FilterGroupedByKey``. Called without a Wrapper it needs a store that all ranks
     share, in ``ctx.store`` or ``state.store``; one store serves any number of calls.
 
     Args:
@@ -91,7 +91,7 @@ def _called(fn: Callable[..., object], state: FrozenState) -> object:
     try:
         inspect.signature(fn).bind(state)
     except TypeError:
-        return fn(state.rank, state.world_size)  # the older generation's form
+        return fn(state.rank, state.world_size)  # the form of version 0.2
     except ValueError:  # written in C without a signature
         pass
     return fn(state)

@@ -19,16 +19,16 @@ from inprocess.system import clock, descriptors
 from inprocess.system.errors import first_line
 from inprocess.system.names import ask_briefly
 
-__all__ = ["ATTEMPT", "connect", "connect_to", "prefixed"]
+__all__ = ["ATTEMPT_TIMEOUT_S", "connect", "connect_to", "prefixed"]
 
 #: pause between two attempts to reach a server that is not up yet (seconds): first, and at most
 RETRY = (0.005, 0.1)
 #: the first attempt to connect (seconds), which outlasts a name server that does not answer, each is twice as long as
 #: the one before; and where a job begins, as the processes of its hosts all start then, and a server may answer late:
 #: torch prints a C++ stack for one that fails
-ATTEMPT, FIRST_ATTEMPT = 1.5, 5.0
+ATTEMPT_TIMEOUT_S, FIRST_ATTEMPT_TIMEOUT_S = 1.5, 5.0
 #: how often it is looked meanwhile whether the call has ended (seconds)
-LOOK = 0.25
+POLL_INTERVAL_S = 0.25
 
 
 def connect(spec: StoreSpec, timeout: float, stopped: threading.Event | None = None) -> Any:
@@ -53,7 +53,7 @@ def _connect_tcp(spec: StoreSpec, timeout: float, stopped: threading.Event) -> A
     deadline = clock.monotonic() + timeout
     while True:
         address = _await_server(spec, deadline, timeout, stopped)
-        base = connect_to(address, spec.port, timeout, stopped, FIRST_ATTEMPT)
+        base = connect_to(address, spec.port, timeout, stopped, FIRST_ATTEMPT_TIMEOUT_S)
         if spec.silence:
             limit_silence(address, spec.port, spec.silence)
         if not spec.stale_key or not _holds(base, spec.stale_key):
@@ -70,7 +70,7 @@ def _holds(store: Any, key: str) -> bool:
 
 
 def connect_to(
-    address: str, port: int, timeout: float, stopped: threading.Event | None = None, attempt: float = ATTEMPT
+    address: str, port: int, timeout: float, stopped: threading.Event | None = None, attempt: float = ATTEMPT_TIMEOUT_S
 ) -> Any:
     """A client of the TCPStore server at a numeric address (torch's own resolver takes 250 to 1,000 ms for some names).
 
@@ -85,7 +85,7 @@ def connect_to(
     try:
         thread.start()  # in here: it waits for the thread to run, and may be interrupted then
         # a join that is interrupted takes the thread for one that has ended
-        while not done.wait(max(0.0, min(LOOK, deadline - clock.monotonic()))):
+        while not done.wait(max(0.0, min(POLL_INTERVAL_S, deadline - clock.monotonic()))):
             if stopped.is_set() or clock.monotonic() >= deadline:
                 break
     finally:

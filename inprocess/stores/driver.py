@@ -13,13 +13,13 @@ from inprocess.stores.raw import ABSENT, LOST, claim, read, uses_libuv
 from inprocess.system import clock
 from inprocess.system.errors import first_line
 
-__all__ = ["LOOK_AGAIN", "execute"]
+__all__ = ["POLL_INTERVAL_S", "execute"]
 
 T = TypeVar("T")
 #: torch passes milliseconds to poll() as a C int, so a longer wait is made of several
-LONGEST_WAIT = 20 * 24 * 3600.0
+MAX_WAIT_S = 20 * 24 * 3600.0
 #: the longest wait without a look where nobody may wake us (seconds), see the end of this file
-LOOK_AGAIN = 10.0
+POLL_INTERVAL_S = 10.0
 
 
 def execute(verb: Verb[T], store: Any) -> T:
@@ -60,7 +60,7 @@ _ACTIONS: dict[type, Callable[[Any, Any], Any]] = {
 
 
 def _wait(store: Any, op: Wait) -> bytes | None:
-    longest = LONGEST_WAIT if uses_libuv(store) else LOOK_AGAIN
+    longest = MAX_WAIT_S if uses_libuv(store) else POLL_INTERVAL_S
     remaining = float("inf") if op.timeout is None else op.timeout
     while True:
         patience = min(remaining, longest)

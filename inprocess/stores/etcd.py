@@ -28,7 +28,7 @@ from inprocess.system import clock
 __all__ = ["EtcdStore"]
 
 #: operations in one transaction; etcd takes 128, unless it is told otherwise
-MOST = 100
+MAX_KEYS_PER_REQUEST = 100
 #: how long the last words of a process may take (seconds)
 LAST_WORDS = 2.0
 
@@ -202,8 +202,10 @@ class EtcdStore(StoreMixin, _Store):
 
     def _find(self, keys: Sequence[str]) -> list[Found | None]:
         found: list[Found | None] = []
-        for first in range(0, len(keys), MOST):
-            found += self._do([], [range_of(self._place(key)) for key in keys[first : first + MOST]]).answers
+        for first in range(0, len(keys), MAX_KEYS_PER_REQUEST):
+            found += self._do(
+                [], [range_of(self._place(key)) for key in keys[first : first + MAX_KEYS_PER_REQUEST]]
+            ).answers
         return found
 
     def _await(self, key: str, seconds: float) -> bytes | None:

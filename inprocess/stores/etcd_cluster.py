@@ -25,11 +25,11 @@ from inprocess.system import clock
 __all__ = ["Cluster", "Done", "Expired", "Found", "delete", "is_value", "is_version", "put", "range_of", "raw"]
 
 #: how long it takes at most to notice that an endpoint does not accept connections (seconds)
-CONNECT = 2.0
+CONNECT_TIMEOUT_S = 2.0
 #: how long an answer is waited for until another endpoint is asked (seconds); one without a leader may never answer
-ANSWER = 2.0
+ANSWER_TIMEOUT_S = 2.0
 #: pause before all endpoints are tried once more (seconds): first, and at most; each is twice as long as the one before
-PAUSE, LONGEST_PAUSE = 0.05, 0.4
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 0.4
 #: gRPC's codes of a server that starts, stops or elects a leader: cancelled, deadline exceeded, unavailable
 PASSING = frozenset({1, 4, 14})
 
@@ -151,7 +151,7 @@ class Cluster:
             endpoint.hostname,
             endpoint.port or 2379,
             protocol=endpoint.scheme,
-            timeout=(min(CONNECT, self.patience), max(min(ANSWER, self.patience / 2), 0.1)),
+            timeout=(min(CONNECT_TIMEOUT_S, self.patience), max(min(ANSWER_TIMEOUT_S, self.patience / 2), 0.1)),
             api_path="/v3/",
             session=session,
         )
@@ -193,7 +193,7 @@ class Cluster:
 
         Raises Expired, or RuntimeError where none answers.
         """
-        deadline, pause, tries, login = clock.monotonic() + self.patience, PAUSE, 0, False
+        deadline, pause, tries, login = clock.monotonic() + self.patience, FIRST_PAUSE_S, 0, False
         while True:
             self._refuse_cut()
             client = self._clients[self._current]
@@ -212,7 +212,7 @@ class Cluster:
             self._current = (self._current + 1) % len(self._clients)
             if tries % len(self._clients) == 0:
                 self._gone.wait(min(pause, max(0.0, deadline - clock.monotonic())))
-                pause = min(2 * pause, LONGEST_PAUSE)
+                pause = min(2 * pause, MAX_PAUSE_S)
 
     def _refuse_cut(self) -> None:
         if self._gone.is_set():
@@ -256,13 +256,13 @@ class Cluster:
                 client.get_url("/watch"),
                 json={"create_request": request},
                 stream=True,
-                timeout=(min(CONNECT, self.patience), max(seconds, 0.001)),
+                timeout=(min(CONNECT_TIMEOUT_S, self.patience), max(seconds, 0.001)),
             ) as response:
                 value = self._first_event(response)
         except self._library.requests.RequestException:
             value = None
         if value is None and clock.monotonic() - begun < seconds:
-            self._gone.wait(min(PAUSE, seconds))  # it was refused, or the endpoint has gone
+            self._gone.wait(min(FIRST_PAUSE_S, seconds))  # it was refused, or the endpoint has gone
         return value
 
     def _first_event(self, response: Any) -> bytes | None:

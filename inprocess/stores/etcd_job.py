@@ -34,7 +34,7 @@ __all__ = ["Entrance", "Generations", "leave_at_exit"]
 
 log = get_logger(__name__)
 #: how often a process that waits for the others looks whether the generation still stands (seconds)
-LOOK = 1.0
+MAX_WATCH_S = 1.0
 #: generation -> when its lease is to be kept alive again (monotonic seconds); once for all connections of a process
 _due: dict[str, float] = {}
 #: (generation, process) that have come in
@@ -182,7 +182,7 @@ class Entrance:
             elif self._left() <= 0:
                 return False
             else:
-                self._cluster.watch(place, done.revision + 1, min(self._left(), LOOK))
+                self._cluster.watch(place, done.revision + 1, min(self._left(), MAX_WATCH_S))
 
     def _place(self, generation: str, name: str) -> str:
         return self._generations.place(generation, name)

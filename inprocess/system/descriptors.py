@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 from inprocess.exception import RestartError
 
-__all__ = ["EXHAUSTED", "Limits", "await_readable", "explained", "give_back", "raise_limit", "shortage"]
+__all__ = ["EXHAUSTED", "DescriptorLimits", "await_readable", "explained", "give_back", "raise_limit", "shortage"]
 
 #: soft and hard
-Limits = tuple[int, int]
+DescriptorLimits = tuple[int, int]
 #: errors of accept() that come again at once, as the connection stays in the queue
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 #: an error of torch's C++ has only the text
@@ -53,7 +53,7 @@ def await_readable(descriptor: int | None, seconds: float | None = None) -> bool
     return bool(poll.poll(None if seconds is None else seconds * 1e3))
 
 
-def raise_limit() -> Limits:
+def raise_limit() -> DescriptorLimits:
     """Raise the soft limit of this process to the hard one: whoever serves a store has four connections to each rank.
     Answers what both were before."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -62,7 +62,7 @@ def raise_limit() -> Limits:
     return before
 
 
-def give_back(pid: int, limits: Limits) -> None:
+def give_back(pid: int, limits: DescriptorLimits) -> None:
     """Give a process that was just started the limits that this one had before `raise_limit`.
 
     Lowering our own around the start instead would, for that moment, refuse connections to the store.

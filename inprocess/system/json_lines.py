@@ -8,16 +8,16 @@ from typing import Any
 
 from inprocess.system import strict_json
 
-__all__ = ["LONGEST_LINE", "Lines", "send_now"]
+__all__ = ["MAX_LINE_BYTES", "Lines", "send_now"]
 
 #: the longest line that is waited for (bytes)
-LONGEST_LINE = 1 << 16
+MAX_LINE_BYTES = 1 << 16
 
 
 class Lines:
     """JSON objects out of a stream, one in each line; ``limit``: the longest that is waited for (bytes)."""
 
-    def __init__(self, limit: int = LONGEST_LINE) -> None:
+    def __init__(self, limit: int = MAX_LINE_BYTES) -> None:
         self._rest, self._limit = b"", limit
 
     def take(self, data: bytes) -> list[dict[str, Any]]:

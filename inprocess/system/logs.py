@@ -5,8 +5,10 @@ they refer to is kept. The line then goes through one bounded queue to one threa
 the user has configured, in the usual way: those of the logger and of its parents, or logging's last resort. The thread
 starts with the call of a wrapped function, so that no restart waits for that, and ends with it. Outside a call it
 starts with the first line, and ends when there is nothing to write for a while. Where a handler blocks, it is waited
-for `END` seconds at the end and then abandoned; lines for which there is no place are dropped and counted. While an
-abandoned thread is blocked there is no other one.
+for `FLUSH_LIMIT_S` at the end and then abandoned; lines for which there is no place are dropped and counted. While
+an abandoned thread is blocked there is no other one.
+
+Each record says where in the job its process was, see `Position`.
 
 Handing a line over takes no lock and waits for nothing; `interrupt` does not raise inside it. So it may happen at any
 moment: in a signal handler, in a destructor, while another line is being handed over.
@@ -27,22 +29,58 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
 from inprocess.exception import RankShouldRestart
 from inprocess.system import clock
 
-__all__ = ["begin", "end", "get_logger", "leave", "lose", "once"]
+__all__ = ["Position", "begin", "end", "get_logger", "leave", "locate", "lose", "once"]
 
 #: lines that wait at most; more are dropped
-BOUND = 1000
+MAX_QUEUED = 1000
 #: seconds for which the writer is waited for at the end of a call or of the process
-END = 0.5
+FLUSH_LIMIT_S = 0.5
+#: seconds for which a fork waits for the line that is being written
+FORK_LIMIT_S = 0.5
 #: seconds without a line after which the writer ends, outside a call
-LINGER = 1.0
+IDLE_LIMIT_S = 1.0
 _WRITER = "inprocess-log"
 _SLOW = "they were not written as fast as they came"
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where in its job a process is. A record's attribute ``inprocess``; as text ``call 0, iteration 2, rank 1, run``.
+
+    Attributes:
+        call: calls of wrapped functions in this process before this one.
+        iteration: of that call; -1 before the first.
+        rank: in this iteration.
+        initial_rank: with which the process was started, or which it took.
+        phase: of the restart loop, see ``protocol/phases.py``.
+    """
+
+    call: int
+    iteration: int
+    rank: int
+    initial_rank: int
+    phase: str
+
+    def __str__(self) -> str:
+        initially = f" (initial rank {self.initial_rank})" if self.rank != self.initial_rank else ""
+        return f"call {self.call}, iteration {self.iteration}, rank {self.rank}{initially}, {self.phase}"
+
+
+#: tells where this process is; None: outside a call
+_position: Callable[[], Position] | None = None
+
+
+def locate(position: Callable[[], Position] | None) -> None:
+    """From now on lines say what this answers, whatever thread logs them; None: "no call", as after `leave`."""
+    global _position
+    _position = position
 
 
 class _Line:
@@ -72,6 +110,9 @@ class _Queue:
 
     def __init__(self) -> None:
         self._lines: queue.SimpleQueue[_Line | None] = queue.SimpleQueue()
+        # held while a line is being written; the thread that forks holds it, too
+        self._writing, self._forks_in = threading.Lock(), 0
+        self._forked_past = -1
         # held while there is a writer: taken by the thread that starts it, given back by the writer
         self._has_writer = threading.Lock()
         self._writer: threading.Thread | None = None
@@ -88,7 +129,7 @@ class _Queue:
 
     def put(self, line: _Line) -> None:
         """Any thread, at any moment."""
-        if self._lines.qsize() < BOUND:
+        if self._lines.qsize() < MAX_QUEUED:
             self._lines.put(line)
         else:
             self.drop(_SLOW)
@@ -123,7 +164,7 @@ class _Queue:
                 raise
 
     def _write(self) -> None:
-        pause = LINGER
+        pause = IDLE_LIMIT_S
         while True:
             try:
                 line = self._lines.get(timeout=None if pause and self._stays else pause)
@@ -144,7 +185,8 @@ class _Queue:
 
     def _deliver(self, line: _Line) -> None:
         try:
-            line.deliver()
+            with self._writing:
+                line.deliver()
         except BaseException as error:  # of a handler, which must not end the writer
             self.lose(f"a log handler raised {type(error).__name__}")
         self._written += 1
@@ -189,10 +231,28 @@ class _Queue:
             self._writer.join(max(0.0, until - clock.monotonic()))
         return True
 
+    def hold(self) -> None:
+        """Before a fork: a stream that is being written to is locked, and would be so for ever in the child.
+
+        A handler that blocks is waited for once. In a handler, which may fork as well, there is nothing to wait for.
+        """
+        if self._forked_past == self._written or self._writer is threading.current_thread():
+            return
+        if self._writing.acquire(timeout=FORK_LIMIT_S):
+            self._forks_in = threading.get_ident()
+        else:
+            self._forked_past = self._written
+
+    def let_go(self) -> None:
+        """After a fork, in the parent."""
+        if self._forks_in == threading.get_ident():
+            self._forks_in = 0
+            self._writing.release()
+
     def leave(self) -> bool:
         """As `end`; but one that was abandoned and has written nothing since is not waited for again."""
         self._stays = False
-        return self._abandoned_at != self._written and self.end(END)
+        return self._abandoned_at != self._written and self.end(FLUSH_LIMIT_S)
 
     def writer(self) -> threading.Thread | None:
         """The latest one."""
@@ -227,6 +287,7 @@ def end(seconds: float) -> bool:
 
 def leave() -> None:
     """The call of a wrapped function, or the program, is over: wait for what is not yet written, but not for long."""
+    locate(None)
     _queue.leave()
 
 
@@ -237,11 +298,13 @@ def lose(why: str) -> None:
 
 def whole() -> Iterator[CodeType]:
     """The code that an interruption must not leave half-way."""
-    for function in (_Queue.put, _Queue.drop, _Queue._start):
+    for function in (_Queue.put, _Queue.drop, _Queue._start, _Queue.hold, _Queue.let_go):
         yield function.__code__
 
 
 def _hand_over(logger: logging.Logger, record: logging.LogRecord) -> None:
+    where = _position  # it may change meanwhile
+    record.inprocess = where() if where is not None else "no call"
     _queue.put(_Line(logger, record))
 
 
@@ -298,9 +361,10 @@ def _divert(fd: int, writer: threading.Thread) -> None:
         os.close(null)
     previous = signal.signal(signal.SIGURG, lambda signum, frame: None)
     signal.pthread_kill(writer.ident or 0, signal.SIGURG)
-    writer.join(END)
+    writer.join(FLUSH_LIMIT_S)
     signal.signal(signal.SIGURG, previous)
 
 
 atexit.register(_at_exit)
-os.register_at_fork(after_in_child=_queue.__init__)  # type: ignore[misc]  # the lines are the parent's, and so is the writer
+# in the child everything is new: the lines are the parent's, and so is the writer
+os.register_at_fork(before=_queue.hold, after_in_parent=_queue.let_go, after_in_child=_queue.__init__)  # type: ignore[misc]

@@ -35,10 +35,12 @@ from .process import become
 
 #: each report of an event takes up to so long (seconds), which shows what a test takes for granted; see CONTRIBUTING
 LATE = float(os.environ.get("INPROCESS_TESTS_LATE", "0"))
+#: of the ranks' log lines
+FORMAT = "%(asctime)s %(threadName)s %(levelname)s %(name)s [%(inprocess)s]: %(message)s"
 #: how long what a rank holds may be in use by others (seconds): its monitor, where that serves the store, leaves last
-SETTLE = 10.0
+SETTLE_S = 10.0
 #: less than PIPE_BUF (4096), so that one write is never split
-LONGEST_EVENT = 3500
+MAX_EVENT_BYTES = 3500
 _HIDDEN = (PACKAGE, "<frozen importlib", os.path.dirname(importlib.__file__))
 
 
@@ -107,7 +109,7 @@ class Context:
         fields = {"event": event, "call": self.calls, "iteration": self.iteration} | fields
         fields["t"] = time.monotonic()
         line = json.dumps(fields, default=repr)
-        if len(line) > LONGEST_EVENT:
+        if len(line) > MAX_EVENT_BYTES:
             longest = max(fields, key=lambda name: len(str(fields[name])))
             fields[longest] = str(fields[longest])[-1500:]
             line = json.dumps(fields, default=repr)
@@ -193,7 +195,7 @@ def rank_main(spec: Spec, events: Connection, control: Connection) -> None:
     code = _call(context)
     if not spec.as_program:  # which may keep what it likes until its end
         gc.collect()
-        if left := leaks.settled(before, _snapshot, float(spec.args.get("settle", SETTLE))):
+        if left := leaks.settled(before, _snapshot, float(spec.args.get("settle", SETTLE_S))):
             context.emit("leftovers", lines=left)
     context.emit("done")
     _exit(code if spec.as_program else 0, full=bool(spec.args.get("full_exit")))
@@ -231,7 +233,7 @@ def _prepare(spec: Spec) -> None:
     # a file of its own, open until the end: the stacks are told apart from the log
     faulthandler.enable(file=os.open(f"{spec.log}.stacks", os.O_WRONLY | os.O_CREAT, 0o600), all_threads=True)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(threadName)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(logging.Formatter(FORMAT, defaults={"inprocess": "no call"}))
     logging.root.handlers[:] = [handler]
     logging.root.setLevel(logging.INFO)
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-LONGEST_PACKET = 1 << 16
+MAX_PACKET_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Switch(threading.Thread):
         """Everything that a host has sent."""
         with suppress(BlockingIOError):
             while True:
-                packet = os.read(self._devices[source], LONGEST_PACKET)
+                packet = os.read(self._devices[source], MAX_PACKET_BYTES)
                 target = packet[19] - 1  # the last byte of the destination's address
                 if packet[0] >> 4 == 4 and 0 <= target < len(self._devices):
                     self._forward(source, target, packet)

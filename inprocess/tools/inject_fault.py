@@ -76,7 +76,7 @@ class Fault(enum.Enum):
     #: the signal, to this process: it stands still, with all its threads
     SIGSTOP = "sigstop"
 
-    # the older generation's names of the same members
+    # nvidia-resiliency-ext 0.2's names of the same members
     GPU = "gpu_error"
     ABORT = "os_abort"
     GIL = "lock_gil"

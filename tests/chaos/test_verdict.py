@@ -169,8 +169,8 @@ def test_ranks(assignment, rosters, words):
     assert words in judge(job(assignment=assignment), result(0, events=[*events, *result(0).events[1:]]), *others)
 
 
-def test_who_comes_later_may_have_got_the_place_of_another():
-    """Rank 3 died and came back before it was missed, while the place of rank 0 was free."""
+def test_who_comes_later_may_have_got_the_slot_of_another():
+    """Rank 3 died and came back before it was missed, while the slot of rank 0 was free."""
     events = [{"event": "roster", "iteration": 1, "members": [3, 1, 2], "t": 1.0}]
     ranks = [result(0, events=[*events, *result(0).events[1:]])]
     ranks += [result(rank, events=result(rank).events[1:]) for rank in (1, 2, 3)]

@@ -407,7 +407,7 @@ def test_a_generation_that_ends_between_two_looks_names_only_who_is_missing(
 
     monkeypatch.setattr(etcd_job.Generations, "entries", look)
     with pytest.raises(etcd_job.TimeoutError, match=r"initial ranks \[1\] have not come"):
-        members.come(0, "a", timeout=etcd_job.LOOK + 0.2)
+        members.come(0, "a", timeout=etcd_job.MAX_WATCH_S + 0.2)
     assert len(set(looks)) > 1
 
 

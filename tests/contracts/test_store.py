@@ -30,7 +30,7 @@ from inprocess.store import EtcdStore
 from inprocess.stores import connecting as connector
 from inprocess.stores import driver, raw, serving
 from inprocess.stores import tcp as store
-from inprocess.stores.connecting import ATTEMPT, _listens, connect_to
+from inprocess.stores.connecting import ATTEMPT_TIMEOUT_S, _listens, connect_to
 from inprocess.stores.spec import StoreSpec
 from inprocess.system import names
 from tests.harness import etcd
@@ -330,7 +330,7 @@ def test_connection_that_nobody_waits_for_any_more_is_given_up() -> None:
 
 def test_server_that_comes_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes up when the first attempts are over."""
-    monkeypatch.setattr(connector, "ATTEMPT", 0.05)
+    monkeypatch.setattr(connector, "ATTEMPT_TIMEOUT_S", 0.05)
     served: list[Any] = []
     with refusing_port() as bound:
         port = bound.getsockname()[1]
@@ -454,7 +454,7 @@ def test_a_claim_whose_owner_died_before_it_woke_anybody_is_found(
     monkeypatch: pytest.MonkeyPatch, others: ThreadPoolExecutor
 ) -> None:
     monkeypatch.setenv("USE_LIBUV", "0")
-    monkeypatch.setattr(driver, "LOOK_AGAIN", 0.05)
+    monkeypatch.setattr(driver, "POLL_INTERVAL_S", 0.05)
     server = serving.serve("127.0.0.1", 0)
     first, second = (store.TCPStore("127.0.0.1", server.port) for _ in range(2))
     waiting = others.submit(driver.execute, one(Wait("key", 10.0)), first)
@@ -515,4 +515,4 @@ def test_a_lost_answer_of_a_name_server_costs_a_second(monkeypatch: pytest.Monke
         connect_to("127.0.0.1", server.getsockname()[1], 60.0)
     assert asked in ([(1, 1)], [(1, 0)])  # the second where RES_OPTIONS says attempts:0
     assert bytes(names.settings()) == before
-    assert ATTEMPT > names.PATIENCE * names.ATTEMPTS  # otherwise torch gives up, with a long message
+    assert ATTEMPT_TIMEOUT_S > names.PATIENCE * names.ATTEMPTS  # otherwise torch gives up, with a long message

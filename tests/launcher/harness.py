@@ -144,4 +144,4 @@ def hold(variables: Mapping[str, str]) -> None:
     """In the launcher's process."""
     from inprocess.launcher import agent
 
-    agent.HOLD = float(variables.get(HOLD, agent.HOLD))
+    agent.HOLD_S = float(variables.get(HOLD, agent.HOLD_S))

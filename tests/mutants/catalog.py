@@ -55,7 +55,7 @@ PROTOCOL = (
     ),
     rounds(
         "reserves_wait_with_a_dead_one",
-        "all are reserves and wait, with a dead member whose place is not free",
+        "all are reserves and wait, with a dead member whose slot is not free",
         "(active > 0 or not gone)",
         "True",
     ),
@@ -73,9 +73,9 @@ PROTOCOL = (
     ),
     rounds("the_dead_are_forgotten", "a rank that could not say where it was is not named", "*_by_rank(silent), "),
     rounds(
-        "start_in_one_place",
-        "it starts although two members have one place",
-        " and len(set(places)) == len(places):",
+        "start_with_one_rank",
+        "it starts although two members have one rank",
+        " and len(set(new_ranks)) == len(new_ranks):",
         ":",
     ),
     rounds(
@@ -502,7 +502,7 @@ GUARDIAN = (
 joins = _in("protocol/verbs/*.py", "tests/unit/test_joining.py")
 tickets = _in("protocol/verbs/*.py", "tests/unit/test_joining.py")
 seats = _in("protocol/rounds.py", "tests/unit/test_rounds.py", "tests/unit/test_joining.py")
-places = _in("protocol/membership.py", "tests/unit/test_membership.py", "tests/unit/test_joining.py")
+slots = _in("protocol/membership.py", "tests/unit/test_membership.py", "tests/unit/test_joining.py")
 JOINERS = (
     joins(
         "ticket_before_catching_up",
@@ -529,13 +529,13 @@ JOINERS = (
     ),
     joins(
         "a_spare_interrupts",
-        "a process for which there is no place interrupts what runs",
+        "a process for which there is no slot interrupts what runs",
         "if is_free and (interrupts or",
         "if (interrupts or",
     ),
     joins(
         "nobody_is_interrupted",
-        "a process for which there is a place waits for a fault",
+        "a process for which there is a slot waits for a fault",
         "if is_free and (interrupts or",
         "if is_free and (False or",
     ),
@@ -598,10 +598,10 @@ JOINERS = (
         "    if iteration >= keys.KEEP_VERDICTS // 2:\n        yield from _note_roster",
         "    if iteration >= keys.KEEP_VERDICTS:\n        yield from _note_roster",
     ),
-    seats("two_in_one_place", "two processes are seated in one place", "            used.add(ticket.place)\n"),
+    seats("two_in_one_slot", "two processes are seated in one slot", "            used.add(ticket.slot)\n"),
     seats(
         "beyond_its_world",
-        "a process gets a place beyond its own world size",
+        "a process gets a slot beyond its own world size",
         "and lowest < ticket.world_size:",
         "and lowest < FIRST_JOINER:",
     ),
@@ -614,19 +614,19 @@ JOINERS = (
     seats(
         "frame_of_the_old",
         "the frame stays that of the survivors although somebody joins",
-        "        places.update(joined)\n        size",
+        "        slots.update(joined)\n        size",
         "        size",
     ),
-    places(
+    slots(
         "rank_stays_where_somebody_joins",
-        "members keep the numbering of before although everybody is back in its place",
-        "            self.rank, self.world_size = self.place, decision.places\n",
-        "            self.world_size = decision.places\n",
+        "members keep the numbering of before although everybody is back in its slot",
+        "            self.rank, self.world_size = self.slot, decision.slots\n",
+        "            self.world_size = decision.slots\n",
     ),
-    places(
+    slots(
         "taken_by_members",
-        "the places of those that joined count as free",
-        "{self.place_of(member) for member in self.roster}",
+        "the slots of those that joined count as free",
+        "{self.slot_of(member) for member in self.roster}",
         "set(self.roster)",
     ),
 )
@@ -1038,8 +1038,8 @@ LADDER = (
     ladder(
         "ladder_stops",
         "a step of the abort that fails stops the next",
-        "            results += _try(rung, max(end - reserved - clock.monotonic(), RESERVE))\n",
-        "            results += _try(rung, max(end - reserved - clock.monotonic(), RESERVE))\n"
+        "            results += _try(rung, max(end - reserved - clock.monotonic(), RESERVE_S))\n",
+        "            results += _try(rung, max(end - reserved - clock.monotonic(), RESERVE_S))\n"
         "            if results[-1].error:\n                break\n",
     ),
     ladder(
@@ -1180,7 +1180,19 @@ waiting = _in("system/interpreter.py", "tests/threads/test_watchdog.py")
 starting = _in("monitor/*.py", "tests/threads/test_watchdog.py")
 lines = _in("system/logs.py", "tests/threads/test_logs.py")
 MONITOR = (
-    lines("log_without_end", "a log that blocks fills the memory", "if self._lines.qsize() < BOUND:", "if line:"),
+    lines("log_without_end", "a log that blocks fills the memory", "if self._lines.qsize() < MAX_QUEUED:", "if line:"),
+    lines(
+        "fork_in_a_line",
+        "a child that is forked while a line is written finds standard error locked for ever",
+        "before=_queue.hold, after_in_parent=_queue.let_go, ",
+        "",
+    ),
+    lines(
+        "every_fork_waits",
+        "each fork waits for a log that blocks",
+        "            self._forked_past = self._written\n",
+        "            pass\n",
+    ),
     lines(
         "last_line_is_lost",
         "a line that comes as the writer ends stays in the queue",
@@ -1196,8 +1208,8 @@ MONITOR = (
     lines(
         "abandoned_and_waited_for",
         "a log that blocks is waited for at the end of each call",
-        "return self._abandoned_at != self._written and self.end(END)",
-        "return self.end(END)",
+        "return self._abandoned_at != self._written and self.end(FLUSH_LIMIT_S)",
+        "return self.end(FLUSH_LIMIT_S)",
     ),
     lines(
         "exit_waits_for_a_handler",
@@ -1392,8 +1404,8 @@ SIMULATED = (
         (
             Edit(
                 "tests/sim/training.py",
-                "        place = self.proposed\n",
-                "        place = self.proposed\n        self.membership.started(place.rank, place.world_size)\n",
+                "        state = self.proposed\n",
+                "        state = self.proposed\n        self.membership.started(state.rank, state.world_size)\n",
             ),
         ),
         ("tests/sim/test_found.py",),
@@ -1423,7 +1435,7 @@ WATCHING = (
         "max(one[1], other[1])",
         "min(one[1], other[1])",
     ),
-    limits("any_number", "a duration that was received may be anything", " or not 0 <= value <= LONGEST"),
+    limits("any_number", "a duration that was received may be anything", " or not 0 <= value <= MAX_DURATION_S"),
     shown("boards_without_seals", "memory is read that somebody may cut short", " & fcntl.F_SEAL_SHRINK", " >= 0"),
     watch("forks_ping", "a forked child pings for its parent", "os.register_at_fork(after_in_child=_forked)"),
     watch(
@@ -1454,7 +1466,7 @@ WATCHING = (
         "if False:",
     ),
     control(
-        "lines_without_end", "a line may be of any length", "if len(connection.received) > LONGEST_LINE:", "if False:"
+        "lines_without_end", "a line may be of any length", "if len(connection.received) > MAX_LINE_BYTES:", "if False:"
     ),
     control(
         "last_words_are_lost",
@@ -1548,7 +1560,7 @@ FAILOVER = (
     desk(
         "the_dead_vote_on",
         "the end of a voter is not told",
-        "                self._left(guest.place)\n",
+        "                self._left(guest.slot)\n",
         "                pass\n",
     ),
     desk(
@@ -1851,7 +1863,7 @@ GROUPS = (
 HOOKS = (
     hooks(
         "an_optional_exception",
-        "a hook of the older generation, whose exception is optional, never sees it",
+        "a hook as in nvidia-resiliency-ext 0.2, whose exception is optional, never sees it",
         "exc|err|(^|_)ex$",
         "exc|err",
     ),

@@ -202,7 +202,7 @@ def test_only_those_that_joined_are_left(launch, cluster):
     assert keys(cluster, "others") == 0
 
 
-def test_a_spare_takes_the_place_of_the_next_that_dies(launch, cluster):
+def test_a_spare_takes_the_slot_of_the_next_that_dies(launch, cluster):
     """It waits, whatever place it was started for, and whether somebody says that it replaces one or not."""
     faults = {At(2, step=50): Kill(when=When("waits", 1))}
     run = launch(targets.run_full, 3, faults=faults, wrapper=through(cluster, "spare", BEATING), args={"restarts": 1})

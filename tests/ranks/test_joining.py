@@ -1,4 +1,4 @@
-"""Processes that are started while the job runs take the places of those that died."""
+"""Processes that are started while the job runs take the slots of those that died."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def everybody_is_back(ranks, size, without=()):
     """All processes but those finished in one iteration, each with the rank that it was started with."""
     stayed = [result for number, result in enumerate(ranks) if number not in without]
     (iteration,) = {result.value[0] for result in stayed}
-    assert sorted(result.value for result in stayed) == [[iteration, place, size] for place in range(size)]
+    assert sorted(result.value for result in stayed) == [[iteration, slot, size] for slot in range(size)]
     assert all(result.value[1] == result.rank for result in stayed)
     assert [result.exitcode for result in stayed] == [0] * size
 
@@ -58,7 +58,7 @@ def test_two_die_and_are_replaced(launch):
 
 @pytest.mark.parametrize("where", ["rank_assignment", "initialize", "enter", "finalize"])
 def test_the_one_that_joins_dies(launch, where):
-    """In whatever it does first, or when it is interrupted for the first time; the next one takes the place."""
+    """In whatever it does first, or when it is interrupted for the first time; the next one takes the slot."""
     first = (1, 2)  # its first iteration: on a slow machine it comes before the others have gone on
     raises = {At(0, iteration, 1): Raise(when=When("enter", 3)) for iteration in first} if where == "finalize" else {}
     run = launch(targets.run_full, 3, faults={At(1, step=1): Kill()} | raises, args={"restarts": 2})
@@ -69,8 +69,8 @@ def test_the_one_that_joins_dies(launch, where):
     everybody_is_back(run.wait(), 3, without=[1, 3])
 
 
-def test_a_spare_takes_the_place_of_the_next_that_dies(launch):
-    """It waits, whatever place it was started for; the death and its taking part are one restart."""
+def test_a_spare_takes_the_slot_of_the_next_that_dies(launch):
+    """It waits, whatever slot it was started for; the death and its taking part are one restart."""
     run = launch(targets.run_full, 3, faults={At(2, step=50): Kill(when=When("waits", 1))}, args={"restarts": 1})
     run.wait_event("enter", count=3)
     run.start_another(0)
@@ -79,7 +79,7 @@ def test_a_spare_takes_the_place_of_the_next_that_dies(launch):
     assert ranks[3].value == [1, 2, 3]
 
 
-def test_two_for_one_place(launch):
+def test_two_for_one_slot(launch):
     """The first takes it, the second waits, and returns None when all is over."""
     both = SlowDown(0.0, when=When("waits", 2))
     run = launch(targets.run_full, 3, faults={At(1, step=1): Kill(), At(0, 1, 0): both, At(0, 2, 0): both})

@@ -295,7 +295,7 @@ def test_who_holds_on_is_said_once(launch):
     for rank in ranks:
         found = [line for line in rank.log.splitlines() if "of the GPU's memory" in line]
         assert len(found) == 1, rank.log
-        assert f"WARNING inprocess: rank {rank.rank}: as iteration 1 begins, " in found[0]
+        assert f" rank {rank.rank}: as iteration 1 begins, " in found[0]
         assert "item 0 of a list, in `_kept` of module `tests.ranks.test_leftovers`" in rank.log
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 import pytest
@@ -43,3 +44,13 @@ def test_a_killed_rank_without_standard_streams_is_spoken_for(launch):
     ranks = launch(targets.run_closed, 2, args={"closed": (0, 1, 2)}, faults=faults, wrapper=KILLING).wait()
     assert ranks[1].exitcode in (-signal.SIGTERM, -signal.SIGKILL)
     checks.went_on(ranks, without=[1])
+
+
+def test_lines_say_where_their_process_was(launch, tmp_path):
+    """Those of a rank, and those of its monitor."""
+    options = {**KILLING, "monitor_process_logfile": f"{tmp_path}/{{rank}}"}
+    ranks = launch(targets.run_train, 3, faults={At(1, step=1): HoldGIL()}, wrapper=options).wait()
+    checks.went_on(ranks, without=[1])
+    (line,) = [line for line in ranks[0].log.splitlines() if "continuing with 2 of 3 ranks" in line]
+    assert " inprocess [call 0, iteration 1, rank 0, run]: restart 1: " in line
+    assert re.search(r"monitor \[\d+\] of call 0, iteration 0, rank 1, run: WARNING: ", (tmp_path / "1").read_text())

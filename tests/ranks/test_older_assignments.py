@@ -1,4 +1,4 @@
-"""Rank assignments in the older generation's form, in real processes: called directly, and under a Wrapper."""
+"""Rank assignments as in nvidia-resiliency-ext 0.2, in real processes: called directly, and under a Wrapper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More ranks than places: reserve ranks wait, take a freed place, and return None if they are never needed."""
+"""More ranks than slots: reserve ranks wait, take a freed slot, and return None if they are never needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_spares_return_none(launch):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_spare_takes_the_freed_place(launch, victim):
+def test_a_spare_takes_the_freed_slot(launch, victim):
     ranks = launch(targets.run_train, 4, faults={At(victim, step=1): Kill()}, wrapper=targets.two_active).wait()
     checks.died(ranks, {victim: -signal.SIGKILL})
     left = [rank.value for rank in ranks if rank.rank != victim]

@@ -39,7 +39,7 @@ class View:
 
     number: int
     store: SimStore
-    #: its founders, by place, and the size of their numbering
+    #: its founders, by slot, and the size of their numbering
     members: tuple[int, ...]
     world_size: int
     standbys: tuple[int, ...] = ()
@@ -129,7 +129,7 @@ class ArbiterServer:
     @property
     def idle(self) -> bool:
         """Nobody needs the store that is served here."""
-        return not any(contact.training.ticket.place in self._invited() for contact in self._open)
+        return not any(contact.training.ticket.slot in self._invited() for contact in self._open)
 
     def _invited(self) -> tuple[int, ...]:
         return () if self.next is None else self.next.members
@@ -190,7 +190,7 @@ class ArbiterServer:
         self.server = Process(self.process.engine, SimStore(), f"store{len(self.world.views)}")
         self.server.host, self.server.frozen_until = self.process.host, self.process.frozen_until
         self.server.store.server = self.server
-        self.next = self.world.go_on(self.view, verdict, self.server, self.process.training.ticket.place)
+        self.next = self.world.go_on(self.view, verdict, self.server, self.process.training.ticket.slot)
 
         def end() -> None:
             assert self.server is not None
@@ -201,19 +201,19 @@ class ArbiterServer:
 
     def _speak_for(self, contact: ArbiterClient) -> None:
         """One that was to begin anew here may have ended before it had a monitor there."""
-        place = contact.training.ticket.place
-        if self.next is None or self.server is None or place not in self.next.members:
+        slot = contact.training.ticket.slot
+        if self.next is None or self.server is None or slot not in self.next.members:
             return
-        record = InterruptionRecord(0, Interruption.TERMINATED, initial_rank=place, message="died")
-        self.server.spawn(self._speak(place, record))
+        record = InterruptionRecord(0, Interruption.TERMINATED, initial_rank=slot, message="died")
+        self.server.spawn(self._speak(slot, record))
 
-    def _speak(self, place: int, record: InterruptionRecord) -> Generator[Any, Any, None]:
+    def _speak(self, slot: int, record: InterruptionRecord) -> Generator[Any, Any, None]:
         assert self.next is not None
-        membership = Membership.founder(place, self.next.members, self.next.world_size)
+        membership = Membership.founder(slot, self.next.members, self.next.world_size)
         try:
             # it may have arrived and not been counted: whoever speaks for it counts again until there is a verdict
             if not (yield from verbs.has_begun()):
-                yield from watching.report_death(membership, place, record, self.process.name)
+                yield from watching.report_death(membership, slot, record, self.process.name)
         except StoreLost:
             return
 

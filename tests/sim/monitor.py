@@ -24,7 +24,7 @@ from tests.sim.training import Training
 if TYPE_CHECKING:
     from tests.sim.world import World
 
-LIMITS = policy.Limits.of(SOFT_TIMEOUT, HARD_TIMEOUT, HEARTBEAT_TIMEOUT)
+LIMITS = policy.Timeouts.of(SOFT_TIMEOUT, HARD_TIMEOUT, HEARTBEAT_TIMEOUT)
 #: monitor_process_interval (seconds)
 INTERVAL = 1.0
 #: termination_grace_time: how long it waits for a job that has not begun, where its rank has given up (seconds)
@@ -51,7 +51,7 @@ class Monitor(Process):
         self.speaks: dict[int, Thread] = {}
         self.speaking: set[int] = set()
         self.saw_death = False
-        self.view = policy.View(training.ticket.place, LIMITS, self.membership.iteration)
+        self.view = policy.View(training.ticket.slot, LIMITS, self.membership.iteration)
         #: the last iteration that was seen interrupted, and when; when it was found off the roster, lost the store
         self.interrupted = (-2, 0.0)
         self.removed_at: float | None = None
@@ -66,8 +66,8 @@ class Monitor(Process):
         self.desk: ArbiterServer | None = None
         #: its rank goes on in another store, with another monitor
         self.retired = False
-        if generation == 0 and training.ticket.place in view.standbys and training.founds:
-            self.desk = view.desks[training.ticket.place] = ArbiterServer(world, self, view)
+        if generation == 0 and training.ticket.slot in view.standbys and training.founds:
+            self.desk = view.desks[training.ticket.slot] = ArbiterServer(world, self, view)
         self.delay, self.pace = training.delay if generation == 0 else 0.0, training.pace
         if self.identity is None:
             self.spawn(self._guarded(self._ask_identity()))
@@ -95,7 +95,7 @@ class Monitor(Process):
 
     @property
     def member(self) -> int:
-        return self.training.ticket.place if self.identity is None else self.identity
+        return self.training.ticket.slot if self.identity is None else self.identity
 
     @property
     def inside(self) -> bool:
@@ -103,9 +103,9 @@ class Monitor(Process):
         return self.identity in self.membership.known
 
     def _ask_identity(self) -> Verb[None]:
-        place = self.training.ticket.place
-        if (yield from verbs.await_founder(place, (self.training.name, self.by))):
-            self.identify(place)
+        slot = self.training.ticket.slot
+        if (yield from verbs.await_founder(slot, (self.training.name, self.by))):
+            self.identify(slot)
 
     def identify(self, member: int) -> None:
         """The training process has arrived as a founder, or has a ticket."""
@@ -206,7 +206,7 @@ class Monitor(Process):
     def _lost(self, member: int, seconds: float) -> None:
         if member not in self.speaks:
             self.world.declared(self, member)
-            record = watching.lost_record(self.membership.place_of(member), seconds)
+            record = watching.lost_record(self.membership.slot_of(member), seconds)
             self.speaks[member] = self.spawn(self._guarded(self._speak(member, record)))
 
     # --- for the dead -----------------------------------------------------------------------------------------
@@ -239,8 +239,8 @@ class Monitor(Process):
 
     def _last_words(self) -> Verb[None]:
         training, membership = self.training, copy.copy(self.membership)
-        place = training.ticket.place
-        record = InterruptionRecord(0, Interruption.TERMINATED, initial_rank=place, message="died")
+        slot = training.ticket.slot
+        record = InterruptionRecord(0, Interruption.TERMINATED, initial_rank=slot, message="died")
         if self.identity is None:
             yield from joining.act_on_behalf_of_unknown(membership, training.name, record, self.by, self.identify)
         elif training.accounted and self.inside:

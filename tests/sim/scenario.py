@@ -95,9 +95,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Spawn:
-    """A process more is started, for this place. As ``member`` of other faults, it counts on from the founders."""
+    """A process more is started, for this slot. As ``member`` of other faults, it counts on from the founders."""
 
-    place: int
+    slot: int
     time: float
 
 
@@ -194,7 +194,7 @@ def _random_again(rng: random.Random, members: int) -> Again:
 
 
 def _random_spawn(rng: random.Random, members: int, longest: float) -> Spawn:
-    """Mostly of a place that exists, which makes it a spare; sometimes the job grows."""
+    """Mostly of a slot that exists, which makes it a spare; sometimes the job grows."""
     return Spawn(rng.randrange(members + (rng.random() < 0.3)), rng.random() * 3 * longest)
 
 

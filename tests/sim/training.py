@@ -47,18 +47,18 @@ Step = Generator[Any, Any, Event]
 class Training(Process):
     """The training process of one member."""
 
-    def __init__(self, world: World, number: int, place: int) -> None:
+    def __init__(self, world: World, number: int, slot: int) -> None:
         super().__init__(world.engine, world.store, f"train{number}")
         self.host, self.silence = number, world.silence
         #: the store that it uses, and its connections to those that stand by, in the order in which they are asked
         self.view, self.contacts = world.views[0], list[ArbiterClient]()
         #: which process it is, in the order in which they started
         self.world, self.number = world, number
-        size = max(world.scenario.members, place + 1)
-        self.ticket = Ticket(place, size, by=self.name)
+        size = max(world.scenario.members, slot + 1)
+        self.ticket = Ticket(slot, size, by=self.name)
         self.membership = self.founder_book()
         self.entry = JoinMode.FOUND if number < world.scenario.members else JoinMode.REPLACE
-        if place >= world.scenario.members:
+        if slot >= world.scenario.members:
             self.entry = JoinMode.GROW
         self._begin()
         live = world.scenario.live
@@ -94,19 +94,19 @@ class Training(Process):
 
     def _begin(self) -> None:
         """What it knows at the beginning, with the first store and with any other."""
-        place, size = self.ticket.place, self.ticket.world_size
+        slot, size = self.ticket.slot, self.ticket.world_size
         #: it knows who it is: a founder, or by its ticket
         self.entered = False
         #: what the follower found: ("next" | "rendezvous" | "start" | "outcome" | "aborted", iteration) -> value
         self.found: dict[tuple[str, int], Any] = {}
         #: last iteration in which it arrived in the start round
         self.started_in = -1
-        self.assignment = ASSIGNMENTS[self.world.scenario.assignment](place)
+        self.assignment = ASSIGNMENTS[self.world.scenario.assignment](slot)
         #: the assignment of this iteration, and the last one that its start round accepted
         self.proposed = self.placed = FrozenState(
-            rank=place, world_size=size, initial_rank=place, initial_world_size=size
+            rank=slot, world_size=size, initial_rank=slot, initial_world_size=size
         )
-        #: it has its place in this iteration, or has given up on it
+        #: it has its rank in this iteration, or has given up on it
         self.assigned = True
         #: from which iteration on ``atomic()`` may not be entered any more
         self.closed = math.inf
@@ -128,8 +128,8 @@ class Training(Process):
     def founder_book(self) -> Membership:
         """The membership at the beginning."""
         if self.view.number:
-            return Membership.founder(self.ticket.place, self.view.members, self.view.world_size)
-        return Membership.founder(self.ticket.place, range(self.ticket.world_size), self.ticket.world_size)
+            return Membership.founder(self.ticket.slot, self.view.members, self.view.world_size)
+        return Membership.founder(self.ticket.slot, range(self.ticket.world_size), self.ticket.world_size)
 
     @property
     def founds(self) -> bool:
@@ -159,7 +159,7 @@ class Training(Process):
         membership = yield from joining.register(self.ticket)
         self._enter(membership)
         now = self.world.scenario.join == "now"
-        decision = yield from joining.await_place(membership, self.ticket, now, lambda membership: None)
+        decision = yield from joining.await_slot(membership, self.ticket, now, lambda membership: None)
         if decision is None:
             return self._refuse("late")
         yield from verbs.return_ticket(membership.member)
@@ -312,7 +312,7 @@ class Training(Process):
         """Of errors each is a new one, with as many pings as no other has, but for those that come again."""
         kind = Interruption.BASE_EXCEPTION if leaves else Interruption.EXCEPTION
         pings = 0 if what == AGAIN else 1 + self.membership.iteration
-        record = InterruptionRecord(self.placed.rank, kind, self.ticket.place, what, pings=pings)
+        record = InterruptionRecord(self.placed.rank, kind, self.ticket.slot, what, pings=pings)
         if not leaves and self.world.scenario.max_repeats is not None:
             self.repeats = self.membership.row.count_with(record)
         return record
@@ -382,7 +382,7 @@ class Training(Process):
         yield Until(lambda: self._is_leased() or start in self.found or ("lost", 0) in self.found)
         yield self._hook_time()
         try:
-            yield from self._take_place()
+            yield from self._take_rank()
         except ShutDown:
             return Event.NO_START
         except RankDiscarded:
@@ -398,14 +398,14 @@ class Training(Process):
     def _is_leased(self) -> bool:
         return self.leased_from is not None or len(self.membership.known) == 1
 
-    def _take_place(self) -> Generator[Any, Any, None]:
+    def _take_rank(self) -> Generator[Any, Any, None]:
         membership, placed = self.membership, self.placed
         state = State(
             rank=membership.rank,
             world_size=membership.world_size,
             active_rank=placed.active_rank,
             active_world_size=placed.active_world_size,
-            initial_rank=self.ticket.place,
+            initial_rank=self.ticket.slot,
             initial_world_size=self.world.scenario.members,
             iteration=membership.iteration,
         )
@@ -416,19 +416,19 @@ class Training(Process):
     def _start(self) -> Step:
         if (yield from self._pause(self.membership.last.pause / 1e3)):
             return Event.NO_START
-        place = self.proposed
+        state = self.proposed
         self.started_in = self.membership.iteration
         arrival = Arrival(
-            ArrivalKind.RANK, place.rank, place.world_size, place.active_world_size, place.active_rank, by=self.name
+            ArrivalKind.RANK, state.rank, state.world_size, state.active_world_size, state.active_rank, by=self.name
         )
         yield from verbs.start_round(self.membership, arrival)
         start = yield from self._wait("start")
         if not start.go:
             return Event.NO_START
         verbs.refuse_other_size(self.membership.iteration, start, arrival)
-        self.too_few_since = self.too_few_since if not place.active_world_size else None
-        self.membership.started(place.rank, place.world_size)
-        self.placed = place
+        self.too_few_since = self.too_few_since if not state.active_world_size else None
+        self.membership.started(state.rank, state.world_size)
+        self.placed = state
         return Event.OK
 
     def _pause(self, seconds: float) -> Generator[Any, Any, bool]:
@@ -669,7 +669,7 @@ class Training(Process):
         """Ask those that stand by, one after the other, until one has decided."""
         self.votes = self.asked = True
         self.world.monitors[self.number].stop_beating()
-        vote = Vote.of(self.membership.place, self.membership.note(self.membership.iteration))
+        vote = Vote.of(self.membership.slot, self.membership.note(self.membership.iteration))
         for contact in self.contacts:
             if contact.ended or (yield from contact.ask(ArbiterClient.ping, ANSWER)) is None:
                 continue
@@ -698,7 +698,7 @@ class Training(Process):
         ):
             self._detour = Phase.COMPLETE
             return Event.COMPLETED
-        if verdict.fate is FailoverOutcome.GO and view is not None and self.ticket.place in view.members:
+        if verdict.fate is FailoverOutcome.GO and view is not None and self.ticket.slot in view.members:
             self._begin_anew(view)
             self._detour = Phase.JOIN
             return Event.OK

@@ -44,7 +44,7 @@ SLOW_PACE = 4.0
 ENDED_WELL, MOST = ("returned", "late"), 12
 #: how long after it woke a member may still be inside a function that the others have given up (seconds)
 JUST = 0.5
-#: how long a process may have to be let in, where there is a place for it (seconds)
+#: how long a process may have to be let in, where there is a slot for it (seconds)
 SOON = 3.0
 #: how long a monitor may stay after the last training process: that of one that died while it waited looks once more
 STAYS = LAST_LOOK + 1.0
@@ -140,9 +140,9 @@ class World:
         self.is_over = not self._to_come and not any(process.alive for process in processes)
         return self.is_over
 
-    def _start(self, place: int) -> None:
+    def _start(self, slot: int) -> None:
         number = len(self.training)
-        training = Training(self, number, place)
+        training = Training(self, number, slot)
         training.pace = SLOW_PACE if number in self.scenario.slow else 1.0
         training.on_end.append(partial(self._training_ended, training))
         self.training.append(training)
@@ -151,10 +151,10 @@ class World:
             if isinstance(fault, Kill) and fault.member == number and fault.op is not None and not fault.phase:
                 self._arm(fault)
 
-    def _start_late(self, place: int) -> None:
+    def _start_late(self, slot: int) -> None:
         self._to_come -= 1
-        self._start(place)
-        self.engine.note(f"train{len(self.training) - 1}", f"starts, with RANK={place}")
+        self._start(slot)
+        self.engine.note(f"train{len(self.training) - 1}", f"starts, with RANK={slot}")
 
     def _host(self) -> Script:
         try:
@@ -186,11 +186,11 @@ class World:
         """They end with the process."""
         self._kept.extend(contacts)
 
-    def go_on(self, before: View, verdict: Verdict, server: Process, place: int) -> View:
-        """A desk has decided that the job goes on; ``place``: of the member whose monitor that is."""
+    def go_on(self, before: View, verdict: Verdict, server: Process, slot: int) -> View:
+        """A desk has decided that the job goes on; ``slot``: of the member whose monitor that is."""
         number, members = len(self.views), verdict.members
         offset = before.offset + verdict.iteration + 1
-        names = standbys(members, self.scenario.standbys, place)
+        names = standbys(members, self.scenario.standbys, slot)
         view = View(number, server.store, members, max(members) + 1, names, offset, before)
         view.keeper = Keeper(self, server, view)
         self.views.append(view)
@@ -267,7 +267,7 @@ class World:
             case Split():
                 self.engine.at(fault.time, partial(self._split, fault))
             case Spawn():
-                self.engine.at(fault.time, partial(self._start_late, fault.place))
+                self.engine.at(fault.time, partial(self._start_late, fault.slot))
 
     def begins(self, training: Training) -> None:
         """A phase begins: kills that count operations from here are armed."""
@@ -391,7 +391,7 @@ class World:
         ended = (*ENDED_WELL, "a founder is missing")  # once more would take as long, and end as it did
         if again is not None and training.result not in ended and len(self.training) < MOST:
             self._to_come += 1
-            self.engine.at(again, partial(self._start_late, training.ticket.place))
+            self.engine.at(again, partial(self._start_late, training.ticket.slot))
 
     # --- invariants -------------------------------------------------------------------------------------------
 
@@ -422,7 +422,7 @@ class World:
         return any(isinstance(fault, Cut | Split | Freeze) for fault in self.scenario.faults)
 
     def let_in(self, training: Training) -> None:
-        """The end round was decided: whoever has a ticket, and finds a place in the new roster, is in it."""
+        """The end round was decided: whoever has a ticket, and finds a slot in the new roster, is in it."""
         membership, (number, iteration) = training.membership, training.moment
         still = self._tickets(training.view.store.data)
         waiting = {m: ticket for m, ticket in self._waiting.get((number, iteration - 1), {}).items() if m in still}
@@ -433,14 +433,14 @@ class World:
     def named(self, training: Training, decision: Decision) -> None:
         """After a soft timeout: nobody is named that neither hangs nor died; where one hangs, it is."""
         hung = {fault.member for fault in self.fired if isinstance(fault, Act) and fault.what.startswith("hang")}
-        places = {self.training[number].ticket.place for number in hung}
+        slots = {self.training[number].ticket.slot for number in hung}
         said = {record.initial_rank for record in decision.stuck if record.where}
-        if said - places:
-            raise Broken(f"{training.name} names {sorted(said - places)} with a place, and only {places} hang")
+        if said - slots:
+            raise Broken(f"{training.name} names {sorted(said - slots)} with a place, and only {slots} hang")
 
     def _check_seats(self, membership: Membership, waiting: dict[int, Ticket]) -> None:
         if seats := seat(membership.taken, waiting):
-            raise Broken(f"members {sorted(seats)} wait, and places {sorted(seats.values())} are free")
+            raise Broken(f"members {sorted(seats)} wait, and slots {sorted(seats.values())} are free")
 
     def same_book(self, training: Training) -> None:
         """I1, I4: the same roster and the same frame on every member's membership."""
@@ -475,9 +475,9 @@ class World:
 
     def enter(self, training: Training) -> None:
         """I2, I4: checked as the function starts."""
-        iteration, place = training.membership.iteration, training.placed
+        iteration, state = training.membership.iteration, training.placed
         self._check_job(training)
-        size, rank, active = place.world_size, place.active_rank, place.active_world_size
+        size, rank, active = state.world_size, state.active_rank, state.active_world_size
         self.engine.note(training.name, f"enters the function, iteration {iteration}, rank {rank} of {active}/{size}")
         for other in self.training:
             if other.inside is None or not other.alive or self._just_woken(other):
@@ -487,7 +487,7 @@ class World:
         self.agree(training.view, "active world size", iteration, active)
         if rank is None or not 0 <= rank < active:
             raise Broken(f"I4: {training.name} has rank {rank} of {active}")
-        self._check_place(training, rank)
+        self._check_slot(training, rank)
         taken = self._entered.setdefault(training.moment, {}).setdefault(rank, training.member)
         if taken != training.member:
             raise Broken(f"I4: rank {rank} in iteration {iteration} on members {taken} and {training.member}")
@@ -502,11 +502,11 @@ class World:
         if done and done != [view.label("completed")]:
             raise Broken(f"I5: {training.name} enters with store {view.number}, and a call has returned: {done}")
 
-    def _check_place(self, training: Training, rank: int) -> None:
+    def _check_slot(self, training: Training, rank: int) -> None:
         """Ranks keep the order in which they were started; who joins stands where the one that it replaces stood."""
         membership = training.membership
-        if self.scenario.assignment == "shift" and sorted(membership.taken).index(membership.place) != rank:
-            raise Broken(f"{training.name} has rank {rank}, and place {membership.place} of {sorted(membership.taken)}")
+        if self.scenario.assignment == "shift" and sorted(membership.taken).index(membership.slot) != rank:
+            raise Broken(f"{training.name} has rank {rank}, and slot {membership.slot} of {sorted(membership.taken)}")
 
     def _just_woken(self, training: Training) -> bool:
         """It stands still, or its monitor, which does not know yet, is about to end it."""
@@ -537,7 +537,7 @@ class World:
             raise Broken(f"I5: {training.name} returns; in iteration {iteration} {sorted(done)} of {active} returned")
 
     def _waits(self, training: Training) -> bool:
-        """It has been waiting for a place, and could have interrupted what ran."""
+        """It has been waiting for a slot, and could have interrupted what ran."""
         waits = training.alive and training.entered and training.phase is Phase.JOIN and not training.found
         return waits and not training.refused and training.waits_since < self.engine.now - SOON
 
@@ -606,15 +606,15 @@ class World:
             return training.proposed.active_world_size == 0
         if training.result == "nobody left":  # or of a larger job, before the smaller one had begun
             nobody = not any(other.result == "returned" for other in self.training)
-            return nobody or training.ticket.place >= self.scenario.members
+            return nobody or training.ticket.slot >= self.scenario.members
         if training.result == "taken":
             return any(
-                isinstance(fault, Spawn) and fault.place == training.ticket.place for fault in self.scenario.faults
+                isinstance(fault, Spawn) and fault.slot == training.ticket.slot for fault in self.scenario.faults
             )
-        mate = mate_of(self.scenario.assignment, training.ticket.place)
+        mate = mate_of(self.scenario.assignment, training.ticket.slot)
         if training.result != "discarded" or mate is None:
             return False
-        mates = [other for other in self.training if other.ticket.place == mate < self.scenario.members]
-        # a spare that was started for one of the two places has their key too, wherever it sits
-        group = [other for other in self.training if other.ticket.place in (mate, training.ticket.place)]
+        mates = [other for other in self.training if other.ticket.slot == mate < self.scenario.members]
+        # a spare that was started for one of the two slots has their key too, wherever it sits
+        group = [other for other in self.training if other.ticket.slot in (mate, training.ticket.slot)]
         return not mates or len(group) > 2 or any(other.result != "returned" for other in mates)

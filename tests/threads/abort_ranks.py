@@ -27,7 +27,7 @@ from inprocess.abort import AbortTorchDistributed
 from inprocess.collectives import gloo
 from inprocess.collectives.deferred_release import held
 from inprocess.collectives.gloo import shutdown_gloo_connections
-from inprocess.interrupt.gate import LONGEST_PAUSE
+from inprocess.interrupt.gate import MAX_PAUSE_S
 from inprocess.state import FrozenState
 from inprocess.stores import serving
 from inprocess.stores import tcp as store
@@ -243,7 +243,7 @@ def _run_aborted(
         abort(state)
         times.append(time.monotonic())
         me.aborted.set()
-        while not left.wait(LONGEST_PAUSE):  # as the MonitorThread does: a wait may have begun meanwhile
+        while not left.wait(MAX_PAUSE_S):  # as the MonitorThread does: a wait may have begun meanwhile
             shutdown_gloo_connections(state.world_size)
 
     times: list[float] = []

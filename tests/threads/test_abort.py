@@ -58,7 +58,7 @@ def test_steps_run_in_order_and_errors_stop_nothing(caplog: pytest.LogCaptureFix
 
 
 def test_step_that_hangs_is_left_to_itself(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(abort, "RESERVE", 0.01)
+    monkeypatch.setattr(abort, "RESERVE_S", 0.01)
     release, done = threading.Event(), []
 
     def hang() -> None:
@@ -148,7 +148,7 @@ def test_ladder_is_quick(group: None) -> None:
 def test_group_whose_abort_hangs_cannot_harm_the_next_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
     """The abort of a broken group comes back when the next iteration has its own groups: these must stay."""
     release = threading.Event()
-    monkeypatch.setattr(abort, "RESERVE", 0.01)
+    monkeypatch.setattr(abort, "RESERVE_S", 0.01)
     monkeypatch.setattr(abort, "_abort_group", lambda current, place: release.wait())
     init()
     AbortTorchDistributed(deadline=0.1)(STATE)
@@ -173,7 +173,7 @@ def test_steps_of_a_rung_run_at_the_same_time(caplog: pytest.LogCaptureFixture) 
 
 
 def test_a_step_that_hangs_is_not_waited_for_by_the_others_of_its_rung(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(abort, "RESERVE", 0.01)
+    monkeypatch.setattr(abort, "RESERVE_S", 0.01)
     release = threading.Event()
 
     def fail() -> None:

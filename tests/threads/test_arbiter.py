@@ -82,8 +82,8 @@ def contacts() -> Iterator[Callable[..., ArbiterClients]]:
         each.close()
 
 
-def vote(place: int, last: int = 2) -> Vote:
-    return Vote(place, 3, ((0, last),))
+def vote(slot: int, last: int = 2) -> Vote:
+    return Vote(slot, 3, ((0, last),))
 
 
 def in_threads(*actions: Callable[[], Any]) -> list[Any]:
@@ -189,7 +189,7 @@ def test_the_host_of_the_store_is_not_asked(standby, contacts) -> None:
 
 def test_one_that_does_not_answer_is_passed_over(standby, contacts, monkeypatch) -> None:
     """It accepts a connection and says nothing more, as a host that stands still does."""
-    monkeypatch.setattr(arbiter, "ANSWER", 0.05)
+    monkeypatch.setattr(arbiter, "ANSWER_TIMEOUT_S", 0.05)
     silent, there = standby(), standby(member=1)
     mine = contacts(0, silent, there)
     monkeypatch.setattr(silent.desk, "_answer", lambda guest, message: True)
@@ -273,7 +273,7 @@ def test_members_of_another_call_are_sent_away(standby, contacts) -> None:
         b"no json\n",
         b'{"vote": "{}"}\n',
         b'{"hello": "x", "call": "call"}\n',
-        b'{"hello": 0, "call": "call"}\n{"vote": "{\\"place\\": -1}"}\n',
+        b'{"hello": 0, "call": "call"}\n{"vote": "{\\"slot\\": -1}"}\n',
         b'{"hello": 0, "call": "call"}\n{"vote": 3}\n',
         b"[" * 10000 + b"\n",
         b"\xff" * 70000,
@@ -379,7 +379,7 @@ class Exhausted:
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
 def test_accept_is_tried_again_after_a_pause(standby, monkeypatch, caplog, number: int) -> None:
     """Not at once: the connection stays in the queue. Its member comes in as soon as a descriptor is free."""
-    monkeypatch.setattr(arbiter_server, "EXHAUSTED", 0.05)
+    monkeypatch.setattr(arbiter_server, "EXHAUSTED_PAUSE_S", 0.05)
     made = standby()
     made.desk.close()
     listener = Exhausted(socket.create_server(("127.0.0.1", 0)), number, times=3)
@@ -400,7 +400,7 @@ def test_accept_is_tried_again_after_a_pause(standby, monkeypatch, caplog, numbe
 
 def test_a_real_limit_of_descriptors(standby, monkeypatch, caplog) -> None:
     """The limit is that of this process, so it is lowered below what is open for as long as the desk needs one more."""
-    monkeypatch.setattr(arbiter_server, "EXHAUSTED", 0.02)
+    monkeypatch.setattr(arbiter_server, "EXHAUSTED_PAUSE_S", 0.02)
     told = threading.Event()
     monkeypatch.setattr(arbiter.log, "error", functools.partial(_then, arbiter.log.error, told))
     made = standby()

@@ -555,12 +555,12 @@ def test_a_worker_that_does_not_read_its_answers(server: ControlServer, worker: 
             pytest.fail("it was listened to for ever")
     finally:
         logging.getLogger("inprocess.launcher").disabled = False
-    assert 0 < len(server.requests()) <= control.MOST_REQUESTS
+    assert 0 < len(server.requests()) <= control.MAX_REQUESTS
     still_serves(server, worker)
 
 
 def test_more_connections_than_fit(server: ControlServer, worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(control, "MAX_CONNECTIONS", 2)
     with connect(server), connect(server):
         heard(server)
         with connect(server) as third:
@@ -749,7 +749,7 @@ class Silent:
 
 
 def test_a_launcher_that_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    monkeypatch.setattr(launcher, "ANSWER", 0.05)
+    monkeypatch.setattr(launcher, "ANSWER_TIMEOUT_S", 0.05)
     silent = Silent(tmp_path / "s")
     with silent.listener:
         for name, value in silent.environ.items():

@@ -9,10 +9,10 @@ from unittest.mock import MagicMock
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from inprocess.launcher.agent import Agent, Start
+from inprocess.launcher.agent import Agent
 from inprocess.launcher.decisions import Rules
-from inprocess.launcher.processes import Ended
-from inprocess.launcher.workers import Place
+from inprocess.launcher.processes import Ended, WorkerLaunch
+from inprocess.launcher.workers import WorkerSlot
 
 
 class Worker:
@@ -31,8 +31,10 @@ class Worker:
 def agent(looks: list[int]) -> Any:
     """Of workers whose calls have ended with an error on all ranks."""
     one: Any = Agent.__new__(Agent)
-    one._places = {
-        rank: Place(SimpleNamespace(global_rank=rank, local_rank=rank), Start((), {}), 0, Worker(rank, number))  # type: ignore[arg-type]
+    one._slots = {
+        rank: WorkerSlot(
+            SimpleNamespace(global_rank=rank, local_rank=rank), WorkerLaunch((), {}), 0, Worker(rank, number)
+        )  # type: ignore[arg-type]
         for rank, number in enumerate(looks)
     }
     control = MagicMock()

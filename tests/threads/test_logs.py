@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import logging
 import os
@@ -10,8 +11,9 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -198,7 +200,7 @@ def test_what_is_raised_from_outside_is_not_swallowed(kept: Kept, error: BaseExc
 
 
 def test_a_blocked_handler_is_not_waited_for_and_lines_are_counted(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "BOUND", 10)
+    monkeypatch.setattr(logs, "MAX_QUEUED", 10)
     with kept.blocked():
         for number in range(25):
             log.info("%d", number)
@@ -214,7 +216,7 @@ def test_a_blocked_handler_is_not_waited_for_and_lines_are_counted(kept: Kept, m
 
 
 def test_no_drop_is_missed_where_many_threads_drop(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "BOUND", 5)
+    monkeypatch.setattr(logs, "MAX_QUEUED", 5)
     with kept.blocked():
         threads = [threading.Thread(target=lambda: [log.info("x") for _ in range(200)]) for _ in range(4)]
         for thread in threads:
@@ -231,7 +233,7 @@ def test_a_blocked_writer_is_abandoned_once_and_there_is_no_second_one(
 ) -> None:
     with kept.blocked():
         assert not logs.end(0.01)
-        monkeypatch.setattr(logs, "END", 10**6)  # it was abandoned: not waited for again
+        monkeypatch.setattr(logs, "FLUSH_LIMIT_S", 10**6)  # it was abandoned: not waited for again
         logs.leave()
         log.info("meanwhile")
         logs.leave()
@@ -250,7 +252,7 @@ def test_the_writer_starts_again(kept: Kept) -> None:
 
 
 def test_a_writer_with_nothing_to_do_ends(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "LINGER", 0.001)
+    monkeypatch.setattr(logs, "IDLE_LIMIT_S", 0.001)
     log.info("1")
     writer = logs._queue.writer()
     assert writer is not None
@@ -260,7 +262,7 @@ def test_a_writer_with_nothing_to_do_ends(kept: Kept, monkeypatch: pytest.Monkey
 
 def test_during_a_call_there_is_a_writer_before_the_first_line(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """So no restart waits until a thread has started."""
-    monkeypatch.setattr(logs, "LINGER", 0.001)
+    monkeypatch.setattr(logs, "IDLE_LIMIT_S", 0.001)
     logs.begin()
     writer = logs._queue.writer()
     assert writer is not None and writer.is_alive()
@@ -313,7 +315,7 @@ def test_a_line_that_comes_just_as_the_writer_ends_is_written(kept: Kept, monkey
             self.lock.release()
 
     monkeypatch.setattr(logs._queue, "_has_writer", Lying())
-    monkeypatch.setattr(logs, "LINGER", 0.001)
+    monkeypatch.setattr(logs, "IDLE_LIMIT_S", 0.001)
     arrived = threading.Event()
     kept.addFilter(lambda record: record.getMessage() != "late" or arrived.set() or True)
     log.info("1")
@@ -415,6 +417,86 @@ def test_a_forked_child_has_a_writer_of_its_own(kept: Kept) -> None:
         os.waitpid(child, 0)
     written()
     assert kept.lines == ["blocked", "the parent's"]
+
+
+class Streaming(logging.Handler):
+    """Has a lock that nobody renews in a forked child, as the buffer of a stream has. Takes a while for each line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stream, self.reached = threading.Lock(), threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with self.stream:
+            self.reached.set()
+            time.sleep(0.1)
+
+
+@pytest.fixture
+def streaming() -> Iterator[Streaming]:
+    handler = Streaming()
+    TOP.addHandler(handler)
+    yield handler
+    logs.end(SOON)
+    TOP.removeHandler(handler)
+
+
+def fork(child: Callable[[], bool]) -> bool:
+    if (pid := os.fork()) == 0:
+        os._exit(not child())
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_fork_waits_for_the_line_that_is_being_written(streaming: Streaming) -> None:
+    """Else a child that writes to the same stream would wait for ever."""
+    log.warning("a line")
+    assert streaming.reached.wait(SOON)
+    assert fork(lambda: streaming.stream.acquire(blocking=False))
+    log.warning("the parent's writer goes on")
+    assert logs.end(SOON)
+
+
+def test_a_handler_that_blocks_is_waited_for_by_one_fork(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "FORK_LIMIT_S", limit := 1.0)
+    with kept.blocked():
+        begin = time.monotonic()
+        assert fork(lambda: True)
+        first = time.monotonic()
+        assert all(fork(lambda: True) for _ in range(3))
+        assert first - begin >= limit
+        assert time.monotonic() - first < 3 * limit
+    log.warning("the writer goes on")
+    written()
+    assert kept.lines == ["blocked", "the writer goes on"]
+
+
+def test_a_handler_may_fork(kept: Kept) -> None:
+    ended: list[bool] = []
+    kept.addFilter(lambda record: ended.append(fork(lambda: True)) is None)
+    log.warning("a line")
+    written()
+    assert (kept.lines, ended) == (["a line"], [True])
+
+
+# --- where the process was --------------------------------------------------------------------------------------------
+
+
+def test_a_record_says_where_its_process_was(kept: Kept) -> None:
+    """When the line was logged, not when it is written; between calls there is nothing to say."""
+    position = logs.Position(call=0, iteration=2, rank=1, initial_rank=1, phase="run")
+    renumbered = dataclasses.replace(position, initial_rank=3)
+    with kept.blocked():
+        for each in (position, renumbered):
+            logs.locate(lambda each=each: each)
+            log.warning("a line")
+        logs.leave()
+        log.warning("a line")
+    written()
+    assert [record.inprocess for record in kept.records] == ["no call", position, renumbered, "no call"]
+    assert [str(record.inprocess) for record in kept.records[1:3]] == [
+        "call 0, iteration 2, rank 1, run",
+        "call 0, iteration 2, rank 1 (initial rank 3), run",
+    ]
 
 
 # --- the end of the process -------------------------------------------------------------------------------------------

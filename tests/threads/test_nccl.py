@@ -256,7 +256,7 @@ def test_a_graph_that_is_being_replayed_is_waited_for(graphs: Any, monkeypatch: 
                 it.gpu.release()
             return found
 
-        monkeypatch.setattr(nccl, "LOOK", 0)
+        monkeypatch.setattr(nccl, "POLL_INTERVAL_S", 0)
         monkeypatch.setattr(nccl, "_is_replaying", look)
         assert nccl.reset_graphs() == 1
     assert len(looks) > 1

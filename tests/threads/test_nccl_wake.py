@@ -174,8 +174,8 @@ def test_it_ends_also_where_an_abort_does_not(monkeypatch: Patch) -> None:
     monkeypatch.setattr(clock, "monotonic", lambda: now[0])
     monkeypatch.setattr(nccl_wake, "wake", lambda: looks.append(now[0]))
     nccl_wake.until(never)
-    assert looks[0] == nccl_wake.FIRST
-    assert nccl_wake.LONGEST - 2 * nccl_wake.EVERY < looks[-1] < nccl_wake.LONGEST
+    assert looks[0] == nccl_wake.FIRST_PAUSE_S
+    assert nccl_wake.WAKE_LIMIT_S - 2 * nccl_wake.MAX_PAUSE_S < looks[-1] < nccl_wake.WAKE_LIMIT_S
 
 
 # --- in the ladder ------------------------------------------------------------------------------------------------

@@ -382,7 +382,7 @@ def test_a_monitor_that_the_kernel_does_not_let_go_of_is_not_waited_for(
     process = running._process
     assert process is not None
     with monkeypatch.context() as patched:
-        patched.setattr(monitor_process, "UNKILLABLE", 0.01)
+        patched.setattr(monitor_process, "KILL_WARNING_S", 0.01)
         patched.setattr(process, "kill", lambda: None)  # as in a system call that nothing ends
         running.close()
     assert process.pid in monitor_process._lingering

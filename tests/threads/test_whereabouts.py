@@ -107,7 +107,7 @@ BLOCKS, SPINS = "lock.acquire()", "while lock.locked(): pass"
 def test_a_rank_that_hangs(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], asleep: bool) -> None:
     spot = seen(monkeypatch, function, asleep)
     assert spot is not None and not spot.waits
-    assert spot.where.startswith(__file__[-whereabouts.LONGEST_FILE :] + ":")
+    assert spot.where.startswith(__file__[-whereabouts.MAX_FILE_LENGTH :] + ":")
     assert spot.where.endswith(f" in {function.__name__}")
 
 

@@ -64,17 +64,17 @@ class Cluster:
                 member.state = states[member.name]
         return states
 
-    def join(self, places: dict[int, int], dead: Collection[int] = (), commit: bool = True) -> dict[int, State]:
-        """New members (name: place) join, and all others, whose names are their places, are back in theirs."""
+    def join(self, slots: dict[int, int], dead: Collection[int] = (), commit: bool = True) -> dict[int, State]:
+        """New members (name: slot) join, and all others, whose names are their slots, are back in theirs."""
         self.members = [member for member in self.members if member.name not in dead]
-        size = 1 + max([*places.values(), *(member.name for member in self.members), *self._sizes()])
+        size = 1 + max([*slots.values(), *(member.name for member in self.members), *self._sizes()])
         for member in self.members:
             member.state.rank, member.state.world_size = member.name, size
-        for name, place in places.items():
-            state = State(rank=place, world_size=size, initial_rank=place, initial_world_size=size)
+        for name, slot in slots.items():
+            state = State(rank=slot, world_size=size, initial_rank=slot, initial_world_size=size)
             self.members.append(Member(name, state, adapt_rank_assignment(self.make(name), self.rank_filter)))
         self.members.sort(key=lambda member: member.name)
-        self.fresh |= set(places.values())
+        self.fresh |= set(slots.values())
         self.gone = set(range(size)) - {member.state.rank for member in self.members}
         return self.restart(commit=commit)
 

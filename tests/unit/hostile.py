@@ -76,7 +76,7 @@ def arrivals(draw: Any) -> Arrival:
             rank,
             size,
             by=by,
-            place=draw(st.none() | numbers),
+            slot=draw(st.none() | numbers),
             repeats=repeats,
             limit=draw(st.integers(0, repeats)),
             **{name: draw(st.booleans()) for name in ("fresh", "progressed", "ran")},
@@ -102,14 +102,14 @@ def decisions(draw: Any) -> Decision:
     seats = draw(
         st.dictionaries(st.integers(messages.FIRST_JOINER, messages.MAX_RANKS - 1), st.integers(0, 9), max_size=3)
     )
-    joined = tuple(sorted({place: (member, place) for member, place in seats.items()}.values()))
+    joined = tuple(sorted({slot: (member, slot) for member, slot in seats.items()}.values()))
     if reason or not joined:
         more = {name: draw(st.booleans()) for name in ("progressed", "ran")}
-        more |= {"repeats": draw(st.integers(0, 99)), "pause": draw(st.integers(0, messages.LONGEST_PAUSE))}
+        more |= {"repeats": draw(st.integers(0, 99)), "pause": draw(st.integers(0, messages.MAX_PAUSE_MS))}
         stuck, waiting = tuple(draw(st.lists(records, max_size=messages.MAX_STUCK))), draw(numbers)
         more |= {"stuck": stuck, "stuck_count": len(stuck) + draw(st.integers(0, 9)), "waiting": waiting}
         return Decision(gone, draw(ascending), found, count, reason, fresh=draw(ascending), **more)
-    fresh = tuple(sorted(place for _, place in joined))
+    fresh = tuple(sorted(slot for _, slot in joined))
     free = tuple(sorted(draw(st.sets(st.integers(0, 9), max_size=3)).difference(fresh)))
     return Decision(gone, free, found, count, "", joined, 10, fresh)
 
@@ -183,7 +183,7 @@ json_values = st.recursive(
 )
 _FIELDS = (
     *("kind", "rank", "world_size", "active_world_size", "active_rank", "by", "go", "completed", "cause", "removed"),
-    *("place", "fresh", "joined", "places", "members", "iteration", "closed"),
+    *("slot", "fresh", "joined", "slots", "members", "iteration", "closed"),
     *("terminated", "records", "record_count", "abort", "interruption", "initial_rank", "message", "where"),
     *("pings", "repeats", "limit", "pause", "progressed", "ran"),
 )

@@ -28,9 +28,9 @@ def a_launch(agent_store: bool = False, host: str = "10.0.0.1", port: int = 2950
     return Launch(rank=0, world_size=2, host=host, port=port, agent_store=agent_store, attempt="0")
 
 
-def a_job(agent_store: bool = False, calls: int = 2, place: int = 0, outside: bool = False) -> Job:
+def a_job(agent_store: bool = False, calls: int = 2, slot: int = 0, outside: bool = False) -> Job:
     launch = a_launch(agent_store)
-    return Job(launch, (0, 1), place, 2, calls, outside=outside)
+    return Job(launch, (0, 1), slot, 2, calls, outside=outside)
 
 
 def spec(agent_store: bool = False, calls: int = 2, **options: Any) -> StoreSpec:
@@ -266,14 +266,14 @@ def test_a_store_is_asked_for_the_arguments_of_this_job() -> None:
 
 
 def test_a_store_says_who_comes_too_late() -> None:
-    """By the place that it has; in the next call it begins with the others, if it was let in."""
-    job = a_job(place=1)
+    """By the slot that it has; in the next call it begins with the others, if it was let in."""
+    job = a_job(slot=1)
     found = store_spec(Options.build(store_factory=Outliving, store_kwargs={"founds": 0}), job)
     assert found.kwargs["seat"][0] == 1
     assert job.outside and job.entry is JoinMode.GROW
     job.leave(job.membership())
     assert job.outside and job.last == ("", ())  # it never had a ticket
-    joined = Membership(FIRST_JOINER + 1, (0, FIRST_JOINER + 1), places={FIRST_JOINER + 1: 1})
+    joined = Membership(FIRST_JOINER + 1, (0, FIRST_JOINER + 1), slots={FIRST_JOINER + 1: 1})
     job.leave(joined)
     assert not job.outside
     assert (job.members, job.last[0]) == ((0, 1), f"2.{FIRST_JOINER + 1}")

@@ -10,8 +10,8 @@ from inprocess.protocol.messages import FIRST_JOINER, FailoverOutcome, Vote
 PATIENCE, GRACE = 10.0, 1.0
 
 
-def vote(place: int, *members: tuple[int, int], iteration: int = 3) -> Vote:
-    return Vote(place, iteration, members or ((0, 3),))
+def vote(slot: int, *members: tuple[int, int], iteration: int = 3) -> Vote:
+    return Vote(slot, iteration, members or ((0, 3),))
 
 
 def arbiter(*voters: int, gone: tuple[int, ...] = (), lost: bool = True) -> Arbiter:
@@ -110,13 +110,13 @@ def test_the_newest_roster_counts() -> None:
     assert verdict is not None and (verdict.members, verdict.iteration) == ((2, 3), 4)
 
 
-def test_members_that_joined_go_on_in_their_places() -> None:
+def test_members_that_joined_go_on_in_their_slots() -> None:
     made = Arbiter(PATIENCE, GRACE)
     made.lost(0.0)
     members = ((2, 3), (FIRST_JOINER + 1, FIRST_JOINER + 1))
     joined = ((FIRST_JOINER + 1, 1),)
-    for member, place in ((2, 2), (3, 3), (FIRST_JOINER + 1, 1)):
-        made.vote(member, Vote(place, 5, members, joined), 0.0)
+    for member, slot in ((2, 2), (3, 3), (FIRST_JOINER + 1, 1)):
+        made.vote(member, Vote(slot, 5, members, joined), 0.0)
     verdict = made.decide(0.0)
     assert verdict is not None and verdict.members == (1, 2, 3)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from inprocess.hardware import gpu
-from inprocess.hardware.gpu import Device, Lost, Unavailable
+from inprocess.hardware.gpu import Device, GpuLost, Unavailable
 from tests.unit.fake_nvml import FakeGpu, FakeNvml
 
 A, B, C = "GPU-aaaa1111-0000", "GPU-bbbb2222-0000", "GPU-bbbb3333-0000"
@@ -163,13 +163,13 @@ def test_our_gpu_is_lost(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, visibl
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     address()
     nvml.gpus[1].lose(pynvml.NVML_ERROR_RESET_REQUIRED)
-    with pytest.raises(Lost, match="NVML says: GPU requires restart"):
+    with pytest.raises(GpuLost, match="NVML says: GPU requires restart"):
         address()
     nvml.gpus[1].lose(pynvml.NVML_ERROR_UNKNOWN)
-    with pytest.raises(Lost, match="does not give its handle any more: Unknown Error"):
+    with pytest.raises(GpuLost, match="does not give its handle any more: Unknown Error"):
         address()
     del nvml.gpus[1]
-    with pytest.raises(Lost, match="does not give its handle any more: Not Found"):
+    with pytest.raises(GpuLost, match="does not give its handle any more: Not Found"):
         address()
 
 
@@ -177,7 +177,7 @@ def test_our_gpu_is_lost_at_the_first_look(monkeypatch: pytest.MonkeyPatch, nvml
     nvml.gpus[1].lose()
     for visible in (B, "1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        with pytest.raises(Lost, match="NVML says: GPU is lost"):
+        with pytest.raises(GpuLost, match="NVML says: GPU is lost"):
             address()
 
 
@@ -185,7 +185,7 @@ def test_lost_among_others_that_nvml_may_not_ask(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", B)
     nvml.gpus[1].lose()
     nvml.gpus[2].errors["by index"] = pynvml.NVML_ERROR_NO_PERMISSION
-    with pytest.raises(Lost, match="GPU is lost"):
+    with pytest.raises(GpuLost, match="GPU is lost"):
         address()
 
 

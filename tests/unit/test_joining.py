@@ -69,13 +69,13 @@ def test_it_gets_an_id_of_its_own_and_sees_who_began(store: SimStore) -> None:
 
 def test_it_interrupts_what_runs_and_is_let_in(store: SimStore) -> None:
     membership = waiting(store)
-    verb = joining.await_place(membership, TICKET, True, lambda membership: None)
+    verb = joining.await_slot(membership, TICKET, True, lambda membership: None)
     assert waits_for(store, verb) == "1/next"
     cause = load_outcome(store.data["1/outcome"], "outcome").cause
     assert cause is not None
     assert (cause.interruption, cause.initial_rank, cause.message) == (Interruption.JOINED, 1, "c takes part")
     decision = end_round(store)
-    assert (decision.joined, decision.places, decision.fresh) == (((J + 1, 1),), 3, (1,))
+    assert (decision.joined, decision.slots, decision.fresh) == (((J + 1, 1),), 3, (1,))
     with pytest.raises(StopIteration) as end:
         verb.send(store.data["1/next"])
     assert end.value.value == decision
@@ -84,14 +84,14 @@ def test_it_interrupts_what_runs_and_is_let_in(store: SimStore) -> None:
 
 
 def test_several_that_come_soon_after_each_other_are_one_restart(store: SimStore) -> None:
-    """Two places are free, and one process is there: it looks again a little later, as long as others come."""
+    """Two slots are free, and one process is there: it looks again a little later, as long as others come."""
     store.write("0/next", dump(Decision(removed=(1, 2), terminated=(1, 2))))
     membership = waiting(store)
-    verb, answer, pauses = joining.await_place(membership, TICKET, True, lambda membership: None), None, 0
+    verb, answer, pauses = joining.await_slot(membership, TICKET, True, lambda membership: None), None, 0
     while "1/outcome" not in store.data:
         op = verb.send(answer)
         if isinstance(op, Pause):
-            assert (op.seconds, store.data["ticket#"]) == (joining.LOOK, b"1")
+            assert (op.seconds, store.data["ticket#"]) == (joining.POLL_INTERVAL_S, b"1")
             pauses += 1
             waiting(store, Ticket(2, 3, by="d"))
             answer = None
@@ -102,7 +102,7 @@ def test_several_that_come_soon_after_each_other_are_one_restart(store: SimStore
 
 def test_nobody_is_waited_for_who_does_not_come(store: SimStore) -> None:
     store.write("0/next", dump(Decision(removed=(1, 2), terminated=(1, 2))))
-    verb, answer, pauses = joining.await_place(waiting(store), TICKET, True, lambda membership: None), None, 0
+    verb, answer, pauses = joining.await_slot(waiting(store), TICKET, True, lambda membership: None), None, 0
     while "1/outcome" not in store.data:
         op = verb.send(answer)
         pauses += isinstance(op, Pause)
@@ -111,24 +111,24 @@ def test_nobody_is_waited_for_who_does_not_come(store: SimStore) -> None:
 
 
 def test_it_waits_for_a_restart_where_it_is_told_so(store: SimStore) -> None:
-    verb = joining.await_place(waiting(store), TICKET, False, lambda membership: None)
+    verb = joining.await_slot(waiting(store), TICKET, False, lambda membership: None)
     assert waits_for(store, verb) == "1/outcome"
 
 
 def test_it_comes_in_where_ranks_wait_for_it(store: SimStore) -> None:
     assert do(store, verbs.want(1, (0, 2))) == {}
     membership = waiting(store)
-    assert waits_for(store, joining.await_place(membership, TICKET, False, lambda membership: None)) == "1/next"
+    assert waits_for(store, joining.await_slot(membership, TICKET, False, lambda membership: None)) == "1/next"
     assert do(store, verbs.want(1, (0, 2))) == {J + 1: TICKET}
 
 
 @pytest.mark.parametrize("interrupts", [True, False])
 def test_a_spare_disturbs_nobody(store: SimStore, interrupts: bool) -> None:
-    """Until somebody dies, in whose place it is let in with the verdict on that death."""
+    """Until somebody dies, in whose slot it is let in with the verdict on that death."""
     store.write("0/next", dump(Decision()))
     spare = Ticket(0, 3, by="d")
     membership = waiting(store, spare)
-    verb = joining.await_place(membership, spare, interrupts, lambda membership: None)
+    verb = joining.await_slot(membership, spare, interrupts, lambda membership: None)
     assert waits_for(store, verb) == "1/outcome"
     memberships = [Membership(member, (0, 1, 2), 1, member, 3) for member in range(3)]
     for each in (memberships[0], memberships[2]):
@@ -140,20 +140,20 @@ def test_a_spare_disturbs_nobody(store: SimStore, interrupts: bool) -> None:
 
 def test_the_job_completes_before(store: SimStore) -> None:
     store.write("1/outcome", dump(Outcome(completed=True)))
-    assert do(store, joining.await_place(waiting(store), TICKET, False, lambda membership: None)) is None
+    assert do(store, joining.await_slot(waiting(store), TICKET, False, lambda membership: None)) is None
 
 
 def test_the_job_has_completed_and_was_gone_on_with(store: SimStore) -> None:
     """Whoever speaks for a member that died after that may decide the end round, too."""
     store.write("1/outcome", dump(Outcome(completed=True)))
     store.write("1/next", dump(Decision(removed=(0, 2))))
-    assert do(store, joining.await_place(waiting(store), TICKET, False, lambda membership: None)) is None
+    assert do(store, joining.await_slot(waiting(store), TICKET, False, lambda membership: None)) is None
 
 
 def test_everybody_leaves(store: SimStore) -> None:
     store.write("0/next", dump(Decision(abort="loss is nan")))
     with pytest.raises(RestartAbort, match="loss is nan"):
-        do(store, joining.await_place(waiting(store), TICKET, True, lambda membership: None))
+        do(store, joining.await_slot(waiting(store), TICKET, True, lambda membership: None))
 
 
 def test_everybody_left_before_it_began() -> None:
@@ -174,7 +174,7 @@ def test_a_verdict_without_a_roster_is_none_of_ours() -> None:
 def test_everybody_is_dead(store: SimStore) -> None:
     store.write("0/next", dump(Decision(removed=(0, 1, 2))))
     with pytest.raises(RestartError, match="nobody left to join"):
-        do(store, joining.await_place(waiting(store), TICKET, True, lambda membership: None))
+        do(store, joining.await_slot(waiting(store), TICKET, True, lambda membership: None))
 
 
 def test_only_a_ticket_that_is_written_counts(store: SimStore) -> None:
@@ -192,18 +192,18 @@ def test_a_ticket_that_is_returned_does_not_count(store: SimStore) -> None:
 
 
 def test_a_ticket_that_is_returned_does_not_count_for_rank_0_either(store: SimStore) -> None:
-    """A closed ticket names place 0, which is free here."""
+    """A closed ticket names slot 0, which is free here."""
     do(store, verbs.return_ticket(waiting(store).member))
     do(store, verbs.end_round(Membership(2, (2,), 1, 0, 1), verbs.alive(Membership(2, (2,), 1, 0, 1))))
     assert load_decision(store.data["1/next"], "next").joined == ()
 
 
 def test_a_member_whose_ticket_is_still_there_is_not_let_in_again(store: SimStore) -> None:
-    """It died before it could return it, or is slow, and another place is free."""
+    """It died before it could return it, or is slow, and another slot is free."""
     member = waiting(store).member
     for membership in (
         Membership(0, (0, member), 1, 0, 3),
-        Membership(member, (0, member), 1, 1, 3, places={member: 1}),
+        Membership(member, (0, member), 1, 1, 3, slots={member: 1}),
     ):
         do(store, verbs.end_round(membership, verbs.alive(membership)))
     assert load_decision(store.data["1/next"], "next").joined == ()
@@ -212,7 +212,7 @@ def test_a_member_whose_ticket_is_still_there_is_not_let_in_again(store: SimStor
 def test_a_ticket_of_another_version_waits_on(store: SimStore) -> None:
     """It must not end the job."""
     waiting(store)
-    store.write("ticket/1", '{"place":1,"world_size":3,"colour":"red"}')
+    store.write("ticket/1", '{"slot":1,"world_size":3,"colour":"red"}')
     assert not end_round(store).abort
 
 
@@ -233,7 +233,7 @@ def test_who_was_let_in_is_not_let_in_again(store: SimStore) -> None:
         each.apply(decision)
         each.iteration, each.roster = 2, roster
         do(store, verbs.end_round(each, verbs.alive(each)))
-    mine = Membership(0, roster, 2, places={member: 1})
+    mine = Membership(0, roster, 2, slots={member: 1})
     verb = watching.report_death(mine, member, DIED, "monitor")
     with pytest.raises(StopIteration):
         answer = None
@@ -316,17 +316,17 @@ def test_one_that_was_let_in_while_it_stood_still(store: SimStore, stays: bool) 
     membership = waiting(store)
     if not stays:
         do(store, verbs.return_ticket(membership.member))
-    late = Membership(0, (0, 2, membership.member) if stays else (0, 2), 40, places={membership.member: 1})
+    late = Membership(0, (0, 2, membership.member) if stays else (0, 2), 40, slots={membership.member: 1})
     store.write("roster", dump(late.note(40)))
     with pytest.raises(Fenced, match="c stood still or was cut off while the others let it in"):
-        do(store, joining.await_place(membership, TICKET, True, lambda membership: None))
+        do(store, joining.await_slot(membership, TICKET, True, lambda membership: None))
 
 
 def test_one_that_waits_stands_still(store: SimStore) -> None:
     """It goes on from where the job is."""
     membership = waiting(store)
     store.write("roster", dump(Membership(0, (0, 2), 40).note(40)))
-    verb = joining.await_place(membership, TICKET, False, lambda membership: None)
+    verb = joining.await_slot(membership, TICKET, False, lambda membership: None)
     assert waits_for(store, verb) == "40/outcome"
 
 
@@ -346,7 +346,7 @@ def test_one_that_died_before_it_said_who_it_is(store: SimStore, me: str, speaks
     )
     if speaks:
         assert waits_for(store, verb) == "0/next"
-        assert store.data["0/end/1"] == dump(Arrival(ArrivalKind.DEAD, by="monitor", place=1)).encode()
+        assert store.data["0/end/1"] == dump(Arrival(ArrivalKind.DEAD, by="monitor", slot=1)).encode()
     else:
         do(store, verb)
         assert "0/outcome" not in store.data and "gone/1" not in store.data

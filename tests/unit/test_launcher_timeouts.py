@@ -17,8 +17,8 @@ from inprocess.heartbeats.timeouts import (
     LEARNED_OUTSIDE,
     LEARNED_PING,
     LEARNED_SECTION,
-    LONGEST_NAME,
-    MOST_SECTIONS,
+    MAX_NAME_LENGTH,
+    MAX_SECTIONS,
     Limits,
     Observed,
     Overdue,
@@ -119,13 +119,13 @@ def test_what_was_longer_stays() -> None:
 
 
 def test_names_that_are_made_up_anew_do_not_pile_up() -> None:
-    seen = Observed(sections={str(number): (1, 1.0) for number in range(MOST_SECTIONS)})
+    seen = Observed(sections={str(number): (1, 1.0) for number in range(MAX_SECTIONS)})
     seen.section("another", 1.0)
     seen.section("7", 2.0)
-    assert len(seen.sections) == MOST_SECTIONS and seen.times("7") == (2, 2.0)
+    assert len(seen.sections) == MAX_SECTIONS and seen.times("7") == (2, 2.0)
     long = Observed()
     long.section("x" * 1000, 1.0)
-    assert long.times("x" * 1000) == (1, 1.0) and len(next(iter(long.sections))) == LONGEST_NAME
+    assert long.times("x" * 1000) == (1, 1.0) and len(next(iter(long.sections))) == MAX_NAME_LENGTH
 
 
 def test_a_state_goes_through_json_and_back() -> None:

@@ -57,34 +57,34 @@ def test_jump_to_a_later_iteration() -> None:
 
 @pytest.mark.parametrize("roster", [(), (0,), (0, 1, 2), (1, 3, 4, 5, 9), (0, J, J + 1, J + 3)])
 def test_a_roster_that_is_noted_comes_back(roster: tuple[int, ...]) -> None:
-    places = {member: 100 + member - J for member in roster if member >= J}
-    note = Membership(0, roster, places=places).note(7)
+    slots = {member: 100 + member - J for member in roster if member >= J}
+    note = Membership(0, roster, slots=slots).note(7)
     found = Membership.joiner(J + 9, load_roster(dump(note), "roster"))
-    assert (found.roster, found.iteration, found.places, found.included) == (roster, 7, places, False)
+    assert (found.roster, found.iteration, found.slots, found.included) == (roster, 7, slots, False)
 
 
-def test_who_joins_puts_everybody_back_in_its_place() -> None:
-    """0 1 2 3 without 1 are 0 1 2; then one joins in its place."""
+def test_who_joins_puts_everybody_back_in_its_slot() -> None:
+    """0 1 2 3 without 1 are 0 1 2; then one joins in its slot."""
     membership = Membership.founder(3, range(4), 4)
     membership.apply(Decision(removed=(1,), terminated=(1,)))
     membership.started(2, 3)
-    membership.apply(Decision(joined=((J, 1),), places=4, fresh=(1,)))
+    membership.apply(Decision(joined=((J, 1),), slots=4, fresh=(1,)))
     assert (membership.rank, membership.world_size, membership.terminated, membership.fresh) == (3, 4, frozenset(), {1})
-    assert (membership.roster, membership.place_of(J), membership.taken) == ((0, 2, 3, J), 1, {0, 1, 2, 3})
+    assert (membership.roster, membership.slot_of(J), membership.taken) == ((0, 2, 3, J), 1, {0, 1, 2, 3})
     membership.started(3, 4)
     assert not membership.fresh
 
 
 def test_the_same_decision_twice_is_the_same() -> None:
     """A new monitor may begin with a roster that is newer than its iteration."""
-    decision = Decision(removed=(1,), joined=((J, 1),), places=2, fresh=(1,))
+    decision = Decision(removed=(1,), joined=((J, 1),), slots=2, fresh=(1,))
     once, twice = Membership.founder(0, range(2), 2), Membership.founder(0, range(2), 2)
     for membership in (once, twice, twice):
         membership.apply(decision)
-    assert (once.roster, once.places, once.known) == (twice.roster, twice.places, twice.known)
+    assert (once.roster, once.slots, once.known) == (twice.roster, twice.slots, twice.known)
     assert not once.strangers(decision)
     assert "members" in Membership(0, (0,), world_size=2).strangers(Decision(removed=(5,)))
-    assert "taken" in Membership.founder(0, range(2), 2).strangers(Decision(joined=((J, 1),), places=2, fresh=(1,)))
+    assert "taken" in Membership.founder(0, range(2), 2).strangers(Decision(joined=((J, 1),), slots=2, fresh=(1,)))
 
 
 def test_removed_member_is_not_included() -> None:

@@ -18,13 +18,13 @@ from inprocess.monitor import files as monitor_files
 from inprocess.monitor import pidfile
 from inprocess.monitor.board import Board
 from inprocess.monitor.configuration import MonitorConfig
-from inprocess.monitor.policy import Limits, View, decide, wake_at
+from inprocess.monitor.policy import Timeouts, View, decide, wake_at
 from inprocess.rank_assignment import Layer, RankAssignmentCtx, Tree
 from inprocess.rank_assignment.gather import gather
 from inprocess.state import State
 from inprocess.store import StoreSpec
 from inprocess.system import strict_json
-from inprocess.system.json_lines import LONGEST_LINE, Lines
+from inprocess.system.json_lines import MAX_LINE_BYTES, Lines
 from inprocess.wait_daemon import wait_daemon
 
 from . import hostile
@@ -35,7 +35,7 @@ configs = st.builds(
     member=hostile.numbers,
     roster=hostile.ascending,
     known=hostile.ascending,
-    places=hostile.ascending,
+    slots=hostile.ascending,
     rank=hostile.numbers,
     me=st.text(max_size=20),
     identified=st.booleans(),
@@ -101,7 +101,7 @@ def test_a_factory_that_is_no_name_is_refused(factory: object) -> None:
 
 
 @fuzz
-@given(st.lists(hostile.anything | st.sampled_from((b"\n", b'{"bye":"left"}\n', b"x" * 2 * LONGEST_LINE))))
+@given(st.lists(hostile.anything | st.sampled_from((b"\n", b'{"bye":"left"}\n', b"x" * 2 * MAX_LINE_BYTES))))
 def test_lines(pieces: list[bytes]) -> None:
     """Whatever was in the stream before, a line that comes after a line break is understood."""
     lines = Lines()
@@ -179,7 +179,7 @@ def test_board(slots: list[int], now: int) -> None:
         for index, value in enumerate(slots):  # all up to RANK; after it LEFT, with which no rule applies
             board.slots[index] = value
         seen = board.snapshot()
-        view = View(0, Limits.of(60.0, 90.0, 30.0), lease_until=seen.progress)
+        view = View(0, Timeouts.of(60.0, 90.0, 30.0), lease_until=seen.progress)
         wake_at(seen, view)
         assert len(decide(now, seen, view)) <= 2
     finally:

@@ -8,11 +8,11 @@ import pytest
 
 from inprocess.attribution import Interruption
 from inprocess.monitor import policy
-from inprocess.monitor.policy import Action, Kill, Limits, Report, Snapshot, View
+from inprocess.monitor.policy import Action, Kill, Report, Snapshot, Timeouts, View
 from inprocess.protocol.phases import Phase
 
 S = 1_000_000_000
-VIEW = View(member=5, limits=Limits.of(60, 90, 30), iteration=2)
+VIEW = View(member=5, limits=Timeouts.of(60, 90, 30), iteration=2)
 RUN = Snapshot(progress=0, iteration=2, phase=Phase.RUN, rank=3)
 
 
@@ -102,7 +102,7 @@ def test_rules(case: str, seconds: float, snapshot: Snapshot, knows: View, expec
 
 
 def test_a_lease_ends_before_the_others_lose_patience() -> None:
-    assert 0 < Limits.of(60, 90, heartbeat_timeout=30).lease < 30 * S
+    assert 0 < Timeouts.of(60, 90, heartbeat_timeout=30).lease < 30 * S
 
 
 def test_soft_and_hard_may_be_due_together() -> None:

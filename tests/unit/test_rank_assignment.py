@@ -231,7 +231,7 @@ def test_gather_ends_with_the_stores_error() -> None:
     assert store.get("name/0") == b"a"
 
 
-# --- called as the older generation calls them, and what users derive from ours
+# --- called as nvidia-resiliency-ext 0.2 calls them, and what users derive from ours
 
 
 class OlderShift(ShiftRanks):

@@ -8,7 +8,7 @@ import pytest
 
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.protocol.membership import Membership
-from inprocess.protocol.messages import LONGEST_PAUSE, Arrival, ArrivalKind, Decision
+from inprocess.protocol.messages import MAX_PAUSE_MS, Arrival, ArrivalKind, Decision
 from inprocess.protocol.repeats import Finding, Row, find, pause
 from inprocess.protocol.rounds import decide_end
 from inprocess.protocol.verbs.rounds import alive
@@ -84,7 +84,7 @@ def test_an_echo_counts_where_there_is_nothing_else() -> None:
     ("decision", "count", "same", "progressed"),
     [
         (Decision(records=(DEATH,), record_count=1), 4, 5, False),
-        (Decision(records=(JOIN, A), record_count=2, joined=((1 << 20, 1),), places=2), 4, 5, False),
+        (Decision(records=(JOIN, A), record_count=2, joined=((1 << 20, 1),), slots=2), 4, 5, False),
         (Decision(records=(A,), record_count=1, progressed=True), 0, 1, True),
         (Decision(records=(DEATH,), record_count=1, progressed=True), 0, 1, True),
         (Decision(ran=True), 4, 5, True),
@@ -117,7 +117,7 @@ def test_a_call_that_progressed_once_has_done_so_for_ever() -> None:
         ([said(9), said()], [REQUEST], (0, 0, False, False)),
         ([said(), said()], [], (0, 0, False, False)),
         ([said(), said()], [A], (0, 0, False, False)),  # max_repeats=None
-        ([said(4, limit=3, ran=True)], [A], (4, LONGEST_PAUSE, False, True)),
+        ([said(4, limit=3, ran=True)], [A], (4, MAX_PAUSE_MS, False, True)),
         ([], [], (0, 0, False, False)),
     ],
 )

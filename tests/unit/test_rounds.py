@@ -22,8 +22,8 @@ def took(text: str, size: int | None = None, active: int | None = None) -> dict[
     arrivals = {}
     for member, word in enumerate(words):
         rank = int(word) if word.isdigit() else member
-        place = (rank, size, active, rank if word.isdigit() else None)
-        arrivals[member] = Arrival(kinds[word]) if word in kinds else Arrival(ArrivalKind.RANK, *place)
+        numbers = (rank, size, active, rank if word.isdigit() else None)
+        arrivals[member] = Arrival(kinds[word]) if word in kinds else Arrival(ArrivalKind.RANK, *numbers)
     return arrivals
 
 
@@ -54,7 +54,7 @@ def test_a_rank_is_missing(round_: str) -> None:
 
 @pytest.mark.parametrize("round_", ["r r x", "r l"])
 def test_no_active_rank_is_left_and_one_is_missing(round_: str) -> None:
-    """They do not begin to wait with a dead member on the roster: its place would not be free."""
+    """They do not begin to wait with a dead member on the roster: its slot would not be free."""
     assert decide_start(took(round_, active=0)) == (Start(False), MISSING, False)
 
 
@@ -76,7 +76,7 @@ def test_nobody_took_a_rank(round_: str) -> None:
         {**took("0 1"), 1: Arrival(ArrivalKind.RANK, 1, 3, 2, 1)},
         {**took("0 1"), 1: Arrival(ArrivalKind.RANK, 0, 2, 2, 1)},
     ],
-    ids=["twice", "gap", "from one", "one short", "sizes differ", "world sizes differ", "places collide"],
+    ids=["twice", "gap", "from one", "one short", "sizes differ", "world sizes differ", "ranks collide"],
 )
 def test_hopeless_assignment(arrivals: dict[int, Arrival]) -> None:
     """Everybody is there and it does not fit: the same would come out again, so everybody leaves."""
@@ -141,39 +141,39 @@ def test_order_does_not_matter() -> None:
 @pytest.mark.parametrize(
     ("taken", "tickets", "seats"),
     [
-        ("0 2 3", "1/4", "1"),  # its own place
+        ("0 2 3", "1/4", "1"),  # its own slot
         ("0 1 2 3", "1/4", "-"),  # none is free: it waits
         ("0 3", "3/4", "1"),  # its own is taken: the first free one
-        ("0", "3/4 3/4", "3 1"),  # two for one place: the first ticket wins, the second takes another
+        ("0", "3/4 3/4", "3 1"),  # two for one slot: the first ticket wins, the second takes another
         ("0 1 2", "3/4 3/4", "3 -"),
         ("0 1", "0/2 1/2", "- -"),
         ("0 1", "2/3", "2"),  # the job grows
         ("0 1", "5/6 0/6", "5 2"),
-        ("1 2", "3/4 0/4 1/4", "3 0 -"),  # everybody's own place goes before a spare's
+        ("1 2", "3/4 0/4 1/4", "3 0 -"),  # everybody's own slot goes before a spare's
         ("", "0/1", "0"),
     ],
 )
-def test_who_gets_which_place(taken: str, tickets: str, seats: str) -> None:
+def test_who_gets_which_slot(taken: str, tickets: str, seats: str) -> None:
     """Tickets are RANK/WORLD_SIZE, in the order in which they were taken."""
     drawn = {J + n: Ticket(*map(int, word.split("/"))) for n, word in enumerate(tickets.split())}
     found = seat(set(map(int, taken.split())), drawn)
     assert " ".join(str(found.get(member, "-")) for member in drawn) == seats
 
 
-def test_who_joins_brings_everybody_back_to_its_place() -> None:
+def test_who_joins_brings_everybody_back_to_its_slot() -> None:
     """0 1 2 3 without 1 ran as 0 1 2; now 3 dies as well, and one comes for 1."""
     frame = {0: (0, 0), 2: (1, 2)}
-    arrivals = {member: Arrival(ArrivalKind.ALIVE, rank, 3, place=place) for member, (rank, place) in frame.items()}
+    arrivals = {member: Arrival(ArrivalKind.ALIVE, rank, 3, slot=slot) for member, (rank, slot) in frame.items()}
     decision = decide_end(arrivals | {3: Arrival(ArrivalKind.DEAD)}, [], 0, tickets={J: Ticket(1, 4)})
-    assert (decision.removed, decision.joined, decision.places) == ((3,), ((J, 1),), 3)
+    assert (decision.removed, decision.joined, decision.slots) == ((3,), ((J, 1),), 3)
     assert (decision.terminated, decision.fresh) == ((), (1,))
-    # a founder's place is its id; the frame never gets smaller, so that old active ranks fit into it
+    # a founder's slot is its id; the frame never gets smaller, so that old active ranks fit into it
     decision = decide_end(ended("0 1 x 2", size=6), [], 0, tickets={J: Ticket(2, 4)})
-    assert (decision.places, decision.terminated, decision.fresh) == (6, (4, 5), (2,))
+    assert (decision.slots, decision.terminated, decision.fresh) == (6, (4, 5), (2,))
 
 
 def test_who_has_joined_is_fresh_until_an_iteration_starts() -> None:
-    arrivals = ended("0 1") | {J: Arrival(ArrivalKind.ALIVE, 3, 4, place=3, fresh=True)}
+    arrivals = ended("0 1") | {J: Arrival(ArrivalKind.ALIVE, 3, 4, slot=3, fresh=True)}
     decision = decide_end(arrivals, [], 0)
     assert (decision.fresh, decision.joined, decision.terminated) == ((3,), (), (2,))
     decision = decide_end(arrivals, [], 0, tickets={J + 1: Ticket(2, 4)})
@@ -184,14 +184,14 @@ def test_nobody_joins_a_job_that_ends() -> None:
     assert decide_end(ended("0 x"), [], 0, "the end", TICKETS).joined == ()
 
 
-def at(rank: int, where: str, waits: bool = False, place: int | None = None) -> Arrival:
-    return Arrival(ArrivalKind.ALIVE, rank, 4, place=rank if place is None else place, where=where, waits=waits)
+def at(rank: int, where: str, waits: bool = False, slot: int | None = None) -> Arrival:
+    return Arrival(ArrivalKind.ALIVE, rank, 4, slot=rank if slot is None else slot, where=where, waits=waits)
 
 
 SILENCE = InterruptionRecord(0, Interruption.SOFT_TIMEOUT, initial_rank=0, message="no progress for 3 s")
 KILLED = InterruptionRecord(2, Interruption.HARD_TIMEOUT, initial_rank=2)
 FIRST = "/home/me/train.py:8 in first"
-DEAD = Arrival(ArrivalKind.DEAD, place=2)
+DEAD = Arrival(ArrivalKind.DEAD, slot=2)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ DEAD = Arrival(ArrivalKind.DEAD, place=2)
             "rank 2 was at loader.py:88 in next_batch; 3 waited for others",
         ),
         (
-            [at(0, FIRST, True), at(1, FIRST), at(2, FIRST, place=5), at(3, "b.py:9 in g")],
+            [at(0, FIRST, True), at(1, FIRST), at(2, FIRST, slot=5), at(3, "b.py:9 in g")],
             [SILENCE],
             "ranks 1, 2 (initial ranks 1, 5) were at train.py:8 in first, rank 3 was at b.py:9 in g; "
             "1 waited for others",

@@ -1,4 +1,4 @@
-"""How a process gets into a job that runs, as verbs: a ticket, the wait for a place, and the ticket given back.
+"""How a process gets into a job that runs, as verbs: a ticket, the wait for a slot, and the ticket given back.
 
 A process joins where its rank is a member's already, or was one's, and the job has begun. It follows the verdicts of
 the job like a monitor, without being waited for. Every end round seats those that wait (``rounds.seat``), and its
@@ -18,12 +18,12 @@ from inprocess.protocol.ops import Now, Pause, Verb
 from inprocess.protocol.rounds import seat
 from inprocess.protocol.verbs import watching
 
-__all__ = ["await_place", "follow", "register", "act_on_behalf_of", "act_on_behalf_of_unknown", "stand_down"]
+__all__ = ["await_slot", "follow", "register", "act_on_behalf_of", "act_on_behalf_of_unknown", "stand_down"]
 
 #: how long the monitor of a joiner that died looks whether an end round that was being decided has let it in (seconds)
 LAST_LOOK = 5.0
 #: how often, and how many times at most, it is looked whether others come as well (seconds)
-LOOK, LOOKS = 0.25, 8
+POLL_INTERVAL_S, MAX_POLLS = 0.25, 8
 
 
 def register(ticket: Ticket) -> Verb[Membership]:
@@ -56,13 +56,13 @@ def follow(member: int) -> Verb[Membership]:
     return Membership.joiner(member, (yield from verbs.await_begun()))
 
 
-def await_place(
+def await_slot(
     membership: Membership, ticket: Ticket, interrupts: bool, waits: Callable[[Membership], None]
 ) -> Verb[Decision | None]:
     """Wait for the verdict that lets this process in; ``membership`` stands before it. None: the job completed.
 
     Args:
-        interrupts: an iteration that runs although there is a place is interrupted (``join="now"``); one that waits
+        interrupts: an iteration that runs although there is a slot is interrupted (``join="now"``); one that waits
             for somebody is in any case.
         waits: told the membership in each iteration for which it waits.
 
@@ -106,21 +106,21 @@ def _next(membership: Membership, ticket: Ticket, interrupts: bool) -> Verb[Deci
 
 
 def _await_company(membership: Membership, world_size: int) -> Verb[None]:
-    """Where several places are free, those that take them mostly come soon after each other: one restart for all."""
-    places = max(world_size, *(place + 1 for place in membership.taken))
-    free, before = places - len(membership.taken), 0
-    for _ in range(LOOKS):
+    """Where several slots are free, those that take them mostly come soon after each other: one restart for all."""
+    slots = max(world_size, *(slot + 1 for slot in membership.taken))
+    free, before = slots - len(membership.taken), 0
+    for _ in range(MAX_POLLS):
         there = len((yield from verbs.waiting(membership.roster)))
         if there >= free or there == before:
             return
         before = there
-        yield Pause(LOOK)
+        yield Pause(POLL_INTERVAL_S)
 
 
 def joining_record(ticket: Ticket) -> InterruptionRecord:
     """Why an iteration ends where somebody joins."""
     return InterruptionRecord(
-        ticket.place, Interruption.JOINED, initial_rank=ticket.place, message=f"{ticket.by} takes part"
+        ticket.slot, Interruption.JOINED, initial_rank=ticket.slot, message=f"{ticket.by} takes part"
     )
 
 

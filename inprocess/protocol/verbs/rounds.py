@@ -15,7 +15,7 @@ from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import MAX_RECORDS, Arrival, ArrivalKind, JoinMode, Outcome, Spot, Start, dump
 from inprocess.protocol.ops import Claim, Exist, Read, ReadAll, Verb, Wait
 from inprocess.protocol.parsing import load_arrival, load_reason, load_record
-from inprocess.protocol.rounds import decide_end, decide_start, place_of
+from inprocess.protocol.rounds import decide_end, decide_start, slot_of
 from inprocess.protocol.verbs.outcome import first_record, interrupt, note_record, propose
 from inprocess.protocol.verbs.shared import count_in, read_count, tells_everybody, wake
 from inprocess.protocol.verbs.tickets import await_begun, is_founder, waiting
@@ -75,7 +75,7 @@ def refuse_stranger(membership: Membership) -> Verb[None]:
     roster = yield from await_begun()
     if not is_founder(membership.member, roster):
         if roster.iteration > JOINING:
-            raise Fenced(f"initial rank {membership.place} stood still or was cut off; the others went on without it")
+            raise Fenced(f"initial rank {membership.slot} stood still or was cut off; the others went on without it")
         raise RestartError(
             f"RANK={membership.member} of WORLD_SIZE={membership.world_size}: a smaller job began just now, without "
             "this rank. Started once more, this process joins it."
@@ -86,7 +86,7 @@ def start_round(membership: Membership, arrival: Arrival) -> Verb[None]:
     """Say which rank this member took (or that it was discarded, or leaves). Raises Fenced."""
     _refuse_fenced(
         (yield from _arrive(membership.iteration, "start", membership.member, arrival, membership.roster)),
-        membership.place,
+        membership.slot,
     )
 
 
@@ -94,7 +94,7 @@ def end_round(membership: Membership, arrival: Arrival) -> Verb[None]:
     """Say that this member goes on, or leaves. Raises Fenced."""
     _refuse_fenced(
         (yield from _arrive(membership.iteration, "end", membership.member, arrival, membership.roster)),
-        membership.place,
+        membership.slot,
     )
 
 
@@ -118,7 +118,7 @@ def alive(
         membership.rank,
         membership.world_size,
         by=by,
-        place=membership.place,
+        slot=membership.slot,
         fresh=membership.rank in membership.fresh,
         repeats=repeats,
         limit=limit if limit is not None and repeats >= limit else 0,
@@ -129,10 +129,10 @@ def alive(
     )
 
 
-def _refuse_fenced(found: Arrival, place: int) -> None:
+def _refuse_fenced(found: Arrival, slot: int) -> None:
     if found.kind is ArrivalKind.DEAD:
         raise Fenced(
-            f"initial rank {place} was declared dead by {found.by or 'its monitor'}: it was stopped or could not be "
+            f"initial rank {slot} was declared dead by {found.by or 'its monitor'}: it was stopped or could not be "
             "reached for longer than heartbeat_timeout. The others went on without it, so it must not run again."
         )
 
@@ -197,8 +197,8 @@ def _decide_end(iteration: int, arrivals: dict[int, Arrival]) -> Verb[None]:
 
 
 def _terminated(member: int, arrivals: Mapping[int, Arrival], why: str) -> InterruptionRecord:
-    place = place_of(member, arrivals[member])
-    return InterruptionRecord(place, Interruption.TERMINATED, initial_rank=place, message=why)
+    slot = slot_of(member, arrivals[member])
+    return InterruptionRecord(slot, Interruption.TERMINATED, initial_rank=slot, message=why)
 
 
 # --- the outcome --------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def act_on_behalf_of_dead(
     iteration: int, roster: Sequence[int], member: int, record: InterruptionRecord, by: str
 ) -> Verb[None]:
     """Account for a dead member in one iteration; it is interrupted only where that member was to call the function."""
-    dead = Arrival(ArrivalKind.DEAD, by=by, place=record.initial_rank)
+    dead = Arrival(ArrivalKind.DEAD, by=by, slot=record.initial_rank)
     if iteration == JOINING:
         yield from note_record(iteration, record)
         yield from _arrive(iteration, "end", member, dead, roster)

@@ -129,7 +129,7 @@ def keep_watch(
         yield Pause(ring.interval)
 
 
-def lost_record(place: int, seconds: float) -> InterruptionRecord:
-    """The record for the member in this place, whose host does not answer."""
+def lost_record(slot: int, seconds: float) -> InterruptionRecord:
+    """The record for the member in this slot, whose host does not answer."""
     message = f"no heartbeat for {seconds:g} s: its host or its monitor process is gone"
-    return InterruptionRecord(place, Interruption.UNRESPONSIVE, initial_rank=place, message=message)
+    return InterruptionRecord(slot, Interruption.UNRESPONSIVE, initial_rank=slot, message=message)
