@@ -13,6 +13,7 @@ from __future__ import annotations
 import abc
 import functools
 import logging
+import queue
 import sys
 import threading
 import traceback
@@ -96,41 +97,80 @@ class Ladder:
         """Run all steps; errors are logged and returned, never raised."""
         end = clock.monotonic() + self._deadline
         results: list[StepResult] = []
-        for index, rung in enumerate(self._rungs):
-            reserved = RESERVE_S * (len(self._rungs) - index - 1)
-            results += _try(rung, max(end - reserved - clock.monotonic(), RESERVE_S))
+        threads: list[_Thread] = []  # none of which hangs; to start one for each step would take 0.1 ms
+        try:
+            for index, rung in enumerate(self._rungs):
+                reserved = RESERVE_S * (len(self._rungs) - index - 1)
+                results += _try(rung, max(end - reserved - clock.monotonic(), RESERVE_S), threads)
+        except BaseException:  # Ctrl-C; a step may hang
+            for thread in threads:
+                thread.abandon()
+            raise
+        for thread in threads:
+            thread.end()
         return results
 
 
-def _try(steps: Sequence[Step], timeout: float) -> list[StepResult]:
-    attempts = [_Attempt(name, action) for name, action in steps]
+def _try(steps: Sequence[Step], timeout: float, threads: list[_Thread]) -> list[StepResult]:
+    threads += [_Thread() for _ in range(len(steps) - len(threads))]
+    attempts = [thread.attempt(*step) for thread, step in zip(threads, steps, strict=False)]
     end = clock.monotonic() + timeout
     results = [attempt.result(max(0.0, end - clock.monotonic())) for attempt in attempts]
     for result in results:
         level = logging.WARNING if result.error else logging.DEBUG
         log.log(level, "abort: the step %r %s", result.name, result.outcome())
+    hung = [thread for thread, result in zip(threads, results, strict=False) if result.hung]
+    for thread in hung:
+        thread.abandon()
+    threads[:] = [thread for thread in threads if thread not in hung]
     return results
 
 
+class _Thread:
+    """Takes one step after the other. One that is left to itself gets no other step, however late it comes back."""
+
+    def __init__(self) -> None:
+        self._attempts: queue.SimpleQueue[_Attempt | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="inprocess-abort", daemon=True)
+        self._thread.start()
+
+    def attempt(self, name: str, action: Callable[[], object]) -> _Attempt:
+        attempt = _Attempt(name, action)
+        self._attempts.put(attempt)
+        return attempt
+
+    def abandon(self) -> None:
+        self._attempts.put(None)
+
+    def end(self) -> None:
+        self.abandon()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (attempt := self._attempts.get()) is not None:
+            attempt.act()
+            del attempt  # what its action refers to must not outlive it here
+
+
 class _Attempt:
-    """A step in a thread of its own, so that one left to itself never begins the next one, perhaps iterations later."""
+    """A step that is taken in a thread."""
 
     def __init__(self, name: str, action: Callable[[], object]) -> None:
         self._name, self._action, self._error = name, action, ""
         self._begin = self._end = clock.monotonic()
-        self._thread = threading.Thread(target=self._act, name="inprocess-abort", daemon=True)
-        self._thread.start()
+        self._running = threading.Lock()
+        self._running.acquire()
 
-    def _act(self) -> None:
+    def act(self) -> None:
         try:
             self._action()
         except BaseException as raised:
             self._error = traceback.format_exception_only(type(raised), raised)[-1].strip()
         self._end = clock.monotonic()
+        self._running.release()
 
     def result(self, timeout: float) -> StepResult:
-        self._thread.join(timeout)
-        if self._thread.is_alive():
+        if not self._running.acquire(timeout=timeout):
             waited = clock.monotonic() - self._begin
             return StepResult(self._name, waited, "did not end in time: abandoned, still running", hung=True)
         return StepResult(self._name, self._end - self._begin, self._error)

@@ -1038,15 +1038,27 @@ LADDER = (
     ladder(
         "ladder_stops",
         "a step of the abort that fails stops the next",
-        "            results += _try(rung, max(end - reserved - clock.monotonic(), RESERVE_S))\n",
-        "            results += _try(rung, max(end - reserved - clock.monotonic(), RESERVE_S))\n"
-        "            if results[-1].error:\n                break\n",
+        "                results += _try(rung, max(end - reserved - clock.monotonic(), RESERVE_S), threads)\n",
+        "                results += _try(rung, max(end - reserved - clock.monotonic(), RESERVE_S), threads)\n"
+        "                if results[-1].error:\n                    break\n",
     ),
     ladder(
         "steps_without_deadline",
         "a step of the abort that hangs stops the next",
-        "        self._thread.join(timeout)\n",
-        "        self._thread.join()\n",
+        "self._running.acquire(timeout=timeout)",
+        "self._running.acquire()",
+    ),
+    ladder(
+        "ctrl_c_waits_for_a_step",
+        "Ctrl-C waits for a step of the abort that hangs",
+        "                thread.abandon()\n            raise\n",
+        "                thread.end()\n            raise\n",
+    ),
+    ladder(
+        "hung_thread_takes_the_next",
+        "the steps after one that hangs wait for it",
+        "    threads[:] = [thread for thread in threads if thread not in hung]\n",
+        "",
     ),
     ladder(
         "nccl_one_by_one",

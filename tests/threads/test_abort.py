@@ -76,6 +76,39 @@ def test_step_that_hangs_is_left_to_itself(caplog: pytest.LogCaptureFixture, mon
     assert done == ["next"]  # the one that was left alone does not go on with the others
 
 
+def test_steps_share_a_thread_until_one_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(abort, "RESERVE_S", 0.01)
+    release, threads = threading.Event(), {}
+
+    def step(name: str) -> tuple[str, Callable[[], object]]:
+        def act() -> None:
+            threads[name] = threading.current_thread()
+            if name == "hangs":
+                release.wait()
+
+        return name, act
+
+    Ladder([step("first"), step("second"), [step("hangs"), step("beside")], step("last")], deadline=0.1).run()
+    release.set()
+    settle()
+    assert threads["first"] is threads["second"] is threads["hangs"]
+    assert threads["beside"] is threads["last"] is not threads["hangs"]
+    assert not any(thread.is_alive() for thread in threads.values())
+
+
+def test_ctrl_c_does_not_wait_for_a_step_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+
+    def interrupt(attempt: object, timeout: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(abort._Attempt, "result", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Ladder([("hangs", release.wait)]).run()
+    release.set()
+    settle()
+
+
 def test_no_steps() -> None:
     assert Ladder([]).run() == []
 
@@ -149,7 +182,7 @@ def test_group_whose_abort_hangs_cannot_harm_the_next_iteration(monkeypatch: pyt
     """The abort of a broken group comes back when the next iteration has its own groups: these must stay."""
     release = threading.Event()
     monkeypatch.setattr(abort, "RESERVE_S", 0.01)
-    monkeypatch.setattr(abort, "_abort_group", lambda current, place: release.wait())
+    monkeypatch.setattr(abort, "_abort_group", lambda *given: release.wait())
     init()
     AbortTorchDistributed(deadline=0.1)(STATE)
     assert not dist.is_initialized()
