@@ -23,7 +23,7 @@ server.become_subreaper()
 server.heed_ctrl_c()
 # torch asks the name server for the name of every peer; one lost answer costs five seconds
 os.environ.setdefault("RES_OPTIONS", process.NO_NAME_SERVER)
-# with it, print() writes a text and its end of line apart, and the lines of ranks that share a pipe run into each other
+# as most users have it: streams with buffers, whose locks a fork copies
 os.environ.pop("PYTHONUNBUFFERED", None)
 
 

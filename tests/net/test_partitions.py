@@ -31,6 +31,6 @@ def test_plugged_in_again_in_time(start, shared):
 
 
 def test_a_paused_host_that_wakes_up_before_its_monitor_writes_nothing(start, shared):
-    """The function goes on where it stood, nobody kills it, and yet not one checkpoint is written."""
+    """The function goes on where it stood, nobody kills it, and yet no checkpoint is begun."""
     run, _ = start(targets.run_apart, [0, 1, 2])
     hostwise.wake_before_its_monitor(run, shared, 1)
