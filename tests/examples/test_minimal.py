@@ -25,7 +25,7 @@ def test_it_prints_what_the_page_says(tmp_path: Path) -> None:
     for restarts in (1, 0):
         done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
         print(done.stdout, done.stderr)
-        # the launcher starts Python unbuffered: print() writes its line's end apart, and two lines may run into each other
+        # the launcher starts Python unbuffered: print() writes a line's end apart, and two lines may run together
         assert re.findall(r": the weights are right to \d\.\d+", done.stdout) == ends
         assert not re.sub(r"process \d+: the weights are right to \d\.\d+|\n", "", done.stdout)
         assert re.sub(r"\d+ ms", "", done.stderr).count(restart) == restarts, done.stderr
