@@ -23,7 +23,7 @@ from inprocess.protocol.keys import JOINING
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import Arrival, ArrivalKind, Decision
 from inprocess.protocol.phases import Event
-from inprocess.protocol.rounds import seat
+from inprocess.protocol.rounds import assign_slots
 from inprocess.rank_assignment import RankAssignmentCtx
 from inprocess.state import State
 from inprocess.stores.tcp import PrefixStore
@@ -206,8 +206,8 @@ class Starting:
             free,
         )
         waiting = rank.do(verbs.want(membership.iteration, membership.roster))
-        if seats := seat(membership.taken, waiting):
-            slot = min(seats.values())
+        if assigned := assign_slots(membership.taken, waiting):
+            slot = min(assigned.values())
             record = InterruptionRecord(slot, Interruption.JOINED, initial_rank=slot, message="it was waited for")
             rank.do(verbs.interrupt(membership.iteration, record))
         sleep_with_progress(patience)

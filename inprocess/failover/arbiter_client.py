@@ -191,7 +191,7 @@ class ArbiterClients:
 
 
 class ArbiterClient:
-    """A connection to the desk of one arbiter.
+    """A connection to one arbiter.
 
     Args:
         host, port: a numeric address.

@@ -57,7 +57,7 @@ class ArbiterServer(threading.Thread):
         self._listener, self._call, self._slot, self._arbiter = listener, call, slot, arbiter
         self._serve, self._left, self._changed = serve, left, changed
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._guests: dict[int, _Peer] = {}
+        self._peers: dict[int, _Peer] = {}
         self._lost = self._closed = self._refused = False
         #: when the listener is looked at again; infinite while it is
         self._open_at = math.inf
@@ -74,7 +74,7 @@ class ArbiterServer(threading.Thread):
 
     @property
     def elsewhere(self) -> set[int]:
-        """Members that have voted at another desk."""
+        """Members that have voted at another arbiter."""
         return set(self._arbiter.elsewhere)
 
     @property
@@ -85,11 +85,11 @@ class ArbiterServer(threading.Thread):
     @property
     def idle(self) -> bool:
         """No member is connected, or the job does not go on here."""
-        return not self._guests or self._refused
+        return not self._peers or self._refused
 
     def is_needed(self, roster: Collection[int]) -> bool:
         """Whether a member that is connected may learn anything here, or uses what is served here."""
-        members = [guest.member for guest in list(self._guests.values())]
+        members = [peer.member for peer in list(self._peers.values())]
         return self._arbiter.is_needed([member for member in members if member is not None], roster)
 
     def lost(self) -> None:
@@ -120,8 +120,8 @@ class ArbiterServer(threading.Thread):
             if self._lost:
                 self._arbiter.lost(clock.monotonic())
             self._settle()
-        for guest in self._guests.values():
-            guest.socket.close()
+        for peer in self._peers.values():
+            peer.socket.close()
         self._listener.close()
 
     def _on_ready(self, fd: int, poll: select.poll) -> None:
@@ -129,67 +129,67 @@ class ArbiterServer(threading.Thread):
             os.eventfd_read(self._wake)
         elif fd == self._listener.fileno():
             self._accept(poll)
-        elif not self._hear(self._guests[fd]):
+        elif not self._hear(self._peers[fd]):
             poll.unregister(fd)
-            self._drop(self._guests.pop(fd))
+            self._drop(self._peers.pop(fd))
 
     def _accept(self, poll: select.poll) -> None:
         try:
-            guest = _Peer(self._listener.accept()[0])
+            peer = _Peer(self._listener.accept()[0])
         except OSError as error:  # it has gone again, unless there are too many
             if error.errno in descriptors.EXHAUSTED:
                 poll.unregister(self._listener)
                 self._open_at = clock.monotonic() + EXHAUSTED_PAUSE_S
                 self._tell(error)
             return
-        self._guests[guest.socket.fileno()] = guest
-        poll.register(guest.socket, select.POLLIN)
+        self._peers[peer.socket.fileno()] = peer
+        poll.register(peer.socket, select.POLLIN)
 
     def _tell(self, error: OSError) -> None:
         if not self._told:
             self._told = True
             log.error("ranks cannot reach this standby: %s", descriptors.shortage(error) or error)
 
-    def _hear(self, guest: _Peer) -> bool:
+    def _hear(self, peer: _Peer) -> bool:
         """Take in what it says; False where it has ended, or is none of ours."""
         try:
-            data = guest.socket.recv(1 << 16)
-            guest.ended = not data
-            return bool(data) and all(self._answer(guest, message) for message in guest.lines.take(data))
+            data = peer.socket.recv(1 << 16)
+            peer.ended = not data
+            return bool(data) and all(self._answer(peer, message) for message in peer.lines.take(data))
         except OSError as error:
-            guest.ended = error.errno in ENDED
+            peer.ended = error.errno in ENDED
         except BadMessage as error:
             log.debug("a contact is closed: %s", error)
         return False
 
-    def _answer(self, guest: _Peer, message: dict[str, Any]) -> bool:
+    def _answer(self, peer: _Peer, message: dict[str, Any]) -> bool:
         match message:
             case {"hello": int(member), "call": self._call}:
-                guest.member = member
+                peer.member = member
                 self._arbiter.meet(member)
-                return guest.tell(ok=True)
+                return peer.tell(ok=True)
             case {"ping": _}:
-                return guest.tell(ok=True)
-            case {"vote": str(text)} if guest.member is not None:
+                return peer.tell(ok=True)
+            case {"vote": str(text)} if peer.member is not None:
                 vote = load_vote(text, "a vote")
-                self._arbiter.vote(guest.member, vote, clock.monotonic())
-                guest.slot, guest.waits = vote.slot, True
+                self._arbiter.vote(peer.member, vote, clock.monotonic())
+                peer.slot, peer.waits = vote.slot, True
                 return True
-            case {"elsewhere": _} if guest.member is not None:
-                self._arbiter.turn_away(guest.member)
+            case {"elsewhere": _} if peer.member is not None:
+                self._arbiter.turn_away(peer.member)
                 self._changed()
                 return True
-            case {"completed": int(iteration)} if guest.member is not None:
-                return guest.tell(ok=self._arbiter.complete(guest.member, iteration))
+            case {"completed": int(iteration)} if peer.member is not None:
+                return peer.tell(ok=self._arbiter.complete(peer.member, iteration))
         return False
 
-    def _drop(self, guest: _Peer) -> None:
-        guest.socket.close()
-        twice = any(other.member == guest.member for other in self._guests.values())
-        if guest.member is not None and not twice:
-            self._arbiter.leave(guest.member, clock.monotonic(), guest.ended)
-            if guest.slot is not None:
-                self._left(guest.slot)
+    def _drop(self, peer: _Peer) -> None:
+        peer.socket.close()
+        twice = any(other.member == peer.member for other in self._peers.values())
+        if peer.member is not None and not twice:
+            self._arbiter.leave(peer.member, clock.monotonic(), peer.ended)
+            if peer.slot is not None:
+                self._left(peer.slot)
         self._changed()
 
     def _settle(self) -> None:
@@ -197,13 +197,13 @@ class ArbiterServer(threading.Thread):
         verdict = self._arbiter.decide(clock.monotonic())
         if verdict is None:
             return
-        if verdict.fate is FailoverOutcome.GO and not verdict.port:
+        if verdict.outcome is FailoverOutcome.GO and not verdict.port:
             verdict = self._arbiter.verdict = self._go(verdict)
             self._changed()
-        for guest in [guest for guest in self._guests.values() if guest.waits]:
-            guest.waits = False
-            guest.tell(verdict=dump(verdict))
-        if verdict.fate is FailoverOutcome.REFUSED and not self._refused:
+        for peer in [peer for peer in self._peers.values() if peer.waits]:
+            peer.waits = False
+            peer.tell(verdict=dump(verdict))
+        if verdict.outcome is FailoverOutcome.REFUSED and not self._refused:
             self._refused = True
             self._changed()
 
@@ -215,7 +215,7 @@ class ArbiterServer(threading.Thread):
 
 
 class _Peer:
-    """A connection to a desk."""
+    """A connection to an arbiter."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(TAKE)

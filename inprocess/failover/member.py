@@ -144,11 +144,11 @@ class Member:
         if answer is None:
             raise loss
         verdict, contact = answer
-        if verdict.fate is FailoverOutcome.COMPLETED and verdict.iteration == membership.iteration and done:
+        if verdict.outcome is FailoverOutcome.COMPLETED and verdict.iteration == membership.iteration and done:
             return None
-        if verdict.fate is FailoverOutcome.REFUSED:
+        if verdict.outcome is FailoverOutcome.REFUSED:
             raise StoreLost(f"{loss}. The job does not go on over another store: {verdict.reason}")
-        if verdict.fate is not FailoverOutcome.GO or membership.slot not in verdict.members:
+        if verdict.outcome is not FailoverOutcome.GO or membership.slot not in verdict.members:
             raise Fenced(f"{who} was given up by the others, and must not run again")
         self._contacts.keep(contact)
         if verdict.host == membership.slot:

@@ -124,7 +124,7 @@ class Arbiter:
         """
         self.completed.add(member)
         self.last = max(self.last, iteration)
-        return self.verdict is None or self.verdict.fate is not FailoverOutcome.GO
+        return self.verdict is None or self.verdict.outcome is not FailoverOutcome.GO
 
     def decide(self, now: float) -> Verdict | None:
         """The verdict, once there is one; it never changes."""
@@ -142,7 +142,9 @@ class Arbiter:
         if self.verdict is not None:
             going_on = here.intersection(self.votes)
             return bool(
-                {FailoverOutcome.GO: going_on, FailoverOutcome.COMPLETED: here - self.completed}.get(self.verdict.fate)
+                {FailoverOutcome.GO: going_on, FailoverOutcome.COMPLETED: here - self.completed}.get(
+                    self.verdict.outcome
+                )
             )
         return bool(here) and 2 * len(here | self.completed) > len(set(roster) - self.gone)
 

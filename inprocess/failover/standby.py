@@ -81,7 +81,7 @@ class StandbyRole:
         """Whether there are members that may ask this standby, or use its store. Whoever serves the old one is not."""
         if self._standby is None or self._config.serve_port is not None:
             return False
-        return self._standby.desk.is_needed(self._current().roster)
+        return self._standby.server.is_needed(self._current().roster)
 
     @property
     def serves(self) -> bool:
@@ -91,7 +91,7 @@ class StandbyRole:
     def lose(self) -> None:
         """The store is lost: members may come to this standby."""
         if self._standby is not None:
-            self._standby.desk.lost()
+            self._standby.server.lost()
 
     def go_on(self, membership: Membership) -> None:
         """The member goes to another iteration."""
@@ -120,7 +120,7 @@ class StandbyRole:
                     log.warning("this host cannot stand by for that of the store: %s", error)
                     driver.execute(verbs.publish_standby(membership.member, "-"), connection)
                     return
-                standby.desk.start()
+                standby.server.start()
                 self._standby = standby
                 if hosts:
                     self._spawn(self._with_store, self._keep_store)
@@ -128,7 +128,7 @@ class StandbyRole:
 
     def _keep_store(self, connection: Any) -> None:
         assert self._standby is not None
-        keep(self._config, connection, lambda: self._known_rosters(connection), self._standby.desk, self._ended)
+        keep(self._config, connection, lambda: self._known_rosters(connection), self._standby.server, self._ended)
         if not self._ended.is_set():
             self._stop_serving()
 
@@ -169,7 +169,7 @@ class Standby:
         times = (config.heartbeat_timeout, config.heartbeat_interval)
         arbiter = rules.Arbiter(rules.patience(*times), rules.grace(*times))
         listener = serving.listen(config.serve_host, config.bind)
-        self.desk = ArbiterServer(listener, spec.prefix, slot, arbiter, self._serve, self._left, changed)
+        self.server = ArbiterServer(listener, spec.prefix, slot, arbiter, self._serve, self._left, changed)
         #: the store with which the job goes on, how it is reached from here, and with whom
         self._server: Any = None
         self._there: StoreSpec | None = None
@@ -177,7 +177,7 @@ class Standby:
 
     def publish(self, connection: Any) -> None:
         """Say in the store where the arbiter is."""
-        address = f"{connections.own_address(self._spec.port)}:{self.desk.port}"
+        address = f"{connections.own_address(self._spec.port)}:{self.server.port}"
         driver.execute(verbs.publish_standby(self._member, address), connection)
 
     @property
@@ -208,7 +208,7 @@ class Standby:
     def _keep(self, spec: StoreSpec) -> None:
         with contextlib.suppress(StoreLost, TimeoutError):
             connection = connecting.connect(spec, self._config.barrier_timeout)
-            keep(self._config, connection, lambda: [self._members], self.desk, ended=threading.Event())  # never
+            keep(self._config, connection, lambda: [self._members], self.server, ended=threading.Event())  # never
         self._server = None  # torch shuts it down when the last reference goes
 
     def _speak(self, slot: int, spec: StoreSpec) -> None:
@@ -227,7 +227,7 @@ def keep(
     config: Settings,
     connection: Any,
     rosters: Callable[[], Sequence[Sequence[int]]],
-    desk: ArbiterServer,
+    server: ArbiterServer,
     ended: threading.Event,
 ) -> None:
     """Until less than half of the members are heard: the others may go on elsewhere. Or until ``ended``.
@@ -247,9 +247,9 @@ def keep(
         members = sorted(set().union(*known))
         counters = driver.execute(verbs.read_beats(members), connection)
         heard.note(dict(zip(members, counters, strict=True)), clock.monotonic())
-        there = set(heard.members(clock.monotonic())) - desk.elsewhere
+        there = set(heard.members(clock.monotonic())) - server.elsewhere
         if now - awake < 2 * config.heartbeat_interval:
             continue
-        if desk.met and not all(rules.hears_enough(roster, there, desk.gone) for roster in known):
+        if server.met and not all(rules.hears_enough(roster, there, server.gone) for roster in known):
             log.error("less than half of %d members are heard: the store that is served here ends", len(members))
             return

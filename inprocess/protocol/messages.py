@@ -245,7 +245,7 @@ class FailoverOutcome(enum.Enum):
 class Verdict:
     """What an arbiter decides, the same for all that ask it."""
 
-    fate: FailoverOutcome
+    outcome: FailoverOutcome
     #: go: the slots of the members that go on, as closed ranges
     slots: tuple[tuple[int, int], ...] = ()
     #: go: the last iteration that one of them knew of

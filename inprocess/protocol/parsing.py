@@ -180,18 +180,18 @@ def load_vote(raw: bytes | str, key: str) -> Vote:
 
 def load_verdict(raw: bytes | str, key: str) -> Verdict:
     data = _object(raw, key, Verdict)
-    fate = _one_of(FailoverOutcome, data.get("fate"), key, "fate")
+    outcome = _one_of(FailoverOutcome, data.get("outcome"), key, "outcome")
     host, port = _number(data, "host", key) or 0, _number(data, "port", key) or 0
     verdict = Verdict(
-        fate,
+        outcome,
         _ranges(data, "slots", key),
         _iteration(data, key),
         host,
         port,
         _text(data, "reason", key),
     )
-    if port >= 1 << 16 or (fate is FailoverOutcome.GO) is not (bool(port) and bool(verdict.slots)):
-        _refuse(key, "'fate', 'slots' and 'port' do not fit each other", raw)
+    if port >= 1 << 16 or (outcome is FailoverOutcome.GO) is not (bool(port) and bool(verdict.slots)):
+        _refuse(key, "'outcome', 'slots' and 'port' do not fit each other", raw)
     return verdict
 
 

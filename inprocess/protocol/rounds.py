@@ -69,7 +69,7 @@ def decide_end(
     found = repeats.find(alive.values(), records)
     abort = abort or found.abort
     slots = {member: slot_of(member, arrival) for member, arrival in alive.items()}
-    joined = {} if abort else seat(set(slots.values()), tickets)
+    joined = {} if abort else assign_slots(set(slots.values()), tickets)
     fresh = {member for member, arrival in alive.items() if arrival.fresh}.union(joined)
     if joined:
         slots.update(joined)
@@ -143,21 +143,21 @@ def slot_of(member: int, arrival: Arrival) -> int:
     return member if arrival.slot is None else arrival.slot
 
 
-def seat(taken: Set[int], tickets: Mapping[int, Ticket]) -> dict[int, int]:
+def assign_slots(taken: Set[int], tickets: Mapping[int, Ticket]) -> dict[int, int]:
     """Who of those that wait gets which slot: first each its own, if that is free, then any below its world size.
 
     The first ticket wins; who gets none goes on waiting, as a spare.
     """
-    seats: dict[int, int] = {}
+    assigned: dict[int, int] = {}
     used = set(taken)
     for member, ticket in sorted(tickets.items()):
         if ticket.slot not in used:
-            seats[member] = ticket.slot
+            assigned[member] = ticket.slot
             used.add(ticket.slot)
     free = (slot for slot in range(FIRST_JOINER) if slot not in used)
     lowest = next(free)
     for member, ticket in sorted(tickets.items()):
-        if member not in seats and lowest < ticket.world_size:
-            seats[member] = lowest
+        if member not in assigned and lowest < ticket.world_size:
+            assigned[member] = lowest
             lowest = next(free)
-    return seats
+    return assigned

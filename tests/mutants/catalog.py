@@ -608,8 +608,8 @@ JOINERS = (
     seats(
         "seated_at_the_end",
         "a process is let in although everybody leaves",
-        "joined = {} if abort else seat(",
-        "joined = seat(",
+        "joined = {} if abort else assign_slots(",
+        "joined = assign_slots(",
     ),
     seats(
         "frame_of_the_old",
@@ -1544,7 +1544,7 @@ FAILOVER = (
     arbitration(
         "returns_after_go",
         "a rank returns although the others go on without it",
-        "return self.verdict is None or self.verdict.fate is not FailoverOutcome.GO",
+        "return self.verdict is None or self.verdict.outcome is not FailoverOutcome.GO",
         "return True",
     ),
     arbitration(
@@ -1572,7 +1572,7 @@ FAILOVER = (
     desk(
         "the_dead_vote_on",
         "the end of a voter is not told",
-        "                self._left(guest.slot)\n",
+        "                self._left(peer.slot)\n",
         "                pass\n",
     ),
     desk(
@@ -1583,7 +1583,7 @@ FAILOVER = (
     desk(
         "closed_is_an_end",
         "whoever is sent away counts as ended",
-        "clock.monotonic(), guest.ended)",
+        "clock.monotonic(), peer.ended)",
         "clock.monotonic())",
     ),
     desk(

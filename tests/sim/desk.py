@@ -174,7 +174,7 @@ class ArbiterServer:
         if verdict is None:
             self._wake(self.arbiter.wake_at())
             return
-        if verdict.fate is FailoverOutcome.GO and self.next is None:
+        if verdict.outcome is FailoverOutcome.GO and self.next is None:
             process.engine.note(process.name, f"{verdict}; votes {self.arbiter.votes}, gone {self.arbiter.gone}")
             self._serve(verdict)
         for contact in self._waiting:

@@ -20,7 +20,7 @@ from inprocess.protocol.messages import Arrival, ArrivalKind, FailoverOutcome, J
 from inprocess.protocol.ops import Pause
 from inprocess.protocol.phases import Event, Phase, next_phase
 from inprocess.protocol.repeats import Row
-from inprocess.protocol.rounds import seat
+from inprocess.protocol.rounds import assign_slots
 from inprocess.protocol.timing import LEASE_SHARE
 from inprocess.protocol.verbs import joining
 from inprocess.rank_assignment import RankAssignmentCtx
@@ -455,7 +455,7 @@ class Training(Process):
         overdue = self.too_few_since + self.world.scenario.patience
         if overdue > self.engine.now:
             waiting = yield from verbs.want(self.membership.iteration, self.membership.roster)
-            if seat(self.membership.taken, waiting):
+            if assign_slots(self.membership.taken, waiting):
                 yield from verbs.interrupt(self.membership.iteration, self._record("it was waited for"))
             self.engine.at(overdue - self.engine.now, self.notify)
             over = {("outcome", self.membership.iteration), ("lost", 0)}
@@ -599,7 +599,7 @@ class Training(Process):
         silent = not self.met_all
         for contact in self.contacts:
             answer = None if contact.ended else (yield from contact.ask(ArbiterClient.say_completed, ANSWER))
-            if answer is not None and answer[0].fate is FailoverOutcome.GO:
+            if answer is not None and answer[0].outcome is FailoverOutcome.GO:
                 return False
             silent = silent or (answer is None and not contact.ended)
         return not silent or (yield from self._outlasts())
@@ -692,17 +692,17 @@ class Training(Process):
     def _obey(self, verdict: Verdict, view: View | None) -> Event:
         self.engine.note(self.name, f"is told: {verdict}")
         if (
-            verdict.fate is FailoverOutcome.COMPLETED
+            verdict.outcome is FailoverOutcome.COMPLETED
             and verdict.iteration == self.membership.iteration
             and self._has_returned()
         ):
             self._detour = Phase.COMPLETE
             return Event.COMPLETED
-        if verdict.fate is FailoverOutcome.GO and view is not None and self.ticket.slot in view.members:
+        if verdict.outcome is FailoverOutcome.GO and view is not None and self.ticket.slot in view.members:
             self._begin_anew(view)
             self._detour = Phase.JOIN
             return Event.OK
-        self.quitting = "cut off: " + ("Fenced" if verdict.fate is FailoverOutcome.GO else verdict.fate.value)
+        self.quitting = "cut off: " + ("Fenced" if verdict.outcome is FailoverOutcome.GO else verdict.outcome.value)
         return self._lost()
 
     def _has_returned(self) -> bool:

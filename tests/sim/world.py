@@ -12,7 +12,7 @@ from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import FIRST_JOINER, Decision, Ticket, Verdict
 from inprocess.protocol.parsing import load_ticket
 from inprocess.protocol.phases import Phase
-from inprocess.protocol.rounds import seat
+from inprocess.protocol.rounds import assign_slots
 from inprocess.protocol.timing import SILENCE_SHARE
 from inprocess.protocol.verbs.joining import LAST_LOOK
 from tests.sim.assignments import mate_of
@@ -439,7 +439,7 @@ class World:
             raise Broken(f"{training.name} names {sorted(said - slots)} with a place, and only {slots} hang")
 
     def _check_seats(self, membership: Membership, waiting: dict[int, Ticket]) -> None:
-        if seats := seat(membership.taken, waiting):
+        if seats := assign_slots(membership.taken, waiting):
             raise Broken(f"members {sorted(seats)} wait, and slots {sorted(seats.values())} are free")
 
     def same_book(self, training: Training) -> None:

@@ -36,18 +36,18 @@ class Standby:
         self.left: list[int] = []
         self.changed = threading.Event()
         self.arbiter = Arbiter(60.0, 60.0)
-        self.desk = ArbiterServer(
+        self.server = ArbiterServer(
             self.listener, "call", member, self.arbiter, serve, self.left.append, self.changed.set
         )
-        self.desk.start()
+        self.server.start()
 
     def await_gone(self, *members: int) -> None:
-        while self.desk.gone != {*members}:
+        while self.server.gone != {*members}:
             assert self.changed.wait(SOON)
             self.changed.clear()
 
     def close(self) -> None:
-        self.desk.close()
+        self.server.close()
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_all_that_live_go_on(standby, contacts) -> None:
     first, second, third = (contacts(member, one) for member in range(3))
     first.close()
     one.await_gone(0)
-    one.desk.lost()
+    one.server.lost()
     answers = in_threads(lambda: second.vote(vote(1), SOON), lambda: third.vote(vote(2), SOON))
     assert verdicts(answers) == [Verdict(FailoverOutcome.GO, ((1, 2),), 3, host=2, port=PORT)] * 2
 
@@ -118,7 +118,7 @@ def test_all_that_live_go_on(standby, contacts) -> None:
 def test_who_ends_after_its_vote_is_told_of(standby, contacts) -> None:
     one = standby()
     first, second = contacts(0, one), contacts(1, one)
-    one.desk.lost()
+    one.server.lost()
     in_threads(lambda: first.vote(vote(0, last=1), SOON), lambda: second.vote(vote(1, last=1), SOON))
     second.close()
     one.await_gone(1)
@@ -129,9 +129,9 @@ def test_the_next_one_is_asked_where_the_first_has_ended(standby, contacts) -> N
     gone, there = standby(), standby(member=1)
     mine = contacts(0, gone, there)
     gone.close()
-    there.desk.lost()
+    there.server.lost()
     verdict, contact = mine.vote(vote(0, last=0), SOON)
-    assert (verdict.fate, verdict.host, contact.port) == (FailoverOutcome.GO, 1, there.desk.port)
+    assert (verdict.outcome, verdict.host, contact.port) == (FailoverOutcome.GO, 1, there.server.port)
 
 
 def test_one_that_has_ended_is_forgotten(standby, contacts) -> None:
@@ -150,33 +150,33 @@ def test_the_others_are_told_who_votes_elsewhere(standby, contacts) -> None:
     """What becomes of it then says nothing there, neither to an arbiter nor to whoever serves the store."""
     one, other, host = standby(), standby(), standby(member=0)
     mine = contacts(1, one, other, host=host)
-    one.desk.lost()
+    one.server.lost()
     mine.vote(Vote(1, 3, ((1, 1),)), SOON)
     mine.close()
     for each in (other, host):
-        while not each.desk.idle:
+        while not each.server.idle:
             assert each.changed.wait(SOON)
             each.changed.clear()
-        assert (each.desk.elsewhere, each.desk.gone) == ({1}, set())
+        assert (each.server.elsewhere, each.server.gone) == ({1}, set())
 
 
 def test_who_was_given_up_is_not_waited_for(standby, contacts) -> None:
     """Its host may be cut off, and then its connection never ends."""
     one = standby()
     contacts(0, one)
-    assert one.desk.is_needed([0])
-    assert not one.desk.is_needed([1, 2])
+    assert one.server.is_needed([0])
+    assert not one.server.is_needed([1, 2])
 
 
 def test_whoever_votes_elsewhere_is_not_waited_for(standby, contacts) -> None:
     one, other = standby(), standby(member=1)
     mine, cut_off = contacts(1, one, other), contacts(0, one, other)
-    one.desk.lost()
+    one.server.lost()
     mine.vote(Vote(1, 3, ((1, 1),)), SOON)
-    while other.desk.is_needed([0, 1]):
+    while other.server.is_needed([0, 1]):
         assert other.changed.wait(SOON)
         other.changed.clear()
-    assert one.desk.is_needed([0, 1])
+    assert one.server.is_needed([0, 1])
     cut_off.close()
 
 
@@ -192,8 +192,8 @@ def test_one_that_does_not_answer_is_passed_over(standby, contacts, monkeypatch)
     monkeypatch.setattr(arbiter, "ANSWER_TIMEOUT_S", 0.05)
     silent, there = standby(), standby(member=1)
     mine = contacts(0, silent, there)
-    monkeypatch.setattr(silent.desk, "_answer", lambda guest, message: True)
-    there.desk.lost()
+    monkeypatch.setattr(silent.server, "_answer", lambda peer, message: True)
+    there.server.lost()
     verdict, _ = mine.vote(vote(0, last=0), SOON)
     assert verdict.host == 1
 
@@ -202,7 +202,7 @@ def test_one_that_may_count_the_vote_yet_is_the_last_that_is_asked(standby, cont
     """Otherwise two jobs could come of it."""
     waits, there = standby(), standby(member=1)
     mine = contacts(0, waits, there)
-    there.desk.lost()
+    there.server.lost()
     assert mine.vote(vote(0, last=0), 0.1) is None
     assert there.arbiter.votes == {}
 
@@ -212,9 +212,9 @@ def test_completed(standby, contacts) -> None:
     first, second = contacts(0, one), contacts(1, one)
     assert first.say_completed(3) is True
     first.close()
-    one.desk.lost()
+    one.server.lost()
     verdict, _ = second.vote(vote(1, last=1), SOON)
-    assert (verdict.fate, verdict.iteration) == (FailoverOutcome.COMPLETED, 3)
+    assert (verdict.outcome, verdict.iteration) == (FailoverOutcome.COMPLETED, 3)
 
 
 def test_completed_where_one_has_ended_before_a_contact_was_made(standby, contacts) -> None:
@@ -236,7 +236,7 @@ def test_completed_where_not_everybody_can_be_told(standby, contacts, monkeypatc
     ended, silent, there = standby(), standby(), standby()
     first, second = contacts(0, ended, there), contacts(1, silent, there)
     ended.close()
-    monkeypatch.setattr(silent.desk, "_answer", lambda guest, message: True)
+    monkeypatch.setattr(silent.server, "_answer", lambda peer, message: True)
     assert first.say_completed(3) is True
     assert second.say_completed(3) is None
     assert there.arbiter.completed == {0, 1}
@@ -245,7 +245,7 @@ def test_completed_where_not_everybody_can_be_told(standby, contacts, monkeypatc
 def test_too_late_to_be_completed(standby, contacts) -> None:
     one = standby()
     first, second = contacts(0, one), contacts(1, one)
-    one.desk.lost()
+    one.server.lost()
     in_threads(lambda: first.vote(vote(0, last=1), SOON), lambda: second.vote(vote(1, last=1), SOON))
     assert first.say_completed(3) is False
 
@@ -256,15 +256,15 @@ def test_a_host_that_cannot_serve_refuses(standby, contacts) -> None:
 
     one = standby(serve=serve)
     mine = contacts(0, one)
-    one.desk.lost()
+    one.server.lost()
     verdict, _ = mine.vote(vote(0, last=0), SOON)
-    assert verdict.fate is FailoverOutcome.REFUSED and "no port is left" in verdict.reason
+    assert verdict.outcome is FailoverOutcome.REFUSED and "no port is left" in verdict.reason
 
 
 def test_members_of_another_call_are_sent_away(standby, contacts) -> None:
     one = standby()
     assert not contacts(0, one, call="another").some
-    assert one.desk.gone == set()
+    assert one.server.gone == set()
 
 
 @pytest.mark.parametrize(
@@ -288,9 +288,9 @@ def test_what_is_none_of_ours_ends_nothing_but_itself(standby, contacts, lines: 
         while stranger.recv(1 << 16):
             pass
     mine = contacts(1, one)
-    one.desk.lost()
+    one.server.lost()
     verdict, _ = mine.vote(Vote(1, 3, ((1, 1),)), SOON)
-    assert verdict.fate is FailoverOutcome.GO
+    assert verdict.outcome is FailoverOutcome.GO
 
 
 def test_who_is_sent_away_may_live(standby, contacts) -> None:
@@ -301,16 +301,16 @@ def test_who_is_sent_away_may_live(standby, contacts) -> None:
         odd.settimeout(SOON)
         while odd.recv(1 << 16):
             pass
-    assert one.desk.met
-    assert one.desk.gone == set()
+    assert one.server.met
+    assert one.server.gone == set()
 
 
 def test_a_standby_that_says_something_else_is_passed_over(standby, contacts, monkeypatch) -> None:
     odd, there = standby(), standby(member=1)
     mine = contacts(0, odd, there)
-    monkeypatch.setattr(odd.desk, "_settle", lambda: None)
-    monkeypatch.setattr(odd.desk, "_answer", lambda guest, message: guest.tell(verdict={"fate": "none"}))
-    there.desk.lost()
+    monkeypatch.setattr(odd.server, "_settle", lambda: None)
+    monkeypatch.setattr(odd.server, "_answer", lambda peer, message: peer.tell(verdict={"outcome": "none"}))
+    there.server.lost()
     verdict, _ = mine.vote(vote(0, last=0), SOON)
     assert verdict.host == 1
 
@@ -339,7 +339,7 @@ def test_contacts_are_made_once(standby, contacts) -> None:
     mine = contacts(0, one)
     mine.make(0, {10: "somewhere"})
     assert mine.some
-    assert len(one.desk._guests) == 1
+    assert len(one.server._peers) == 1
 
 
 def test_the_end_of_a_call_does_not_wait_for_a_host_that_does_not_answer() -> None:
@@ -381,7 +381,7 @@ def test_accept_is_tried_again_after_a_pause(standby, monkeypatch, caplog, numbe
     """Not at once: the connection stays in the queue. Its member comes in as soon as a descriptor is free."""
     monkeypatch.setattr(arbiter_server, "EXHAUSTED_PAUSE_S", 0.05)
     made = standby()
-    made.desk.close()
+    made.server.close()
     listener = Exhausted(socket.create_server(("127.0.0.1", 0)), number, times=3)
     desk = ArbiterServer(listener, "call", 2, made.arbiter, lambda verdict: PORT, made.left.append, made.changed.set)
     desk.start()

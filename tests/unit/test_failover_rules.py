@@ -30,7 +30,7 @@ def arbiter(*voters: int, gone: tuple[int, ...] = (), lost: bool = True) -> Arbi
 
 def fate(made: Arbiter, now: float) -> FailoverOutcome | None:
     verdict = made.decide(now)
-    return None if verdict is None else verdict.fate
+    return None if verdict is None else verdict.outcome
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_nobody_stands_by_for_itself() -> None:
 def test_at_once_where_all_are_here_or_certainly_gone() -> None:
     verdict = arbiter(1, 2, 3, gone=(0,)).decide(0.0)
     assert verdict is not None
-    assert (verdict.fate, verdict.members, verdict.iteration) == (FailoverOutcome.GO, (1, 2, 3), 3)
+    assert (verdict.outcome, verdict.members, verdict.iteration) == (FailoverOutcome.GO, (1, 2, 3), 3)
 
 
 @pytest.mark.parametrize("voters", [(3,), (1,)])
@@ -98,7 +98,9 @@ def test_a_store_that_is_lost_for_one_alone() -> None:
     made = arbiter(3, lost=False)
     assert fate(made, PATIENCE - 0.1) is None
     verdict = made.decide(PATIENCE)
-    assert verdict is not None and verdict.fate is FailoverOutcome.REFUSED and "for this rank alone" in verdict.reason
+    assert (
+        verdict is not None and verdict.outcome is FailoverOutcome.REFUSED and "for this rank alone" in verdict.reason
+    )
 
 
 def test_the_newest_roster_counts() -> None:
@@ -147,7 +149,7 @@ def test_who_has_completed_counts_for_that() -> None:
         made.leave(member, 0.0)
     made.vote(2, vote(2), 0.0)
     verdict = made.decide(0.0)
-    assert verdict is not None and (verdict.fate, verdict.iteration) == (FailoverOutcome.COMPLETED, 3)
+    assert verdict is not None and (verdict.outcome, verdict.iteration) == (FailoverOutcome.COMPLETED, 3)
 
 
 @pytest.mark.parametrize(

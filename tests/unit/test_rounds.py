@@ -10,7 +10,7 @@ from inprocess.attribution import RETURNED, Interruption, InterruptionRecord, st
 from inprocess.protocol.messages import FIRST_JOINER as J
 from inprocess.protocol.messages import MAX_RECORDS, MAX_STUCK, Arrival, ArrivalKind, Start, Ticket, dump
 from inprocess.protocol.parsing import load_decision
-from inprocess.protocol.rounds import MISSING, decide_end, decide_start, seat
+from inprocess.protocol.rounds import MISSING, assign_slots, decide_end, decide_start
 
 
 def took(text: str, size: int | None = None, active: int | None = None) -> dict[int, Arrival]:
@@ -156,7 +156,7 @@ def test_order_does_not_matter() -> None:
 def test_who_gets_which_slot(taken: str, tickets: str, seats: str) -> None:
     """Tickets are RANK/WORLD_SIZE, in the order in which they were taken."""
     drawn = {J + n: Ticket(*map(int, word.split("/"))) for n, word in enumerate(tickets.split())}
-    found = seat(set(map(int, taken.split())), drawn)
+    found = assign_slots(set(map(int, taken.split())), drawn)
     assert " ".join(str(found.get(member, "-")) for member in drawn) == seats
 
 

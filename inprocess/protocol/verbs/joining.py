@@ -1,8 +1,8 @@
 """How a process gets into a job that runs, as verbs: a ticket, the wait for a slot, and the ticket given back.
 
 A process joins where its rank is a member's already, or was one's, and the job has begun. It follows the verdicts of
-the job like a monitor, without being waited for. Every end round seats those that wait (``rounds.seat``), and its
-verdict is all that a joiner needs: nobody has to welcome it, so nobody can die half way through that.
+the job like a monitor, without being waited for. Every end round lets in those that wait and finds a slot for each
+(``rounds.assign_slots``), and its verdict is all that a joiner needs: no member can die half way through a welcome.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import FIRST_JOINER, Decision, Ticket
 from inprocess.protocol.ops import Now, Pause, Verb
-from inprocess.protocol.rounds import seat
+from inprocess.protocol.rounds import assign_slots
 from inprocess.protocol.verbs import watching
 
 __all__ = ["await_slot", "follow", "register", "act_on_behalf_of", "act_on_behalf_of_unknown", "stand_down"]
@@ -96,7 +96,7 @@ def _next(membership: Membership, ticket: Ticket, interrupts: bool) -> Verb[Deci
     iteration = membership.iteration
     yield from verbs.refuse_behind(iteration)
     if iteration > verbs.JOINING:
-        is_free = bool(seat(membership.taken, {membership.member: ticket}))
+        is_free = bool(assign_slots(membership.taken, {membership.member: ticket}))
         if is_free and (interrupts or (yield from verbs.is_wanted(iteration))):
             yield from _await_company(membership, ticket.world_size)
             yield from verbs.interrupt(iteration, joining_record(ticket))
