@@ -38,7 +38,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Types: the library in strict mode, and the example as a user's code."""
-    install(session, "-e", ".", "mypy")
+    install(session, "-e", ".[test]", "mypy")
     session.run("mypy", "--strict", "-p", "inprocess")
 
 
