@@ -78,8 +78,11 @@ class Failures:
             )
 
     def cause(self, decision: Decision) -> BaseException | None:
-        """Of the RestartAbort with which a row of the same error ends, on a rank that raised it."""
-        if self.error is None or not decision.repeats or not self.repeats:
+        """Of the RestartAbort with which the job ends: what the function of this rank raised last.
+
+        A row of the same error is not explained by an error that does not count in it.
+        """
+        if self.error is None or (decision.repeats and not self.repeats):
             return None
         return self.error.with_traceback(inside(self.error.__traceback__))
 

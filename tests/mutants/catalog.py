@@ -1057,7 +1057,7 @@ LADDER = (
     ladder(
         "hung_thread_takes_the_next",
         "the steps after one that hangs wait for it",
-        "    threads[:] = [thread for thread in threads if thread not in hung]\n",
+        "            threads.remove(thread)\n",
         "",
     ),
     ladder(
@@ -1352,6 +1352,14 @@ LOOP = (
         "the last error is kept while the function runs",
         'or the call is over."""\n        self.error = None',
         'or the call is over."""',
+        file="call/failures.py",
+    ),
+    _loop(
+        "test_repeats",
+        "cause_of_a_row_only",
+        "where another rank ends the job, a rank does not say what it had raised",
+        "(decision.repeats and not self.repeats)",
+        "not self.repeats",
         file="call/failures.py",
     ),
     _loop(

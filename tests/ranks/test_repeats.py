@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from inprocess import RestartAbort
+from inprocess import FrozenState, RestartAbort
 from inprocess.initialize import RetryController
 from tests.harness import At, Raise
 from tests.harness.child import Context
@@ -52,6 +52,13 @@ def run_again(context: Context) -> Any:
     except RestartAbort as error:
         context.emit("cause", type=type(error.__cause__).__name__, words=str(error.__cause__))
         raise
+
+
+def rank_0_ends(state: FrozenState) -> None:
+    if state.iteration == 2:
+        if state.rank == 0:
+            raise RestartAbort("no more")
+        threading.Event().wait()
 
 
 class Pauses(logging.Handler):
@@ -258,6 +265,14 @@ def test_max_iterations_names_the_error(launch):
     ranks = launch(run_again, 2, wrapper=wrapper, args={"until": 99, "raising": [1]}).wait()
     checks.failed(ranks, dict.fromkeys(range(2), "RestartAbort"))
     assert "max_iterations=2" in ranks[1].message
+    assert [rank.of("cause")[0]["type"] for rank in ranks] == ["NoneType", "NameError"]
+
+
+def test_another_rank_ends_the_job_and_the_error_is_named(launch):
+    wrapper = PATIENT | {"initialize": rank_0_ends}
+    ranks = launch(run_again, 2, wrapper=wrapper, args={"until": 99, "raising": [1]}).wait()
+    checks.failed(ranks, dict.fromkeys(range(2), "RestartAbort"))
+    assert "rank 0: initialize raised RestartAbort: no more" in ranks[1].message
     assert [rank.of("cause")[0]["type"] for rank in ranks] == ["NoneType", "NameError"]
 
 
