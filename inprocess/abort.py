@@ -112,17 +112,17 @@ class Ladder:
 
 
 def _try(steps: Sequence[Step], timeout: float, threads: list[_Thread]) -> list[StepResult]:
-    threads += [_Thread() for _ in range(len(steps) - len(threads))]
+    while len(threads) < len(steps):
+        threads.append(_Thread())  # one by one: where there is no thread left, those that started are ended
     attempts = [thread.attempt(*step) for thread, step in zip(threads, steps, strict=False)]
     end = clock.monotonic() + timeout
     results = [attempt.result(max(0.0, end - clock.monotonic())) for attempt in attempts]
-    for result in results:
+    for thread, result in zip(tuple(threads), results, strict=False):
         level = logging.WARNING if result.error else logging.DEBUG
         log.log(level, "abort: the step %r %s", result.name, result.outcome())
-    hung = [thread for thread, result in zip(threads, results, strict=False) if result.hung]
-    for thread in hung:
-        thread.abandon()
-    threads[:] = [thread for thread in threads if thread not in hung]
+        if result.hung:
+            thread.abandon()
+            threads.remove(thread)
     return results
 
 

@@ -37,7 +37,7 @@ class Files:
         self._is_late = False
         self._opening = threading.Thread(target=self._open, name="inprocess-files", daemon=True)
         text = "%(asctime)s.%(msecs)03d monitor [%(process)d] of %(inprocess)s: %(levelname)s: %(message)s"
-        self._output.setFormatter(logging.Formatter(text, "%Y-%m-%d %H:%M:%S", defaults={"inprocess": "no call"}))
+        self._output.setFormatter(logging.Formatter(text, "%Y-%m-%d %H:%M:%S", defaults={"inprocess": logs.NO_CALL}))
         logging.getLogger().addHandler(self._output)
         # without a file only what the training process cannot say itself
         log.setLevel(logging.ERROR if config.logfile is None else logging.INFO)

@@ -33,10 +33,11 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
+from inprocess.attribution import name_of
 from inprocess.exception import RankShouldRestart
 from inprocess.system import clock
 
-__all__ = ["Position", "begin", "end", "get_logger", "leave", "locate", "lose", "once"]
+__all__ = ["NO_CALL", "Position", "begin", "end", "get_logger", "leave", "locate", "lose", "once"]
 
 #: lines that wait at most; more are dropped
 MAX_QUEUED = 1000
@@ -46,6 +47,8 @@ FLUSH_LIMIT_S = 0.5
 FORK_LIMIT_S = 0.5
 #: seconds without a line after which the writer ends, outside a call
 IDLE_LIMIT_S = 1.0
+#: where a process is outside a call
+NO_CALL = "no call"
 _WRITER = "inprocess-log"
 _SLOW = "they were not written as fast as they came"
 
@@ -69,8 +72,11 @@ class Position:
     phase: str
 
     def __str__(self) -> str:
-        initially = f" (initial rank {self.initial_rank})" if self.rank != self.initial_rank else ""
-        return f"call {self.call}, iteration {self.iteration}, rank {self.rank}{initially}, {self.phase}"
+        return f"call {self.call}, iteration {self.iteration}, {name_of(self.rank, self.initial_rank)}, {self.phase}"
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """As text: who unpickles a record, such as the receiver of a ``SocketHandler``, need not have this library."""
+        return str, (str(self),)
 
 
 #: tells where this process is; None: outside a call
@@ -78,7 +84,7 @@ _position: Callable[[], Position] | None = None
 
 
 def locate(position: Callable[[], Position] | None) -> None:
-    """From now on lines say what this answers, whatever thread logs them; None: "no call", as after `leave`."""
+    """From now on lines say what this answers, whatever thread logs them; None: `NO_CALL`, as after `leave`."""
     global _position
     _position = position
 
@@ -110,8 +116,9 @@ class _Queue:
 
     def __init__(self) -> None:
         self._lines: queue.SimpleQueue[_Line | None] = queue.SimpleQueue()
-        # held while a line is being written; the thread that forks holds it, too
+        # held while a line is being written, and by a thread that forks, which is noted (0: none)
         self._writing, self._forks_in = threading.Lock(), 0
+        # how many were written when a fork did not wait any longer
         self._forked_past = -1
         # held while there is a writer: taken by the thread that starts it, given back by the writer
         self._has_writer = threading.Lock()
@@ -304,7 +311,7 @@ def whole() -> Iterator[CodeType]:
 
 def _hand_over(logger: logging.Logger, record: logging.LogRecord) -> None:
     where = _position  # it may change meanwhile
-    record.inprocess = where() if where is not None else "no call"
+    record.inprocess = where() if where is not None else NO_CALL
     _queue.put(_Line(logger, record))
 
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from inprocess.system import logs
 from inprocess.system.errors import PACKAGE, in_words
 from inprocess.testing.coordinates import At, Point, When
 
@@ -233,7 +234,7 @@ def _prepare(spec: Spec) -> None:
     # a file of its own, open until the end: the stacks are told apart from the log
     faulthandler.enable(file=os.open(f"{spec.log}.stacks", os.O_WRONLY | os.O_CREAT, 0o600), all_threads=True)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(FORMAT, defaults={"inprocess": "no call"}))
+    handler.setFormatter(logging.Formatter(FORMAT, defaults={"inprocess": logs.NO_CALL}))
     logging.root.handlers[:] = [handler]
     logging.root.setLevel(logging.INFO)
 

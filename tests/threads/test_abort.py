@@ -96,6 +96,22 @@ def test_steps_share_a_thread_until_one_hangs(monkeypatch: pytest.MonkeyPatch) -
     assert not any(thread.is_alive() for thread in threads.values())
 
 
+def test_no_thread_is_left_where_one_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[threading.Thread] = []
+
+    def start(thread: threading.Thread, real: Callable[[threading.Thread], None] = threading.Thread.start) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="can't start"):
+        Ladder([[("one", lambda: None), ("two", lambda: None)]]).run()
+    started[0].join(20.0)  # a ceiling
+    assert not started[0].is_alive()
+
+
 def test_ctrl_c_does_not_wait_for_a_step_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
 

@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import logging
 import os
+import pickle
 import queue
 import subprocess
 import sys
@@ -419,8 +420,16 @@ def test_a_forked_child_has_a_writer_of_its_own(kept: Kept) -> None:
     assert kept.lines == ["blocked", "the parent's"]
 
 
+#: this thread is about to fork
+FORKING = threading.Event()
+os.register_at_fork(before=FORKING.set)
+
+
 class Streaming(logging.Handler):
-    """Has a lock that nobody renews in a forked child, as the buffer of a stream has. Takes a while for each line."""
+    """Has a lock that nobody renews in a forked child, as the buffer of a stream has; gives it up when a fork begins.
+
+    The thread that forks keeps the interpreter lock, so without waiting for this one it has forked before that.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -429,7 +438,7 @@ class Streaming(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         with self.stream:
             self.reached.set()
-            time.sleep(0.1)
+            assert FORKING.wait(SOON)
 
 
 @pytest.fixture
@@ -449,6 +458,7 @@ def fork(child: Callable[[], bool]) -> bool:
 
 def test_a_fork_waits_for_the_line_that_is_being_written(streaming: Streaming) -> None:
     """Else a child that writes to the same stream would wait for ever."""
+    FORKING.clear()
     log.warning("a line")
     assert streaming.reached.wait(SOON)
     assert fork(lambda: streaming.stream.acquire(blocking=False))
@@ -497,6 +507,12 @@ def test_a_record_says_where_its_process_was(kept: Kept) -> None:
         "call 0, iteration 2, rank 1, run",
         "call 0, iteration 2, rank 1 (initial rank 3), run",
     ]
+
+
+def test_a_position_is_unpickled_without_this_library() -> None:
+    position = logs.Position(call=0, iteration=2, rank=1, initial_rank=1, phase="run")
+    assert pickle.loads(pickle.dumps(position)) == "call 0, iteration 2, rank 1, run"
+    assert b"inprocess" not in pickle.dumps(position)
 
 
 # --- the end of the process -------------------------------------------------------------------------------------------

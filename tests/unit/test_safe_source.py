@@ -43,6 +43,7 @@ REASONS = {
         "torch.load",
     ): "weights_only=True: torch's unpickler that makes tensors, numbers and containers",
     ("compose.py", "__reduce__"): "a user may pickle the hooks; the library does not",
+    ("system/logs.py", "__reduce__"): "a user's handler may pickle a record: as text",
 }
 #: (file, its path inside the package; module): why it may be imported
 IMPORTS = {
