@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from inprocess.events import stream
 from inprocess.exception import RestartError
 from inprocess.heartbeats.learned import LearnedTimeouts
 from inprocess.interrupt.frames import leave_alone
@@ -138,6 +139,12 @@ class CallWrapper:
     def _count_anew(self) -> None:
         self._pings, self._progressed = 0, False
 
+    def _first_ping(self) -> int:
+        """The time, for `ping`; what comes only once costs the next pings nothing."""
+        self._now = clock.monotonic_ns
+        stream.emit("first_step")
+        return clock.monotonic_ns()
+
     def _detach(self) -> None:
         """In a forked child, whose board nobody sees."""
         self._slots = self._board.slots
@@ -147,6 +154,7 @@ class CallWrapper:
         """A new iteration."""
         self._state = state
         self._section_limit = None
+        self._now = self._first_ping
 
 
 def given_limit(name: str, timeout: Any) -> float:
@@ -220,7 +228,7 @@ class Inside:
 
 
 # a restart of the call around may interrupt the function, and must find this done or not begun
-leave_alone(Inside.__enter__.__code__, Inside.__exit__.__code__)
+leave_alone(Inside.__enter__.__code__, Inside.__exit__.__code__, CallWrapper._first_ping.__code__)
 
 
 def current_call() -> CallWrapper | None:

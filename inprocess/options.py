@@ -55,6 +55,8 @@ class Options:
     monitor_process_logfile: str | None = None
     #: absolute path of the monitor process's pid file, ``{rank}`` is filled in; None: no pid file
     monitor_process_pidfile: str | None = None
+    #: absolute path of the directory for the events of all ranks; None: INPROCESS_RUN_DIR, or none
+    run_dir: str | None = None
     #: how many monitors, besides the one that serves the store, can go on with the job where that one is lost
     standby_stores: int = 2
     #: signal that interrupts the main thread's blocking calls; None: a free real-time signal
@@ -190,6 +192,15 @@ def _path(name: str, value: object) -> str | None:
     return path
 
 
+def _directory(name: str, value: object) -> str | None:
+    if value is None:
+        return None
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise OptionError(f"{name}={value!r} must be the path of a directory as a string, or None")
+    return os.path.abspath(path)
+
+
 def _signal(name: str, value: object) -> int | None:
     if value is None:
         return None
@@ -241,6 +252,7 @@ _CONVERT: dict[str, Callable[[str, object], Any]] = {
     "last_call_wait": seconds,
     "monitor_process_logfile": _path,
     "monitor_process_pidfile": _path,
+    "run_dir": _directory,
     "standby_stores": _count,
     "interrupt_signal": _signal,
     "join": _join,

@@ -20,6 +20,7 @@ from inprocess.call.job import Job
 from inprocess.call.loop import Loop
 from inprocess.call.rank import Hooks
 from inprocess.call_wrapper import CallWrapper
+from inprocess.events import stream
 from inprocess.exception import OptionError
 from inprocess.options import Options
 from inprocess.rank_assignment import ShiftRanks
@@ -74,6 +75,8 @@ class Wrapper:
             go to standard error.
         monitor_process_pidfile: absolute path of its pid file, likewise; for ``python -m inprocess.wait_daemon``. A
             process that replaces another one (``INPROCESS_RESTART``) puts a dot and its own id behind it.
+        run_dir: directory for the events of all ranks, made where there is none; a relative one is below the working
+            directory. None: the one in the environment variable ``INPROCESS_RUN_DIR``, or none.
         completion: hook after everybody returned.
         terminate: hook before the call raises.
         standby_stores: how many monitors, besides that of rank 0, can go on with the job where the host of its store is
@@ -118,6 +121,7 @@ class Wrapper:
         termination_grace_time: Duration = timedelta(seconds=5),
         monitor_process_logfile: str | None = None,
         monitor_process_pidfile: str | None = None,
+        run_dir: str | None = None,
         completion: Callable[..., Any] | None = None,
         terminate: Callable[..., Any] | None = None,
         standby_stores: int = 2,
@@ -144,6 +148,7 @@ class Wrapper:
             termination_grace_time=termination_grace_time,
             monitor_process_logfile=monitor_process_logfile,
             monitor_process_pidfile=monitor_process_pidfile,
+            run_dir=run_dir,
             standby_stores=standby_stores,
             interrupt_signal=interrupt_signal,
             join=join,
@@ -203,6 +208,7 @@ class Wrapper:
                 logs.begin()
                 return self._call(injector, fn, args, kwargs)
             finally:
+                stream.leave()
                 logs.leave()
 
         return wrapped  # type: ignore[return-value]

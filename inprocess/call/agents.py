@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from inprocess.call.base_store import bind, is_agents, own_address, store_spec, try_factory
 from inprocess.call.job import Job
+from inprocess.call.launch_variables import run_dir
 from inprocess.call.mailbox import Mailbox
 from inprocess.call.thread import JoinRequest, MonitorThread
 from inprocess.collectives import nccl
@@ -219,6 +220,8 @@ class Agents:
             store_host=self._job.host,
             logfile=options.logfile_for(self._membership.member),
             pidfile=self._pidfile(),
+            run_dir=run_dir(options.run_dir),
+            job=self._job.launch.job,
         )
 
     def _is_host_a_member(self) -> bool:

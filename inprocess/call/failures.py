@@ -48,6 +48,10 @@ class Failures:
         self.repeats = 0 if self._limit is None else membership.row.count_with(record)
         return record
 
+    def lines(self) -> list[str]:
+        """The traceback of the error that was noted last, without source lines; outermost first."""
+        return [] if self._portrait is None else self._portrait.places()
+
     def tell(self, who: str, record: InterruptionRecord) -> None:
         """Log the traceback of an error that is new. Of one that may only be the echo of another rank's: later."""
         if not is_echo(record):

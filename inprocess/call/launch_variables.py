@@ -35,6 +35,12 @@ class Launch:
     #: whether it starts this process with the others, or later
     entry: JoinMode = JoinMode.FOUND
 
+    @property
+    def job(self) -> str:
+        """Tells jobs apart, also where a launcher restarts the whole job."""
+        name = self.attempt.rpartition(".")[0]
+        return name if name not in ("", "none") else f"{self.host}:{self.port}"
+
 
 def read(environ: Mapping[str, str] | None = None) -> Launch:
     """Read the variables. Raises OptionError that names the variable, its value and the remedy.
@@ -64,6 +70,12 @@ def master_addr() -> str:
 def master_port() -> int:
     """Where it is needed. Raises OptionError."""
     return _number(os.environ, "MASTER_PORT", 1, 65535)
+
+
+def run_dir(given: str | None) -> str | None:
+    """The directory for events: that of the option, or of INPROCESS_RUN_DIR."""
+    path = given or os.environ.get("INPROCESS_RUN_DIR", "").strip()
+    return os.path.abspath(path) if path else None
 
 
 def elsewhere(launch: Launch) -> str:

@@ -7,6 +7,7 @@ all know is in ``rank``.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from inprocess.attribution import Interruption
 from inprocess.call.agents import Agents
 from inprocess.call.injection import Injector
 from inprocess.call.job import Job
+from inprocess.call.launch_variables import run_dir
 from inprocess.call.rank import Handover, Hooks, Rank
 from inprocess.call.restart import Restarting
 from inprocess.call.start import Starting
@@ -23,6 +25,8 @@ from inprocess.call_wrapper import CallWrapper, set_current
 from inprocess.collectives.deferred_release import held
 from inprocess.collectives.nccl_bootstrap import bootstrap
 from inprocess.collectives.nccl_shutdown import shutdowns
+from inprocess.events import stream
+from inprocess.events.stream import emit
 from inprocess.exception import Fenced, NobodyLeft, RankDiscarded, RestartError, StateLost, StoreLost
 from inprocess.hardware.leftovers import leftovers
 from inprocess.heartbeats.launcher import announce_nobody_left
@@ -57,6 +61,7 @@ class Loop:
         rank.agents = Agents(
             options, job, rank.membership, user.abort, user.release, None if since is None else since.contact
         )
+        self._function = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
         rank.call = CallWrapper(rank.agents.board, rank.iteration_store)
         bound_args, bound_kwargs = injector.bind(tuple(args), dict(kwargs), rank.call)
         rank.fn = lambda: fn(*bound_args, **bound_kwargs)
@@ -90,13 +95,17 @@ class Loop:
         rank = self._rank
         try:
             locate(rank.position)
+            stream.begin(run_dir(rank.options.run_dir), rank.job.header)
+            emit("call", function=self._function, world_size=rank.job.world_size, pid=os.getpid())
             forks.tell(self._detach)
             interpreter.begin()
             leftovers.begin(anew=not rank.job.moved)
             shutdowns.begin()
             rank.agents.open()
+            event = None
             while rank.phase is not Phase.OUT:
                 rank.agents.board.enter(rank.phase)
+                emit("phase", after="" if event is None else event.value)
                 event = self._step()
                 self._history.append(f"iteration {rank.membership.iteration}: {rank.phase.value}: {event.value}")
                 rank.phase = next_phase(rank.phase, event)
@@ -138,6 +147,7 @@ class Loop:
         how = how if rank.handover is None else "moved"
         # a rank that goes quietly leaves its MonitorThread waiting for something that may come late or never
         why = "" if rank.leaving is None else in_words(rank.leaving)
+        emit("left", how=how, why=why, pings=rank.call._pings)
         rank.agents.close(how, cut=how in ("failed", "moved") or rank.quietly, why=why)
         held.end()
         bootstrap.end()

@@ -14,6 +14,7 @@ from inprocess.call.thread import Admission
 from inprocess.call.user_code import UserCode
 from inprocess.collectives.deferred_release import held
 from inprocess.collectives.nccl_bootstrap import bootstrap
+from inprocess.events.stream import emit
 from inprocess.exception import Fenced, RestartAbort, RestartError, StoreLost, TooFewRanks
 from inprocess.hardware.leftovers import leftovers
 from inprocess.heartbeats.launcher import announce_over
@@ -225,17 +226,42 @@ class Starting:
         if decision.abort:  # the roster stays as it is, on every rank, for another call
             rank.said_so = True
             announce_over()
+            emit("abort", why=decision.abort, records=[record.to_dict() for record in decision.records])
             raise RestartAbort(decision.abort) from rank.failures.cause(decision)
         rank.failures.begin()
         rank.membership.apply(decision)
         if not rank.membership.included:
             raise Fenced(f"{rank.who} was declared dead by the others and must not run again")
-        rank.story.note(rank.membership.iteration, self._why(decision))
+        why = self._why(decision)
+        rank.story.note(rank.membership.iteration, why)
+        self._emit(decision, why)
         rank.has_returned = False
         rank.call._count_anew()
         rank.store = rank.value = None
         held.begin()
         rank.agents.board.begin(rank.membership.iteration)
+
+    def _emit(self, decision: Decision, why: str) -> None:
+        """Of each iteration but the first."""
+        rank = self._rank
+        if rank.job.before + rank.membership.iteration <= 0:
+            return
+        emit(
+            "restart",
+            restart=rank.job.before + rank.membership.iteration,
+            why=why,
+            records=[record.to_dict() for record in decision.records],
+            record_count=decision.record_count,
+            stuck=[record.to_dict() for record in decision.stuck],
+            stuck_count=decision.stuck_count,
+            waiting=decision.waiting,
+            removed=decision.removed,
+            joined=[slot for _, slot in decision.joined],
+            roster=ranges(map(rank.membership.slot_of, rank.membership.roster)),
+            world_size=len(rank.membership.roster),
+            repeats=decision.repeats,
+            pause=decision.pause / 1e3,
+        )
 
     def _why(self, decision: Decision) -> str:
         if self._rank.job.moved and self._rank.membership.iteration == 0:

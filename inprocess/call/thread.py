@@ -7,6 +7,7 @@ main thread waits locally, so that the main thread stays interruptible. It never
 from __future__ import annotations
 
 import copy
+import dataclasses
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 
 from inprocess.attribution import Interruption, ranges
 from inprocess.call.mailbox import Mailbox
+from inprocess.events.stream import emit
 from inprocess.exception import BadMessage, InternalError, RankShouldRestart, RestartAbort, RestartError, StoreLost
 from inprocess.failover.member import Member
 from inprocess.interrupt import whereabouts
@@ -245,8 +247,14 @@ class MonitorThread(threading.Thread):
         self.mailbox.put("outcome", iteration, outcome)
         if outcome.completed:
             return False
+        self._emit(iteration, outcome)
         self._get_out(iteration)
         return True
+
+    def _emit(self, iteration: int, outcome: Outcome) -> None:
+        emit("interrupted", cause=None if outcome.cause is None else outcome.cause.to_dict())
+        spot = self.spot(iteration)
+        emit("stacks", threads=whereabouts.stacks(), **({} if spot is None else dataclasses.asdict(spot)))
 
     def _get_out(self, iteration: int) -> None:
         """The iteration is over: abort what the main thread waits for, and interrupt it until it has left."""

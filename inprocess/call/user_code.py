@@ -13,6 +13,7 @@ from inprocess.call_wrapper import set_current
 from inprocess.collectives.deferred_release import held
 from inprocess.collectives.gloo import shutdown_gloo_connections
 from inprocess.collectives.nccl_bootstrap import bootstrap
+from inprocess.events.stream import emit
 from inprocess.exception import Fenced, RankShouldRestart
 from inprocess.hardware.leftovers import leftovers
 from inprocess.interrupt import forks, torch_state
@@ -45,6 +46,8 @@ class UserCode:
         rank = self._rank
         interpreter.relax()
         rank.failures.drop()
+        size, reserve = rank.placed.active_world_size, rank.is_reserve
+        emit("run", world_size=size, before=rank.size_before, reserve=reserve)
         rank.log_restart()
         if rank.is_reserve:
             return self._await_outcome(None)
@@ -140,6 +143,7 @@ class UserCode:
         try:
             return rank.interrupt(record)
         finally:  # once the others know; they and this rank's abort do not wait for the log
+            emit("raised", **record.to_dict(), lines=rank.failures.lines())
             rank.failures.tell(rank.who, record)
 
     def _ask_for_restart(self, request: RankShouldRestart) -> bool:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
-from inprocess.system import logs
+from inprocess.events import stream
+from inprocess.system import writing
 from inprocess.system.errors import PACKAGE
 
 __all__ = ["call", "codes", "is_in", "leave_alone", "places", "room", "runs", "whereabouts"]
@@ -65,7 +66,7 @@ def is_in(codes: frozenset[int], frame: FrameType | None) -> bool:
     return False
 
 
-leave_alone(runs.__code__, is_in.__code__, *logs.whole())
+leave_alone(runs.__code__, is_in.__code__, *writing.whole(), *stream.whole())
 
 
 def room(calls: int = ROOM) -> None:

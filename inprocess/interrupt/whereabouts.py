@@ -15,15 +15,18 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 from inprocess.protocol.messages import Spot
 from inprocess.system.errors import PACKAGE
 from inprocess.system.interpreter import running_frames
 
-__all__ = ["in_collective", "is_users", "look"]
+__all__ = ["in_collective", "is_users", "look", "stacks"]
 
 #: so much of a file's path, from its end, and of a function's name is told (characters)
 MAX_FILE_LENGTH, MAX_NAME_LENGTH = 120, 60
+#: so many innermost frames of so many threads are told
+MAX_FRAMES, MAX_THREADS = 40, 40
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _SITE = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 #: further out than these lines of the library the main thread runs the caller's code
@@ -62,6 +65,23 @@ def in_collective(frame: FrameType) -> bool:
     """Whether this is code of torch's that waits for other ranks; a backward pass may do so on other threads."""
     name = _below_torch(frame.f_code.co_filename)
     return name.startswith((*_COLLECTIVE, _BACKWARD)) and not name.startswith(_NO_COLLECTIVE)
+
+
+def stacks() -> list[dict[str, Any]]:
+    """What all threads are at: ``name``, ``main``, and ``frames`` such as ``train.py:41 in step``, innermost first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found: dict[int, list[str]] = {}
+    for thread, frame in running_frames():
+        lines = found.setdefault(thread, [])
+        if len(lines) < MAX_FRAMES and len(found) <= MAX_THREADS:
+            code = frame.f_code
+            lines.append(f"{code.co_filename[-MAX_FILE_LENGTH:]}:{frame.f_lineno} in {code.co_name[:MAX_NAME_LENGTH]}")
+    main = threading.main_thread().ident
+    return [
+        {"name": names.get(thread, str(thread)), "main": thread == main, "frames": lines}
+        for thread, lines in found.items()
+        if lines
+    ]
 
 
 def _inside(frames: list[FrameType]) -> Iterator[FrameType]:

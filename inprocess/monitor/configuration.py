@@ -64,6 +64,9 @@ class MonitorConfig:
     #: absolute paths, or None
     logfile: str | None = None
     pidfile: str | None = None
+    #: for its events; and the job's name there
+    run_dir: str | None = None
+    job: str = ""
     #: import torch in full, not only its stores
     full_torch: bool = False
     #: filled in at the start: pid and module search path of the training process

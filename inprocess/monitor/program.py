@@ -20,6 +20,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from inprocess.attribution import Interruption, InterruptionRecord, one_line
+from inprocess.events import stream
+from inprocess.events.record import Header
+from inprocess.events.stream import emit
 from inprocess.monitor import events, pidfile, policy
 from inprocess.monitor.board import WATCHED, Board
 from inprocess.monitor.configuration import MonitorConfig
@@ -27,7 +30,7 @@ from inprocess.monitor.files import Files
 from inprocess.monitor.link import Link
 from inprocess.monitor.policy import Snapshot
 from inprocess.protocol import verbs
-from inprocess.system import clock, descriptors
+from inprocess.system import cgroup, clock, descriptors, procfs
 from inprocess.system.json_lines import Lines, send_now
 from inprocess.system.logs import Position, get_logger, locate
 
@@ -58,6 +61,9 @@ class Monitor:
             self._poll.register(fd, select.POLLIN)
         self._link = Link(config, board, self.post, predecessor)
         locate(self._position)
+        stream.begin(config.run_dir, lambda: Header(config.job, "monitor", config.rank, os.getpid()))
+        emit("watching", training_pid=config.training_pid)
+        self._oom_kills = cgroup.oom_kills()
         self._started = pidfile.start_time(config.training_pid)
         self._view = policy.View(config.rank, self._link.limits, config.iteration)
         self._looked = clock.monotonic_ns()
@@ -142,6 +148,8 @@ class Monitor:
             if isinstance(action, policy.Report):
                 self._view = dataclasses.replace(self._view, reported=action.iteration)
                 self._link.report(action.iteration, action.record)
+                emit("no_progress", record=action.record.to_dict())
+                self._look_at_process()
                 log.warning("iteration %d: %s", action.iteration, action.record)
             else:
                 self._kill(action)
@@ -175,12 +183,15 @@ class Monitor:
         self._view = dataclasses.replace(self._view, killed=True)
         self._killed = kill.record
         if not kill.at_once:
+            self._look_at_process()
             self._signal(signal.SIGTERM)  # before SIGCONT: a stopped process takes it first thing when it wakes
             self._signal(signal.SIGCONT)
+            emit("killed", record=kill.record.to_dict(), at_once=False)
             log.error("ending the training process %d: %s", self._pid, kill.record)
             if descriptors.await_readable(self._training, self._config.termination_grace_time):
                 return
         self._signal(signal.SIGKILL)
+        emit("killed", record=kill.record.to_dict(), at_once=True)
         log.error("killed the training process %d: %s", self._pid, kill.record)
         if not descriptors.await_readable(self._training, self._config.termination_grace_time):
             log.error("process %d did not exit after SIGKILL (a device driver?); it will never run again", self._pid)
@@ -189,6 +200,10 @@ class Monitor:
     @property
     def _pid(self) -> int:
         return self._config.training_pid
+
+    def _look_at_process(self) -> None:
+        """What the kernel says of the rank: stopped, waiting for a device, running."""
+        emit("process", **procfs.state_of(self._pid))
 
     def _signal(self, signum: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -201,9 +216,14 @@ class Monitor:
         if not self._protecting:
             return
         rank = self._board.snapshot().rank
-        how = how_died(self._pid, self._started)
+        status = exit_status(self._pid, self._started)
+        how = how_died(status)
         record = InterruptionRecord(rank, Interruption.TERMINATED, initial_rank=self._config.rank, message=how)
         log.warning("the training process %d is gone: %s", self._pid, how)
+        exit_code = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
+        signum = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
+        oom_kills = cgroup.oom_kills() - self._oom_kills
+        emit("died", how=how, exit_code=exit_code, signal=signum, oom_kills=oom_kills)
         self._finish(lambda: self._link.speak(self._killed or record), self._config.barrier_timeout)
 
     def _on_control(self) -> None:
@@ -323,18 +343,23 @@ class Monitor:
             self._leave()
         elif self._lost_at is None and not self._link.ended.is_set():
             log.error("store lost: %s", text)
+            emit("store_lost", text=text)
             self._lost_at = clock.monotonic_ns()
 
 
 # --- how a process died ------------------------------------------------------------------------------------------
 
 
-def how_died(pid: int, started: str) -> str:
-    """In words, as far as it can be known: the exit status is there only until the parent has asked for it."""
+def exit_status(pid: int, started: str) -> int | None:
+    """As ``wait()`` gives it; None where it is not known: it is there only until the parent has asked for it."""
     fields = pidfile.stat_fields(pid)
-    if len(fields) < 50 or fields[0] not in "ZX" or fields[19] != started:
+    return None if len(fields) < 50 or fields[0] not in "ZX" or fields[19] != started else int(fields[49])
+
+
+def how_died(status: int | None) -> str:
+    """In words, as far as it is known."""
+    if status is None:
         return "the training process ended"
-    status = int(fields[49])
     if not os.WIFSIGNALED(status):
         return f"the training process exited with code {os.WEXITSTATUS(status)}"
     signum = os.WTERMSIG(status)
@@ -368,6 +393,7 @@ def main(config_fd: int, control: int, board: int, training: int, predecessor: i
         log.error("the monitor failed: %s", shortage or error, exc_info=not shortage)
     finally:
         try:
+            stream.leave()
             files.close()
         finally:
             os._exit(code)  # threads that wait inside torch, or for a disk, cannot be joined

@@ -76,6 +76,10 @@ class Portrait:
         self.words, self.where = in_words(error), where(error)
         self._chain = _chain(error)
 
+    def places(self) -> list[str]:
+        """Of the last error, outermost first, such as ``train.py:41 in step``."""
+        return [f"{line.file}:{line.number} in {line.function}" for line in self._chain[-1].lines[-FRAMES:]]
+
     def format(self) -> Iterable[str]:
         """As Python prints it; without source lines where they cannot be read at once. Not for a thread in a hurry."""
         _read_lines({line.file for one in self._chain for line in one.lines})

@@ -1,17 +1,12 @@
 """The loggers of this library. No line waits for the handlers that write it: one that blocked would get a rank killed.
 
 Levels and filters of a logger are looked at by the thread that logs, which also turns the arguments into text; nothing
-they refer to is kept. The line then goes through one bounded queue to one thread, which gives it to the handlers that
-the user has configured, in the usual way: those of the logger and of its parents, or logging's last resort. The thread
-starts with the call of a wrapped function, so that no restart waits for that, and ends with it. Outside a call it
-starts with the first line, and ends when there is nothing to write for a while. Where a handler blocks, it is waited
-for `FLUSH_LIMIT_S` at the end and then abandoned; lines for which there is no place are dropped and counted. While
-an abandoned thread is blocked there is no other one.
+they refer to is kept. The line then goes through one bounded queue to one thread (see `writing`), which gives it to the
+handlers that the user has configured, in the usual way: those of the logger and of its parents, or logging's last
+resort. The thread starts with the call of a wrapped function, so that no restart waits for that, and ends with it.
+Outside a call it starts with the first line, and ends when there is nothing to write for a while.
 
 Each record says where in the job its process was, see `Position`.
-
-Handing a line over takes no lock and waits for nothing; `interrupt` does not raise inside it. So it may happen at any
-moment: in a signal handler, in a destructor, while another line is being handed over.
 """
 
 from __future__ import annotations
@@ -19,38 +14,25 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import itertools
 import logging
 import os
-import queue
 import signal
 import stat
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any
 
 from inprocess.attribution import name_of
 from inprocess.exception import RankShouldRestart
-from inprocess.system import clock
+from inprocess.system.writing import FLUSH_LIMIT_S, Writer
 
-__all__ = ["NO_CALL", "Position", "begin", "end", "get_logger", "leave", "locate", "lose", "once"]
+__all__ = ["NO_CALL", "Position", "begin", "end", "get_logger", "leave", "locate", "lose", "once", "position"]
 
-#: lines that wait at most; more are dropped
-MAX_QUEUED = 1000
-#: seconds for which the writer is waited for at the end of a call or of the process
-FLUSH_LIMIT_S = 0.5
-#: seconds for which a fork waits for the line that is being written
-FORK_LIMIT_S = 0.5
-#: seconds without a line after which the writer ends, outside a call
-IDLE_LIMIT_S = 1.0
 #: where a process is outside a call
 NO_CALL = "no call"
-_WRITER = "inprocess-log"
-_SLOW = "they were not written as fast as they came"
 
 
 @dataclass(frozen=True)
@@ -89,6 +71,12 @@ def locate(position: Callable[[], Position] | None) -> None:
     _position = position
 
 
+def position() -> Position | None:
+    """Where this process is; None: outside a call."""
+    where = _position  # it may change meanwhile
+    return None if where is None else where()
+
+
 class _Line:
     """What is left of a record's arguments and exception: text, and names of places."""
 
@@ -111,162 +99,20 @@ class _Line:
         type(self.logger).callHandlers(self.logger, self.record)
 
 
-class _Queue:
-    """The lines that wait, and the thread that writes them."""
-
-    def __init__(self) -> None:
-        self._lines: queue.SimpleQueue[_Line | None] = queue.SimpleQueue()
-        # held while a line is being written, and by a thread that forks, which is noted (0: none)
-        self._writing, self._forks_in = threading.Lock(), 0
-        # how many were written when a fork did not wait any longer
-        self._forked_past = -1
-        # held while there is a writer: taken by the thread that starts it, given back by the writer
-        self._has_writer = threading.Lock()
-        self._writer: threading.Thread | None = None
-        self._written = 0
-        #: a call is running, so the writer ends only when it is told to
-        self._stays = False
-        # how many were written when the writer was abandoned
-        self._abandoned_at = -1
-        # exact without a lock: a reading counts, too
-        self._drops, self._readings = itertools.count(), 0
-        self._why = ""
-        # of the writer: how many the log has not told of yet, and whether a handler has lost a line just now
-        self._untold, self._has_lost = 0, False
-
-    def put(self, line: _Line) -> None:
-        """Any thread, at any moment."""
-        if self._lines.qsize() < MAX_QUEUED:
-            self._lines.put(line)
-        else:
-            self.drop(_SLOW)
-        if self._has_writer.acquire(blocking=False):
-            self._start()
-
-    def drop(self, why: str) -> None:
-        """Count a line that is not written."""
-        next(self._drops)
-        self._why = why
-
-    def lose(self, why: str) -> None:
-        """Count a line that could not be written. In the writer."""
-        self._has_lost = True
-        self.drop(why)
-
-    def begin(self) -> None:
-        """From now on there is a writer, until `leave`."""
-        self._stays = True
-        if self._has_writer.acquire(blocking=False):
-            self._start()
-
-    def _start(self) -> None:
-        try:
-            self._writer = threading.Thread(target=self._write, name=_WRITER, daemon=True)
-            self._writer.start()
-        except BaseException as error:
-            self._has_writer.release()
-            if not isinstance(
-                error, RuntimeError
-            ):  # no thread left, or the interpreter ends; the next line tries again
-                raise
-
-    def _write(self) -> None:
-        pause = IDLE_LIMIT_S
-        while True:
-            try:
-                line = self._lines.get(timeout=None if pause and self._stays else pause)
-            except queue.Empty:
-                if pause and self._stays:
-                    continue
-                line = None
-            if line is not None:
-                self._deliver(line)
-            if self._lines.empty():
-                self._tell_dropped()
-            if line is None:
-                pause = 0.0
-                self._has_writer.release()
-                # a line that came just before found a writer
-                if self._lines.empty() or not self._has_writer.acquire(blocking=False):
-                    return
-
-    def _deliver(self, line: _Line) -> None:
-        try:
-            with self._writing:
-                line.deliver()
-        except BaseException as error:  # of a handler, which must not end the writer
-            self.lose(f"a log handler raised {type(error).__name__}")
-        self._written += 1
-
-    def _tell_dropped(self) -> None:
-        if not self._why:
-            return
-        why, self._why = self._why, ""
-        dropped = next(self._drops) - self._readings
-        self._readings += dropped + 1
-        self._untold += dropped
-        logger = logging.getLogger("inprocess")
-        if not self._untold or not logger.isEnabledFor(logging.WARNING):
-            return
-        told = (self._untold, why)
-        record = logger.makeRecord(
+def _tell_dropped(count: int, why: str) -> _Line | None:
+    logger = logging.getLogger("inprocess")
+    if not logger.isEnabledFor(logging.WARNING):
+        return None
+    told = (count, why)
+    return _Line(
+        logger,
+        logger.makeRecord(
             logger.name, logging.WARNING, __file__, 0, "%d log lines dropped: %s", told, None, "_tell_dropped"
-        )
-        self._has_lost = False
-        self._deliver(_Line(logger, record))
-        if self._has_lost:  # this line, too: told with the next one that can be written
-            self._readings += 1
-        else:
-            self._untold = 0
-
-    def end(self, seconds: float) -> bool:
-        """Have everything written and the writer ended; False: it takes longer, and is abandoned."""
-        if self._writer is threading.current_thread():
-            return True
-        until = clock.monotonic() + seconds
-        while self._has_writer.locked():  # by the writer, or by a thread that is just starting one
-            self._lines.put(None)  # it need not linger
-            if not self._has_writer.acquire(timeout=max(0.0, until - clock.monotonic())):
-                self._abandoned_at = self._written
-                return False
-            self._has_writer.release()
-            # a line that came in between found a writer, too
-            if not self._lines.empty() and self._has_writer.acquire(blocking=False):
-                self._start()
-        self._abandoned_at = -1
-        if self._writer is not None and self._writer.ident is not None:
-            self._writer.join(max(0.0, until - clock.monotonic()))
-        return True
-
-    def hold(self) -> None:
-        """Before a fork: a stream that is being written to is locked, and would be so for ever in the child.
-
-        A handler that blocks is waited for once. In a handler, which may fork as well, there is nothing to wait for.
-        """
-        if self._forked_past == self._written or self._writer is threading.current_thread():
-            return
-        if self._writing.acquire(timeout=FORK_LIMIT_S):
-            self._forks_in = threading.get_ident()
-        else:
-            self._forked_past = self._written
-
-    def let_go(self) -> None:
-        """After a fork, in the parent."""
-        if self._forks_in == threading.get_ident():
-            self._forks_in = 0
-            self._writing.release()
-
-    def leave(self) -> bool:
-        """As `end`; but one that was abandoned and has written nothing since is not waited for again."""
-        self._stays = False
-        return self._abandoned_at != self._written and self.end(FLUSH_LIMIT_S)
-
-    def writer(self) -> threading.Thread | None:
-        """The latest one."""
-        return self._writer
+        ),
+    )
 
 
-_queue = _Queue()
+_queue = Writer("inprocess-log", _Line.deliver, _tell_dropped, "a log handler")
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -303,15 +149,8 @@ def lose(why: str) -> None:
     _queue.lose(why)
 
 
-def whole() -> Iterator[CodeType]:
-    """The code that an interruption must not leave half-way."""
-    for function in (_Queue.put, _Queue.drop, _Queue._start, _Queue.hold, _Queue.let_go):
-        yield function.__code__
-
-
 def _hand_over(logger: logging.Logger, record: logging.LogRecord) -> None:
-    where = _position  # it may change meanwhile
-    record.inprocess = where() if where is not None else NO_CALL
+    record.inprocess = position() or NO_CALL
     _queue.put(_Line(logger, record))
 
 
@@ -373,5 +212,4 @@ def _divert(fd: int, writer: threading.Thread) -> None:
 
 
 atexit.register(_at_exit)
-# in the child everything is new: the lines are the parent's, and so is the writer
-os.register_at_fork(before=_queue.hold, after_in_parent=_queue.let_go, after_in_child=_queue.__init__)  # type: ignore[misc]
+os.register_at_fork(before=_queue.hold, after_in_parent=_queue.let_go, after_in_child=_queue.renew)

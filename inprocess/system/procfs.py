@@ -1,4 +1,4 @@
-"""What the kernel tells of this process, in ``/proc/self``: its sockets, and what its threads wait for."""
+"""What the kernel tells in ``/proc``: of this process, its sockets and what its threads wait for; of another, its state."""
 
 from __future__ import annotations
 
@@ -54,6 +54,20 @@ def read(path: str) -> str:
 def tasks() -> list[str]:
     """The ids of this process's threads."""
     return os.listdir("/proc/self/task")
+
+
+def state_of(pid: int) -> dict[str, str]:
+    """Of another process's main thread, as far as it may be known: ``state``, ``wchan`` and ``syscall``.
+
+    The state is a letter, see proc(5): R runs, S sleeps, D waits for a device, T is stopped, Z is dead.
+    """
+    found = {"state": "", "wchan": "", "syscall": ""}
+    with contextlib.suppress(OSError, IndexError):
+        found["state"] = read(f"/proc/{pid}/stat").rpartition(")")[2].split()[0]
+    for name in ("wchan", "syscall"):
+        with contextlib.suppress(OSError):  # only who may trace a process may see these
+            found[name] = read(f"/proc/{pid}/{name}").split("\n")[0][:200]
+    return found
 
 
 # --- sockets ------------------------------------------------------------------------------------------------------

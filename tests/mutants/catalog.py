@@ -1190,7 +1190,7 @@ files = _in("monitor/files.py", "tests/threads/test_monitor_process.py")
 link = _in("monitor/*.py", "tests/threads/test_monitor_process.py")
 waiting = _in("system/interpreter.py", "tests/threads/test_watchdog.py")
 starting = _in("monitor/*.py", "tests/threads/test_watchdog.py")
-lines = _in("system/logs.py", "tests/threads/test_logs.py")
+lines = _in("system/*.py", "tests/threads/test_logs.py")
 MONITOR = (
     lines("log_without_end", "a log that blocks fills the memory", "if self._lines.qsize() < MAX_QUEUED:", "if line:"),
     lines(

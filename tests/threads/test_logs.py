@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from inprocess.exception import RankShouldRestart
-from inprocess.system import clock, logs
+from inprocess.system import clock, logs, writing
 
 #: a ceiling, not a duration (seconds)
 SOON = 20.0
@@ -201,7 +201,7 @@ def test_what_is_raised_from_outside_is_not_swallowed(kept: Kept, error: BaseExc
 
 
 def test_a_blocked_handler_is_not_waited_for_and_lines_are_counted(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "MAX_QUEUED", 10)
+    monkeypatch.setattr(writing, "MAX_QUEUED", 10)
     with kept.blocked():
         for number in range(25):
             log.info("%d", number)
@@ -217,7 +217,7 @@ def test_a_blocked_handler_is_not_waited_for_and_lines_are_counted(kept: Kept, m
 
 
 def test_no_drop_is_missed_where_many_threads_drop(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "MAX_QUEUED", 5)
+    monkeypatch.setattr(writing, "MAX_QUEUED", 5)
     with kept.blocked():
         threads = [threading.Thread(target=lambda: [log.info("x") for _ in range(200)]) for _ in range(4)]
         for thread in threads:
@@ -234,7 +234,7 @@ def test_a_blocked_writer_is_abandoned_once_and_there_is_no_second_one(
 ) -> None:
     with kept.blocked():
         assert not logs.end(0.01)
-        monkeypatch.setattr(logs, "FLUSH_LIMIT_S", 10**6)  # it was abandoned: not waited for again
+        monkeypatch.setattr(writing, "FLUSH_LIMIT_S", 10**6)  # it was abandoned: not waited for again
         logs.leave()
         log.info("meanwhile")
         logs.leave()
@@ -253,7 +253,7 @@ def test_the_writer_starts_again(kept: Kept) -> None:
 
 
 def test_a_writer_with_nothing_to_do_ends(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "IDLE_LIMIT_S", 0.001)
+    monkeypatch.setattr(writing, "IDLE_LIMIT_S", 0.001)
     log.info("1")
     writer = logs._queue.writer()
     assert writer is not None
@@ -263,7 +263,7 @@ def test_a_writer_with_nothing_to_do_ends(kept: Kept, monkeypatch: pytest.Monkey
 
 def test_during_a_call_there_is_a_writer_before_the_first_line(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """So no restart waits until a thread has started."""
-    monkeypatch.setattr(logs, "IDLE_LIMIT_S", 0.001)
+    monkeypatch.setattr(writing, "IDLE_LIMIT_S", 0.001)
     logs.begin()
     writer = logs._queue.writer()
     assert writer is not None and writer.is_alive()
@@ -316,7 +316,7 @@ def test_a_line_that_comes_just_as_the_writer_ends_is_written(kept: Kept, monkey
             self.lock.release()
 
     monkeypatch.setattr(logs._queue, "_has_writer", Lying())
-    monkeypatch.setattr(logs, "IDLE_LIMIT_S", 0.001)
+    monkeypatch.setattr(writing, "IDLE_LIMIT_S", 0.001)
     arrived = threading.Event()
     kept.addFilter(lambda record: record.getMessage() != "late" or arrived.set() or True)
     log.info("1")
@@ -467,7 +467,7 @@ def test_a_fork_waits_for_the_line_that_is_being_written(streaming: Streaming) -
 
 
 def test_a_handler_that_blocks_is_waited_for_by_one_fork(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "FORK_LIMIT_S", limit := 1.0)
+    monkeypatch.setattr(writing, "FORK_LIMIT_S", limit := 1.0)
     with kept.blocked():
         begin = time.monotonic()
         assert fork(lambda: True)

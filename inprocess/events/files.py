@@ -1,0 +1,97 @@
+"""The events of one process as JSON lines in the run directory. All of it runs in the thread that writes.
+
+Each line is one write to a file that is opened for appending, so it is whole whatever dies, and can be read at once.
+Where the disk is full the next line begins anew; where it does not answer, only that thread waits.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+
+from inprocess.events.record import Event, Header, to_line
+from inprocess.system import clock
+from inprocess.system.logs import get_logger
+
+__all__ = ["EventFile", "folder"]
+
+log = get_logger("inprocess")
+#: a file that is larger (bytes) is set aside, in place of the one that was set aside before
+MAX_FILE_BYTES = 4 << 20
+#: seconds after which a file that could not be opened is tried again
+RETRY_S = 5.0
+#: the events are below this in the run directory
+FOLDER = "events"
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def folder(run_dir: str) -> str:
+    """Where the events of a run directory are."""
+    return os.path.join(run_dir, FOLDER)
+
+
+class EventFile:
+    """One process's file. Made once per process and run directory, and used by one thread at a time."""
+
+    def __init__(self, run_dir: str, header: Header) -> None:
+        self.run_dir, self._header = run_dir, header
+        host = re.sub(r"[^A-Za-z0-9.-]", "_", header.host)[:100]
+        name = f"{header.role}-{header.initial_rank}-{host}-{header.pid}.jsonl"
+        self.path = os.path.join(folder(run_dir), name)
+        self._fd, self._size = -1, 0
+        # the last write was cut short
+        self._is_torn = False
+        self._try_again_at = 0.0
+        self._told: set[str] = set()
+
+    def write(self, event: Event) -> None:
+        """Raises OSError where that failed; the first time for each reason the log says so."""
+        try:
+            if self._fd < 0:
+                self._open()
+            self._append(to_line(event))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if reason not in self._told:
+                self._told.add(reason)
+                log.warning(
+                    "run_dir=%r: events are not written: %s. The training goes on without them; choose a directory "
+                    "that can be written, or none.",
+                    self.run_dir,
+                    reason,
+                )
+            raise
+
+    def _open(self) -> None:
+        if clock.monotonic() < self._try_again_at:
+            raise OSError("it could not be opened")
+        self._try_again_at = clock.monotonic() + RETRY_S
+        os.makedirs(folder(self.run_dir), mode=0o700, exist_ok=True)
+        fd = os.open(self.path, _FLAGS, 0o600)
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(fd)
+            raise OSError(f"{self.path} is not a regular file")
+        self._fd, self._size, self._is_torn = fd, found.st_size, found.st_size > 0
+        self._try_again_at = 0.0
+        self._append(to_line(self._header))
+
+    def _append(self, line: bytes) -> None:
+        if self._is_torn:
+            line = b"\n" + line  # an empty line is none
+        self._is_torn = True
+        written = os.write(self._fd, line)
+        if written < len(line):
+            raise OSError("only a part of a line could be written")
+        self._is_torn = False
+        self._size += written
+        if self._size > MAX_FILE_BYTES:
+            self.close()
+            os.replace(self.path, f"{self.path}.1")
+
+    def close(self) -> None:
+        """The next event opens it again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

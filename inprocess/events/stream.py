@@ -1,0 +1,161 @@
+"""The stream of what happens in this process: kept in memory, and handed to whoever subscribes. Nobody waits for it.
+
+To emit an event takes no lock and waits for nothing, so it may happen at any moment, as with a line of the log (see
+``system/writing``). Each sink, the file and each subscriber, has a queue and a thread of its own: one that blocks keeps
+neither the training nor another sink.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any
+
+from inprocess.events.files import EventFile
+from inprocess.events.record import Event, Header
+from inprocess.system import clock, logs
+from inprocess.system.writing import Writer
+
+__all__ = ["begin", "emit", "leave", "recent", "subscribe", "unsubscribe", "whole"]
+
+log = logs.get_logger("inprocess")
+#: events that are kept in memory
+RECENT = 1000
+Callback = Callable[[Event], None]
+
+_recent: deque[Event] = deque(maxlen=RECENT)
+#: those that get each event; a tuple, replaced as a whole
+_sinks: tuple[_Sink, ...] = ()
+#: held while that is done
+_changing = threading.Lock()
+#: the file of the running call
+_files: list[EventFile] = []
+
+
+class _Sink(Writer[Event]):
+    """One receiver; ``of``: what it was made for, a run directory or the user's function."""
+
+    def __init__(self, of: object, callback: Callback, name: str, what: str) -> None:
+        super().__init__(f"inprocess-{name}", callback, _dropped, what)
+        self.of = of
+
+
+def _dropped(count: int, why: str) -> Event | None:
+    return _event("dropped", {"count": count, "why": why})
+
+
+def _event(kind: str, attributes: dict[str, Any]) -> Event | None:
+    at = logs.position()
+    if at is None:
+        return None
+    now, wall = clock.monotonic(), clock.wall()
+    return Event(now, wall, at.call, at.iteration, at.rank, at.initial_rank, at.phase, kind, attributes)
+
+
+def emit(kind: str, /, **attributes: Any) -> None:
+    """Something happened, a kind of ``record.KINDS``. Any thread, at any moment; outside a call nothing is emitted."""
+    event = _event(kind, attributes)
+    if event is None:
+        return
+    _recent.append(event)
+    for sink in _sinks:
+        sink.put(event)
+
+
+def recent() -> tuple[Event, ...]:
+    """The last 1,000 events of this process, of all its calls, oldest first."""
+    return tuple(_recent.copy())
+
+
+def subscribe(callback: Callback) -> Callback:
+    """From now on ``callback`` gets each event of this process, in order, in a thread of its own.
+
+    Nothing waits for it: where it is slower than the events come, and 1,000 wait, the next are dropped, and it gets an
+    event of the kind ``dropped`` with their ``count``. What it raises is logged. Events of monitor processes, and of
+    other ranks, are in the run directory alone.
+
+    Args:
+        callback: takes one :class:`Event`.
+
+    Returns:
+        ``callback``, so that this can be used as a decorator.
+
+    Raises:
+        TypeError: it cannot be called.
+    """
+    if not callable(callback):
+        raise TypeError(f"subscribe({callback!r}): pass a function that takes one Event")
+
+    _add(_Sink(callback, functools.partial(_call, callback), "subscriber", "a subscriber"))
+    return callback
+
+
+def _call(callback: Callback, event: Event) -> None:
+    try:
+        callback(event)
+    except Exception:
+        log.exception("a subscriber of events raised; it gets the next ones, too")
+
+
+def unsubscribe(callback: Callback) -> None:
+    """It gets no more events. Raises ValueError where it was not subscribed."""
+    for sink in _sinks:
+        if sink.of is callback:
+            _remove(sink)
+            return
+    raise ValueError(f"{callback!r} is no subscriber")
+
+
+def begin(run_dir: str | None, header: Callable[[], Header]) -> None:
+    """A call begins: its events go to the subscribers, and to a file in ``run_dir`` where there is one."""
+    if run_dir is not None and all(sink.of != run_dir for sink in _sinks):
+        file = EventFile(run_dir, header())
+        _files.append(file)
+        _add(_Sink(run_dir, file.write, "events", "the run directory"))
+    for sink in _sinks:
+        sink.begin()
+
+
+def leave() -> None:
+    """The call is over: wait for what is not yet written, but not for long."""
+    for sink in _sinks:
+        ended = sink.leave()
+        if isinstance(sink.of, str):
+            _remove(sink)
+            while ended and _files:
+                _files.pop().close()
+    _files.clear()
+
+
+def whole() -> Iterator[CodeType]:
+    """The code that an interruption must not leave half-way."""
+    for function in (emit, _event):
+        yield function.__code__
+
+
+def _add(sink: _Sink) -> None:
+    global _sinks
+    with _changing:
+        _sinks = (*_sinks, sink)
+
+
+def _remove(sink: _Sink) -> None:
+    global _sinks
+    with _changing:
+        _sinks = tuple(each for each in _sinks if each is not sink)
+    sink.leave()
+
+
+def _in_child() -> None:
+    """What happened, and who wants to know of it, is the parent's."""
+    global _sinks, _changing
+    _sinks, _changing = (), threading.Lock()
+    _recent.clear()
+    _files.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
