@@ -261,6 +261,7 @@ class Starting:
             world_size=len(rank.membership.roster),
             repeats=decision.repeats,
             pause=decision.pause / 1e3,
+            pings=rank.call._pings,
         )
 
     def _why(self, decision: Decision) -> str:

@@ -265,6 +265,7 @@ class MonitorThread(threading.Thread):
             gate.close_for_abort(_report_atomic)
             with gate.parked():
                 self._abort(iteration)
+            emit("aborted")
             gate.interrupt_until_left(retry_after=self._retry_after, release=self._release)
         self.mailbox.put("aborted", iteration, True)
 

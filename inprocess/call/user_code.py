@@ -140,10 +140,10 @@ class UserCode:
         rank = self._rank
         rank.state = dataclasses.replace(rank.state, fn_exception=error)  # before the abort, which may look at it
         record = rank.failures.note(error, rank.membership, rank.call._pings)
+        emit("raised", **record.to_dict(), lines=rank.failures.lines())
         try:
             return rank.interrupt(record)
         finally:  # once the others know; they and this rank's abort do not wait for the log
-            emit("raised", **record.to_dict(), lines=rank.failures.lines())
             rank.failures.tell(rank.who, record)
 
     def _ask_for_restart(self, request: RankShouldRestart) -> bool:

@@ -6,6 +6,7 @@ Where the disk is full the next line begins anew; where it does not answer, only
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -23,7 +24,6 @@ MAX_FILE_BYTES = 4 << 20
 RETRY_S = 5.0
 #: the events are below this in the run directory
 FOLDER = "events"
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def folder(run_dir: str) -> str:
@@ -43,16 +43,20 @@ class EventFile:
         # the last write was cut short
         self._is_torn = False
         self._try_again_at = 0.0
+        # the reasons that the log knows, and the latest one
         self._told: set[str] = set()
+        self._reason = ""
 
     def write(self, event: Event) -> None:
         """Raises OSError where that failed; the first time for each reason the log says so."""
         try:
             if self._fd < 0:
                 self._open()
+            elif self._size > MAX_FILE_BYTES:
+                self._set_aside()
             self._append(to_line(event))
         except OSError as error:
-            reason = error.strerror or str(error)
+            self._reason = reason = error.strerror or str(error)
             if reason not in self._told:
                 self._told.add(reason)
                 log.warning(
@@ -65,17 +69,28 @@ class EventFile:
 
     def _open(self) -> None:
         if clock.monotonic() < self._try_again_at:
-            raise OSError("it could not be opened")
+            raise OSError(self._reason)
         self._try_again_at = clock.monotonic() + RETRY_S
         os.makedirs(folder(self.run_dir), mode=0o700, exist_ok=True)
-        fd = os.open(self.path, _FLAGS, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(self.path, flags, 0o600)
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             os.close(fd)
             raise OSError(f"{self.path} is not a regular file")
         self._fd, self._size, self._is_torn = fd, found.st_size, found.st_size > 0
+        try:
+            self._append(to_line(self._header))
+        except OSError:
+            self.close()  # no event comes before the header
+            raise
         self._try_again_at = 0.0
-        self._append(to_line(self._header))
+
+    def _set_aside(self) -> None:
+        with contextlib.suppress(FileNotFoundError):  # somebody has taken it away
+            os.replace(self.path, f"{self.path}.1")
+        self.close()
+        self._open()
 
     def _append(self, line: bytes) -> None:
         if self._is_torn:
@@ -86,9 +101,6 @@ class EventFile:
             raise OSError("only a part of a line could be written")
         self._is_torn = False
         self._size += written
-        if self._size > MAX_FILE_BYTES:
-            self.close()
-            os.replace(self.path, f"{self.path}.1")
 
     def close(self) -> None:
         """The next event opens it again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import socket
@@ -21,6 +22,10 @@ FORMAT = "inprocess-events"
 MAX_LINE_BYTES = 1 << 16
 #: of a text in the attributes (characters), and the most items of a list
 MAX_TEXT, MAX_ITEMS = 4000, 512
+#: of another text, where the line is too long (characters), and of a number (bits)
+MAX_NAME, MAX_BITS = 200, 1024
+#: of dicts and lists in the attributes: so that `strict_json` takes the line again
+MAX_DEPTH = strict_json.MAX_DEPTH - 1
 
 #: kind -> what happened. Written by the training process, ...
 KINDS = {
@@ -33,15 +38,16 @@ KINDS = {
     "interrupted": "The rank learned that the iteration is over: `cause`, the first record that was made.",
     "stacks": "All threads, innermost line first, before the abort began: `threads`, each with `name`, `main` and "
     "`frames`; `where` and `waits` of the main thread, `pings`. From outside: `text`.",
+    "aborted": "The abort ladder has ended.",
     "restart": "The end round has decided to go on: `restart` (its number), `why`, `records`, `record_count`, `stuck`, "
     "`stuck_count`, `waiting`, `removed` (members), `joined` (initial ranks), `roster`, `world_size`, `repeats`, "
-    "`pause` (seconds).",
+    "`pause` (seconds), `pings` of the iteration that ended.",
     "abort": "The end round has decided that everybody leaves: `why`, `records`.",
     "recovered": "`LiveState` has a state again: `step`, `source`.",
     "left": "The call is over on this rank: `how`, `why`, `pings`.",
     # ... or by its monitor process
     "watching": "The monitor has begun: `training_pid`.",
-    "no_progress": "The monitor interrupts the iteration: `record`.",
+    "no_progress": "The monitor interrupts the iteration: `record`, `silent_for` (seconds without progress).",
     "process": "What the kernel says of a rank that does not answer: `state`, `wchan`, `syscall`.",
     "killed": "The monitor ends its rank: `record`, `at_once`.",
     "died": "The training process is gone: `how`, `exit_code`, `signal`, `oom_kills` (by the kernel, in its cgroup, "
@@ -116,8 +122,10 @@ def to_line(what: Event | Header) -> bytes:
     line = json.dumps(data, separators=(",", ":")).encode()
     if len(line) < MAX_LINE_BYTES:
         return line + b"\n"
-    size = f"{len(line)} bytes were too many"
-    return json.dumps({**data, "attributes": {"left_out": size}}, separators=(",", ":")).encode() + b"\n"
+    data = {name: value[:MAX_NAME] if isinstance(value, str) else value for name, value in data.items()}
+    if isinstance(what, Event):
+        data["attributes"] = {"left_out": f"{len(line)} bytes were too many"}
+    return json.dumps(data, separators=(",", ":")).encode() + b"\n"
 
 
 def parse(line: bytes) -> Event | Header:
@@ -172,20 +180,23 @@ _JSON_TYPES = {"float": "number", "int": "integer", "str": "string", "Mapping[st
 
 def _is_a(value: object, kind: str) -> bool:
     if kind in ("int", "float"):
-        return isinstance(value, int if kind == "int" else int | float) and not isinstance(value, bool)
+        kinds = int if kind == "int" else int | float
+        return isinstance(value, kinds) and not isinstance(value, bool) and -math.inf < value < math.inf
     return isinstance(value, str if kind == "str" else dict)
 
 
 def _plain(value: Any, depth: int) -> Any:
     """The value in JSON types."""
-    if value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int) and value.bit_length() <= MAX_BITS:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, str):
         return value if len(value) <= MAX_TEXT else f"{value[: MAX_TEXT - 3]}..."
-    if isinstance(value, Mapping) and depth < 8:
-        return {str(key): _plain(each, depth + 1) for key, each in list(value.items())[:MAX_ITEMS]}
-    if isinstance(value, list | tuple | set | frozenset | range) and depth < 8:
-        return [_plain(each, depth + 1) for each in list(value)[:MAX_ITEMS]]
+    if isinstance(value, Mapping) and depth < MAX_DEPTH:
+        return {str(key): _plain(each, depth + 1) for key, each in itertools.islice(value.items(), MAX_ITEMS)}
+    if isinstance(value, list | tuple | set | frozenset | range) and depth < MAX_DEPTH:
+        return [_plain(each, depth + 1) for each in itertools.islice(value, MAX_ITEMS)]
     return type(value).__name__

@@ -32,8 +32,8 @@ _recent: deque[Event] = deque(maxlen=RECENT)
 _sinks: tuple[_Sink, ...] = ()
 #: held while that is done
 _changing = threading.Lock()
-#: the file of the running call
-_files: list[EventFile] = []
+#: the last thing for a file: its thread closes it, since that may take as long as to write
+_END = Event(0.0, 0.0, 0, 0, 0, 0, "", "", {})
 
 
 class _Sink(Writer[Event]):
@@ -42,6 +42,11 @@ class _Sink(Writer[Event]):
     def __init__(self, of: object, callback: Callback, name: str, what: str) -> None:
         super().__init__(f"inprocess-{name}", callback, _dropped, what)
         self.of = of
+
+    def end_file(self) -> None:
+        """Once its lines are written, or the thread abandoned: the file is closed where nobody waits for that."""
+        self._lines.put(_END)  # however many wait
+        self.begin()
 
 
 def _dropped(count: int, why: str) -> Event | None:
@@ -104,7 +109,7 @@ def _call(callback: Callback, event: Event) -> None:
 def unsubscribe(callback: Callback) -> None:
     """It gets no more events. Raises ValueError where it was not subscribed."""
     for sink in _sinks:
-        if sink.of is callback:
+        if not isinstance(sink.of, str) and sink.of == callback:
             _remove(sink)
             return
     raise ValueError(f"{callback!r} is no subscriber")
@@ -113,22 +118,26 @@ def unsubscribe(callback: Callback) -> None:
 def begin(run_dir: str | None, header: Callable[[], Header]) -> None:
     """A call begins: its events go to the subscribers, and to a file in ``run_dir`` where there is one."""
     if run_dir is not None and all(sink.of != run_dir for sink in _sinks):
-        file = EventFile(run_dir, header())
-        _files.append(file)
-        _add(_Sink(run_dir, file.write, "events", "the run directory"))
+        write = functools.partial(_write, EventFile(run_dir, header()))
+        _add(_Sink(run_dir, write, "events", "the run directory"))
     for sink in _sinks:
         sink.begin()
+
+
+def _write(file: EventFile, event: Event) -> None:
+    if event is _END:
+        file.close()
+    else:
+        file.write(event)
 
 
 def leave() -> None:
     """The call is over: wait for what is not yet written, but not for long."""
     for sink in _sinks:
-        ended = sink.leave()
+        sink.leave()
         if isinstance(sink.of, str):
+            sink.end_file()
             _remove(sink)
-            while ended and _files:
-                _files.pop().close()
-    _files.clear()
 
 
 def whole() -> Iterator[CodeType]:
@@ -155,7 +164,6 @@ def _in_child() -> None:
     global _sinks, _changing
     _sinks, _changing = (), threading.Lock()
     _recent.clear()
-    _files.clear()
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -68,7 +68,10 @@ def in_collective(frame: FrameType) -> bool:
 
 
 def stacks() -> list[dict[str, Any]]:
-    """What all threads are at: ``name``, ``main``, and ``frames`` such as ``train.py:41 in step``, innermost first."""
+    """What all threads are at: ``name``, ``main``, and ``frames`` such as ``train.py:41 in step``, innermost first.
+
+    Without the threads of this library.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found: dict[int, list[str]] = {}
     for thread, frame in running_frames():
@@ -80,7 +83,7 @@ def stacks() -> list[dict[str, Any]]:
     return [
         {"name": names.get(thread, str(thread)), "main": thread == main, "frames": lines}
         for thread, lines in found.items()
-        if lines
+        if lines and not names.get(thread, "").startswith("inprocess-")
     ]
 
 

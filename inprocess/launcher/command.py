@@ -21,9 +21,16 @@ def _run(arguments: list[str]) -> None:
     program(arguments)
 
 
+def _report(arguments: list[str]) -> None:
+    from inprocess.reports.program import main as report  # noqa: PLC0415  (`run` does not need it)
+
+    sys.exit(report(arguments))
+
+
 #: subcommand -> (what it calls, what it does)
 COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "run": (_run, "start the workers of a training job (torchrun's options and more)"),
+    "report": (_report, "what happened in a job: its restarts, and why"),
 }
 #: option -> what it does
 OPTIONS = {"-h": "show this", "--help": "show this", "--version": "the versions of inprocess, torch and Python"}

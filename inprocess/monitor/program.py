@@ -148,7 +148,8 @@ class Monitor:
             if isinstance(action, policy.Report):
                 self._view = dataclasses.replace(self._view, reported=action.iteration)
                 self._link.report(action.iteration, action.record)
-                emit("no_progress", record=action.record.to_dict())
+                silent = (now - (seen.ping or seen.progress)) / 1e9
+                emit("no_progress", record=action.record.to_dict(), silent_for=silent)
                 self._look_at_process()
                 log.warning("iteration %d: %s", action.iteration, action.record)
             else:
@@ -216,7 +217,7 @@ class Monitor:
         if not self._protecting:
             return
         rank = self._board.snapshot().rank
-        status = exit_status(self._pid, self._started)
+        status = exit_status(self._pid, self._started, self._training)
         how = how_died(status)
         record = InterruptionRecord(rank, Interruption.TERMINATED, initial_rank=self._config.rank, message=how)
         log.warning("the training process %d is gone: %s", self._pid, how)
@@ -350,10 +351,12 @@ class Monitor:
 # --- how a process died ------------------------------------------------------------------------------------------
 
 
-def exit_status(pid: int, started: str) -> int | None:
-    """As ``wait()`` gives it; None where it is not known: it is there only until the parent has asked for it."""
+def exit_status(pid: int, started: str, pidfd: int) -> int | None:
+    """As ``wait()`` gives it; None where it is not known: before Linux 6.15, once the parent has asked for it."""
     fields = pidfile.stat_fields(pid)
-    return None if len(fields) < 50 or fields[0] not in "ZX" or fields[19] != started else int(fields[49])
+    if len(fields) < 50 or fields[0] not in "ZX" or fields[19] != started:
+        return procfs.exit_status(pidfd)
+    return int(fields[49])
 
 
 def how_died(status: int | None) -> str:

@@ -1,8 +1,9 @@
-"""What the kernel tells in ``/proc``: of this process, its sockets and what its threads wait for; of another, its state."""
+"""What the kernel tells in ``/proc``: this process's sockets and waiting threads; another one's state."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import platform
 import re
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 _POLL_CALLS: Mapping[str, Mapping[str, bool]] = {"x86_64": {"7": True, "271": False}, "aarch64": {"73": False}}
 #: an entry of the array that they get: descriptor, what is waited for, what came
 _ENTRY = struct.Struct("=ihh")
+#: the request, the bit that asks for the exit status, and the size of the first version of ``struct pidfd_info``
+_PIDFD_GET_INFO, _PIDFD_INFO_EXIT, _PIDFD_INFO_SIZE = 0xC040FF0B, 1 << 3, 64
 _TIMESPEC = struct.Struct("=qq")
 #: more entries than a process can have descriptors are no entries
 _MOST_ENTRIES = 1 << 20
@@ -68,6 +71,20 @@ def state_of(pid: int) -> dict[str, str]:
         with contextlib.suppress(OSError):  # only who may trace a process may see these
             found[name] = read(f"/proc/{pid}/{name}").split("\n")[0][:200]
     return found
+
+
+def exit_status(pidfd: int) -> int | None:
+    """As ``wait()`` gives it, of a process that its parent has waited for; None where the kernel does not tell.
+
+    Since Linux 6.15: ``PIDFD_GET_INFO`` with ``PIDFD_INFO_EXIT``, see ``linux/pidfd.h``.
+    """
+    info = bytearray(_PIDFD_INFO_EXIT.to_bytes(8, sys.byteorder).ljust(_PIDFD_INFO_SIZE, b"\0"))
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
+    except OSError:
+        return None
+    is_told = int.from_bytes(info[:8], sys.byteorder) & _PIDFD_INFO_EXIT
+    return int.from_bytes(info[60:64], sys.byteorder) if is_told else None
 
 
 # --- sockets ------------------------------------------------------------------------------------------------------

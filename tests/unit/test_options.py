@@ -75,7 +75,9 @@ def test_unknown_options() -> None:
         Options.build(sof_timeout=3)
     with pytest.raises(OptionError, match=r"initalize=<built-in function print>: did you mean 'initialize'\?"):
         Options.build(initalize=print)
-    with pytest.raises(OptionError, match=r"known options: abort, barrier_timeout, .*, rank_filter, soft_timeout"):
+    with pytest.raises(
+        OptionError, match=r"known options: abort, barrier_timeout, .*, rank_filter, run_dir, soft_timeout"
+    ):
         Options.build(zzz=3)
 
 

@@ -1,0 +1,115 @@
+"""What the events say of one interruption, by initial rank. No judgement; that is in ``verdict``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from inprocess.attribution import Interruption, InterruptionRecord, is_echo
+from inprocess.reports.reading import Entry
+
+__all__ = ["Evidence", "Witness", "gather"]
+
+
+@dataclass
+class Witness:
+    """What is known of one rank."""
+
+    rank: int
+    host: str = ""
+    pid: int = 0
+    #: its records, the first first
+    records: list[InterruptionRecord] = field(default_factory=list)
+    #: the events that tell of it, one of each kind, the first
+    events: dict[str, Entry] = field(default_factory=dict)
+
+    def of(self, kind: str) -> Mapping[str, Any]:
+        """Attributes of its event of this kind; empty where there is none."""
+        return self.events[kind].event.attributes if kind in self.events else {}
+
+    def has(self, interruption: Interruption) -> bool:
+        return any(record.interruption is interruption for record in self.records)
+
+    @property
+    def frames(self) -> list[str]:
+        """Of its main thread before it was unwound, or of the error that it raised; innermost first."""
+        if isinstance(lines := self.of("raised").get("lines"), list):
+            return [line for line in reversed(lines) if isinstance(line, str)]
+        threads = self.of("stacks").get("threads")
+        for thread in threads if isinstance(threads, list) else ():
+            if isinstance(thread, dict) and thread.get("main") and isinstance(thread.get("frames"), list):
+                return [frame for frame in thread["frames"] if isinstance(frame, str)]
+        return []
+
+    @property
+    def answered(self) -> bool:
+        """Its interpreter still ran Python code when the iteration was interrupted."""
+        return "interrupted" in self.events
+
+    @property
+    def pings(self) -> int | None:
+        found = self.of("restart").get("pings")
+        return found if isinstance(found, int) else None
+
+
+@dataclass
+class Evidence:
+    """Of one interruption."""
+
+    witnesses: dict[int, Witness]
+    #: the ranks that did not wait, as the ranks agreed after a soft timeout
+    stuck: Sequence[InterruptionRecord] = ()
+    #: the restart line's reason
+    why: str = ""
+    entries: Sequence[Entry] = ()
+
+    @property
+    def records(self) -> list[InterruptionRecord]:
+        """Of all ranks, without those that only saw another one's failure, where there is another."""
+        found = [record for witness in self.witnesses.values() for record in witness.records]
+        return [record for record in found if not is_echo(record)] or found
+
+
+def gather(entries: Sequence[Entry], records: object, stuck: object, why: str) -> Evidence:
+    """From the events between two runs of the function, and what the end round agreed on."""
+    witnesses: dict[int, Witness] = {}
+    for entry in entries:
+        witness = witnesses.setdefault(entry.rank, Witness(entry.rank))
+        if not entry.source.is_monitor or not witness.host:
+            witness.host = entry.source.header.host
+        if not entry.source.is_monitor:
+            witness.pid = entry.source.header.pid
+        witness.events.setdefault(entry.kind, entry)
+    for record in (*parsed(records), *_recorded(entries)):
+        rank = record.rank if record.initial_rank is None else record.initial_rank
+        known = witnesses.setdefault(rank, Witness(rank)).records
+        if all(record.interruption is not each.interruption for each in known):
+            known.append(record)
+    return Evidence(witnesses, parsed(stuck), why, entries)
+
+
+def _recorded(entries: Sequence[Entry]) -> Iterable[InterruptionRecord]:
+    """What ranks and monitors said before they may have died."""
+    for entry in entries:
+        if entry.kind == "raised":
+            names = ("rank", "interruption", "initial_rank", "message", "where", "pings")
+            yield from parsed(
+                [{name: entry.event.attributes[name] for name in names if name in entry.event.attributes}]
+            )
+        elif entry.kind in ("no_progress", "killed"):
+            yield from parsed([entry.event.attributes.get("record")])
+        elif entry.kind == "died":
+            how = str(entry.event.attributes.get("how", ""))
+            yield InterruptionRecord(entry.event.rank, Interruption.TERMINATED, entry.rank, how)
+
+
+def parsed(records: object) -> tuple[InterruptionRecord, ...]:
+    """Those that are some; a file may hold anything."""
+    found = []
+    for record in records if isinstance(records, list | tuple) else ():
+        try:
+            found.append(InterruptionRecord.from_dict(record))
+        except (ValueError, TypeError):
+            continue
+    return tuple(found)

@@ -1,0 +1,270 @@
+"""From the events of a job to its incidents: who failed, where the time of each restart went, what was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inprocess.protocol.phases import Phase
+from inprocess.reports.evidence import Evidence, gather
+from inprocess.reports.reading import Entry, Trail
+from inprocess.reports.verdict import Verdict, judge
+
+__all__ = ["PHASES", "Incident", "all_incidents", "goodput", "incidents"]
+
+#: parts of a restart, in order: from the fault to the interruption of the slowest rank, ...
+PHASES = (
+    "detect",
+    "abort",
+    "leave",
+    "finalize",
+    "end_round",
+    "assign",
+    "start_round",
+    "initialize",
+    "first_step",
+)
+#: what is in the next iteration
+_AFTERWARDS = {Phase.ASSIGN.value, Phase.START.value, Phase.INITIALIZE.value, "run", "first_step"}
+#: two ranks' events of one restart are at most so far apart (seconds)
+SPREAD_S = 600.0
+
+
+@dataclass(frozen=True)
+class Incident:
+    """One interruption of a job, and the restart after it.
+
+    Attributes:
+        number: of the restart, as in the log; counted on over several launches in one directory.
+        at: when it began (seconds since 1970).
+        verdict: who failed, and how.
+        before: active ranks in the iteration that was interrupted; None: not known.
+        after: and in the next one; 0: there is none.
+        phases: seconds for each of `PHASES`, on the rank that was the last to leave the function; None: not known.
+        steps_lost: steps that are done again, by ``ping()``.
+        decision: ``restart``, or why the job ended.
+        evidence: what the ranks and monitors said.
+    """
+
+    number: int
+    at: float
+    verdict: Verdict
+    before: int | None
+    after: int
+    phases: Mapping[str, float | None]
+    steps_lost: int
+    decision: str
+    evidence: Evidence
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``inprocess report --json`` prints it."""
+        verdict = self.verdict
+        return {
+            "number": self.number,
+            "verdict": {
+                "initial_rank": verdict.initial_rank,
+                "class": verdict.kind,
+                "confidence": verdict.confidence,
+                "where": verdict.where,
+                "waiting": list(verdict.waiting),
+                "also": list(verdict.also),
+            },
+            "world_size": {"before": self.before, "after": self.after},
+            "phases": {name: None if value is None else round(value, 6) for name, value in self.phases.items()},
+            "steps_lost": self.steps_lost,
+            "details": {
+                "wall_time": self.at,
+                "message": verdict.message,
+                "evidence": list(verdict.evidence),
+                "against": list(verdict.against),
+                "decision": self.decision,
+            },
+        }
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """The events of one restart: where they end, and what was agreed then."""
+
+    call: int
+    number: int
+    entries: tuple[Entry, ...]
+
+    @property
+    def at(self) -> float:
+        return min(entry.at for entry in self.entries)
+
+
+def incidents(trail: Trail, first: int = 0) -> list[Incident]:
+    """All of one job, by time; ``first``: of the restarts in launches before."""
+    found: list[Incident] = []
+    offset, last = first, 0
+    since = 0.0
+    cuts = _cuts(trail)
+    for index, cut in enumerate(cuts):
+        if cut.number <= last and found:  # the whole job was started anew
+            offset = found[-1].number
+        last = cut.number
+        following = cuts[index + 1].at if index + 1 < len(cuts) else float("inf")
+        # the decision before tells of the restart before, although some rank may have learned of it later
+        window = [entry for entry in trail.entries if since < entry.at < following]
+        found.append(_incident(cut, offset + cut.number, window, _steps_before(trail, since)))
+        since = max(entry.at for entry in cut.entries)
+    return found
+
+
+def goodput(trail: Trail, found: Sequence[Incident]) -> float | None:
+    """The share of the time in which the function made progress that was kept; None: it never ran."""
+    runs = [entry.at for entry in trail.of("run")]
+    if not runs:
+        return None
+    begin, end = trail.entries[0].at, trail.entries[-1].at
+    lost = runs[0] - begin
+    for incident in found:
+        again = min((at for at in runs if at > incident.at), default=end)
+        before = max((at for at in runs if at < incident.at), default=begin)
+        pings = max((w.pings or 0 for w in incident.evidence.witnesses.values()), default=0)
+        repeated = (incident.at - before) * min(1.0, incident.steps_lost / pings) if pings else 0.0
+        lost += again - incident.at + repeated
+    return max(0.0, min(1.0, 1.0 - lost / (end - begin))) if end > begin else 1.0
+
+
+# --- one incident -------------------------------------------------------------------------------------------------
+
+
+def _cuts(trail: Trail) -> list[_Cut]:
+    """Restarts, and ends of a call for everybody; each with what all ranks said of it."""
+    found: list[list[Entry]] = []
+    for entry in trail.of("restart", "abort"):
+        attributes = entry.event.attributes
+        for group in reversed(found[-8:]):
+            one = group[0]
+            same = (one.kind, one.event.call, one.event.attributes.get("restart"), one.event.iteration)
+            is_same = same == (entry.kind, entry.event.call, attributes.get("restart"), entry.event.iteration)
+            is_there = any(entry.source is each.source for each in group)
+            if is_same and not is_there and entry.at - one.at < SPREAD_S:
+                group.append(entry)
+                break
+        else:
+            found.append([entry])
+    cuts = [_Cut(group[0].event.call, _number(group[0]), tuple(group)) for group in found]
+    return cuts + [cut for cut in [_last(trail, cuts)] if cut is not None]
+
+
+def _number(entry: Entry) -> int:
+    number = entry.event.attributes.get("restart")
+    return number if isinstance(number, int) and not isinstance(number, bool) else entry.event.iteration + 1
+
+
+def _last(trail: Trail, cuts: Sequence[_Cut]) -> _Cut | None:
+    """What ended the job without a decision: nobody was left, or nobody could reach the others."""
+    since = max((entry.at for cut in cuts for entry in cut.entries), default=0.0)
+    if cuts and cuts[-1].entries[0].kind == "abort":
+        return None
+    failed = [
+        entry
+        for entry in trail.of("raised", "no_progress", "killed", "died", "store_lost", "interrupted")
+        if entry.at > since and entry.event.iteration >= 0
+    ]
+    completed = any(entry.at > since and entry.event.attributes.get("how") == "completed" for entry in trail.of("left"))
+    if not failed or completed:
+        return None
+    return _Cut(failed[0].event.call, failed[0].event.iteration + 1, (failed[0],))
+
+
+def _incident(cut: _Cut, number: int, window: Sequence[Entry], start: int) -> Incident:
+    told = cut.entries[0]
+    decided = max(entry.at for entry in cut.entries)
+    attributes = told.event.attributes if told.kind in ("restart", "abort") else {}
+    # what came after the decision tells of the restart, not of the fault
+    before = [entry for entry in window if entry.at <= decided and entry.kind not in ("run", "call", "watching")]
+    before = [entry for entry in before if entry.kind != "first_step"] or [told]
+    why = str(attributes.get("why", ""))
+    evidence = gather(before, attributes.get("records"), attributes.get("stuck"), why)
+    fault = _fault(evidence, before)
+    phases = _phases(window, fault, cut.at)
+    goes_on = told.kind == "restart"
+    runs = [entry for entry in window if entry.kind == "run" and entry.at > cut.at] if goes_on else []
+    ended = {"abort": f"the job ended: {why}", "restart": "restart"}.get(told.kind, "the job ended")
+    return Incident(
+        number,
+        fault,
+        judge(evidence),
+        next((size for entry in runs if (size := _size(entry, "before"))), None),
+        next((size for entry in runs if (size := _size(entry, "world_size"))), 0),
+        phases,
+        _steps_lost(window, evidence, start),
+        ended,
+        evidence,
+    )
+
+
+def _size(entry: Entry, name: str) -> int:
+    value = entry.event.attributes.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _fault(evidence: Evidence, entries: Sequence[Entry]) -> float:
+    """When it began: a rank that hangs did so long before anybody noticed."""
+    moments = []
+    for entry in entries:
+        if entry.kind in ("raised", "died", "killed", "no_progress", "interrupted", "store_lost"):
+            silent = entry.event.attributes.get("silent_for")
+            moments.append(entry.at - (float(silent) if isinstance(silent, int | float) else 0.0))
+    return min(moments, default=entries[0].at)
+
+
+def _phases(window: Sequence[Entry], fault: float, decided: float) -> dict[str, float | None]:
+    """Of the rank that was the last to leave the function: the others waited for it in the end round."""
+    ranks: dict[int, dict[str, float]] = {}
+    for entry in window:
+        name = entry.event.phase if entry.kind == "phase" else entry.kind
+        # the iteration that was interrupted may have begun on this rank when it had failed on another one already
+        since = decided if name in _AFTERWARDS else fault
+        if entry.source.is_monitor or entry.at < since:
+            continue
+        ranks.setdefault(entry.rank, {}).setdefault(name, entry.at)
+    whole = {rank: at for rank, at in ranks.items() if Phase.END.value in at and "run" in at}
+    if not whole:
+        return dict.fromkeys(PHASES)
+    at = max(whole.values(), key=lambda each: each[Phase.END.value])
+    interrupted = at.get("interrupted", at.get(Phase.ABORT.value, fault))
+    left = at.get(Phase.FINALIZE.value, at[Phase.END.value])
+    aborted = min(at.get("aborted", interrupted), left)
+    moments: list[float | None] = [
+        fault,
+        interrupted,
+        aborted,
+        left,
+        at[Phase.END.value],
+        at.get(Phase.ASSIGN.value),
+        at.get(Phase.START.value),
+        at.get(Phase.INITIALIZE.value),
+        at["run"],
+        at.get("first_step"),
+    ]
+    pairs = zip(PHASES, moments, moments[1:], strict=False)
+    return {name: None if a is None or b is None else max(0.0, b - a) for name, a, b in pairs}
+
+
+def _steps_before(trail: Trail, until: float) -> int:
+    """The step with which the interrupted iteration began, as `LiveState` said."""
+    steps = [entry.event.attributes.get("step") for entry in trail.of("recovered") if entry.at <= until]
+    return next((step for step in reversed(steps) if isinstance(step, int)), 0)
+
+
+def _steps_lost(window: Sequence[Entry], evidence: Evidence, start: int) -> int:
+    pings = max((witness.pings or 0 for witness in evidence.witnesses.values()), default=0)
+    steps = [entry.event.attributes.get("step") for entry in window if entry.kind == "recovered"]
+    kept = next((step for step in steps if isinstance(step, int)), None)
+    return pings if kept is None else max(0, start + pings - kept)
+
+
+def all_incidents(trails: Sequence[Trail]) -> Iterator[tuple[Trail, list[Incident]]]:
+    """Of each job of a directory, numbered on."""
+    first = 0
+    for trail in trails:
+        found = incidents(trail, first)
+        first = found[-1].number if found else first
+        yield trail, found

@@ -1,0 +1,89 @@
+"""``inprocess report RUN_DIR``: the incidents of a job, for a terminal or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from inprocess.attribution import one_line, ranges
+from inprocess.reports.incident import Incident, all_incidents, goodput
+from inprocess.reports.reading import read
+
+__all__ = ["main"]
+
+#: of a stack, the innermost so many lines are shown
+LINES = 12
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run it; returns the exit code: 0, or 2 where there is nothing to report on."""
+    parser = argparse.ArgumentParser(
+        prog="inprocess report", description="What happened in a job: its restarts, and why."
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="directory with the events of the job")
+    parser.add_argument("--incident", type=int, metavar="N", help="one incident, with stacks and evidence")
+    parser.add_argument("--json", action="store_true", help="for programs; docs/report.md has the fields")
+    given = parser.parse_args(list(arguments))
+    try:
+        trails, problems = read(given.run_dir)
+    except OSError as error:
+        print(f"inprocess report: {error}", file=sys.stderr)
+        return 2
+    jobs = list(all_incidents(trails))
+    found = [incident for _, each in jobs for incident in each]
+    shares = [share for trail, each in jobs if (share := goodput(trail, each)) is not None]
+    share = sum(shares) / len(shares) if shares else None
+    if given.incident is not None:
+        found = [incident for incident in found if incident.number == given.incident]
+        if not found:
+            print(f"inprocess report: there is no incident {given.incident} in {given.run_dir}", file=sys.stderr)
+            return 2
+    for problem in problems:
+        print(f"inprocess report: {problem}", file=sys.stderr)
+    if given.json:
+        told = {"incidents": [incident.to_json() for incident in found], "goodput": share, "problems": problems}
+        print(json.dumps(told, indent=2))
+    elif given.incident is not None:
+        print("\n".join(line for incident in found for line in _whole(incident)))
+    else:
+        print("\n".join(_table(found, share)))
+    return 0
+
+
+def _table(found: Sequence[Incident], share: float | None) -> list[str]:
+    lines = [_line(incident) for incident in found] or ["no incidents"]
+    return [*lines, *([] if share is None else [f"goodput {share:.1%}"])]
+
+
+def _line(incident: Incident) -> str:
+    verdict = incident.verdict
+    when = time.strftime("%H:%M:%S", time.localtime(incident.at))
+    who = "?" if verdict.initial_rank is None else f"rank {verdict.initial_rank}"
+    also = f" (also {ranges(verdict.also)})" if verdict.also else ""
+    where = f" at {one_line(verdict.where, 80)}" if verdict.where else ""
+    waiting = f"; rank{'s' * (len(verdict.waiting) > 1)} {ranges(verdict.waiting)} waited" if verdict.waiting else ""
+    size = f"{'?' if incident.before is None else incident.before} -> {incident.after} ranks"
+    took = sum(seconds or 0.0 for name, seconds in incident.phases.items() if name != "detect")
+    return (
+        f"{incident.number:>4}  {when}  {who}{also}: {verdict.kind}{where}{waiting}; {size}, {took * 1e3:.0f} ms, "
+        f"{incident.steps_lost} steps lost ({verdict.confidence:.0%} sure)"
+    )
+
+
+def _whole(incident: Incident) -> list[str]:
+    verdict = incident.verdict
+    lines = [_line(incident), "", f"  {one_line(verdict.message, 500)}"]
+    lines += [f"  for it: {one_line(text, 500)}" for text in verdict.evidence]
+    lines += [f"  missing: {one_line(text, 500)}" for text in verdict.against]
+    lines += ["", f"  {one_line(incident.decision, 500)}; where the time went:"]
+    lines += [f"    {name:<12}{'?' if s is None else f'{s * 1e3:10.1f} ms'}" for name, s in incident.phases.items()]
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank, witness in sorted(incident.evidence.witnesses.items()):
+        groups.setdefault(tuple(witness.frames[:LINES]), []).append(rank)
+    for frames, ranks in sorted(groups.items(), key=lambda item: len(item[1])):
+        lines += ["", f"  rank{'s' * (len(ranks) > 1)} {ranges(ranks)}, innermost line first:"]
+        lines += [f"    {one_line(frame, 200)}" for frame in frames] or ["    no stack"]
+    return lines

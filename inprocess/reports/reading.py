@@ -1,0 +1,155 @@
+"""Reading a run directory, as far as it can be read: what is wrong with it is named, and the rest is used."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from inprocess.attribution import one_line
+from inprocess.events.files import MAX_FILE_BYTES, folder
+from inprocess.events.record import MAX_LINE_BYTES, Event, Header, parse
+
+__all__ = ["Entry", "Source", "Trail", "read"]
+
+#: files that are read at most, and problems that are named
+MAX_FILES, MAX_PROBLEMS = 100_000, 50
+
+
+@dataclass(frozen=True)
+class Source:
+    """A process that wrote events."""
+
+    header: Header
+
+    @property
+    def is_monitor(self) -> bool:
+        return self.header.role == "monitor"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One event, who wrote it, and when: in seconds since 1970 by the clock that all processes of its host share."""
+
+    at: float
+    source: Source
+    event: Event
+
+    @property
+    def kind(self) -> str:
+        return self.event.kind
+
+    @property
+    def rank(self) -> int:
+        """The initial rank that it is about."""
+        return self.event.initial_rank
+
+
+@dataclass
+class Trail:
+    """Everything that one job left in a run directory, by time."""
+
+    job: str
+    entries: list[Entry] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
+
+    def of(self, *kinds: str) -> Iterator[Entry]:
+        """The entries of these kinds."""
+        return (entry for entry in self.entries if entry.kind in kinds)
+
+
+class _Files:
+    """All files of a directory, and what is wrong with them."""
+
+    def __init__(self) -> None:
+        self.trails: dict[str, Trail] = {}
+        self.problems: list[str] = []
+        #: host -> its wall clock when its monotonic clock was 0
+        self._offsets: dict[str, float] = {}
+
+    def read(self, path: str) -> None:
+        source: Source | None = None
+        name, bad = os.path.basename(path), 0
+        for number, line in enumerate(_lines(path), 1):
+            if not line.strip():
+                continue
+            try:
+                found = parse(line)
+                if isinstance(found, Header):
+                    source = self._begin(found)
+                elif source is None:
+                    raise ValueError("no header comes before it")
+                else:
+                    self._add(source, found)
+            except ValueError as error:
+                bad += 1
+                if bad == 1:
+                    self.blame(f"{name}: line {number} is left out: {one_line(str(error), 200)}")
+        if bad > 1:
+            self.blame(f"{name}: {bad} lines are left out in all")
+
+    def _begin(self, header: Header) -> Source:
+        self._offsets.setdefault(header.host, header.wall_time - header.time)
+        source = Source(header)
+        self._trail(header).sources.append(source)
+        return source
+
+    def _trail(self, header: Header) -> Trail:
+        return self.trails.setdefault(header.job, Trail(header.job))
+
+    def _add(self, source: Source, event: Event) -> None:
+        at = event.time + self._offsets[source.header.host]
+        if abs(at - event.wall_time) > 3600:  # the host was started anew, or its clock was set
+            at = event.wall_time
+        self._trail(source.header).entries.append(Entry(at, source, event))
+
+    def blame(self, problem: str) -> None:
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(problem)
+
+
+def read(run_dir: str) -> tuple[list[Trail], list[str]]:
+    """What jobs left there, the one that began first first, and what is wrong with the directory, in words.
+
+    Raises:
+        OSError: there is no such directory, or it has no events.
+    """
+    below = folder(run_dir)
+    if not os.path.isdir(run_dir):
+        raise FileNotFoundError(f"{run_dir} is no directory")
+    if not os.path.isdir(below):
+        raise FileNotFoundError(
+            f"{run_dir} is no run directory: there is no folder 'events' in it. A job writes one with "
+            "Wrapper(run_dir=...), INPROCESS_RUN_DIR=... or `inprocess run --run-dir ...`"
+        )
+    files = _Files()
+    # what was set aside first
+    names = sorted(os.listdir(below), key=lambda name: (name.removesuffix(".1"), not name.endswith(".1")))
+    for name in names[:MAX_FILES]:
+        if not name.endswith((".jsonl", ".jsonl.1")):
+            files.blame(f"{one_line(name, 200)}: no file of events")
+            continue
+        try:
+            files.read(os.path.join(below, name))
+        except OSError as error:
+            files.blame(f"{one_line(name, 200)}: {error.strerror or error}")
+    trails = [trail for trail in files.trails.values() if trail.entries]
+    for trail in trails:
+        trail.entries.sort(key=lambda entry: entry.at)
+    trails.sort(key=lambda trail: trail.entries[0].at)
+    if len(trails) > 1:
+        jobs = ", ".join(one_line(trail.job, 60) for trail in trails)
+        files.blame(f"{len(trails)} jobs share this directory: {jobs}; their incidents follow each other")
+    return trails, files.problems
+
+
+def _lines(path: str) -> Iterator[bytes]:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError("it is no regular file")
+        left = 2 * MAX_FILE_BYTES
+        while left > 0 and (line := file.readline(MAX_LINE_BYTES + 2)):
+            left -= len(line)
+            yield line
