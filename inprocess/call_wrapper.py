@@ -50,6 +50,8 @@ class CallWrapper:
         # of the running iteration, for what counts as the same error again: pings, and whether this rank has progressed
         self._pings = 0
         self._progressed = False
+        #: pings up to the last `atomic` that was left: steps that are not lost, as it seems
+        self._kept = 0
 
     @property
     def iteration(self) -> int:
@@ -137,7 +139,7 @@ class CallWrapper:
         self._board.section(limit)
 
     def _count_anew(self) -> None:
-        self._pings, self._progressed = 0, False
+        self._pings, self._kept, self._progressed = 0, 0, False
 
     def _first_ping(self) -> int:
         """The time, for `ping`; what comes only once costs the next pings nothing."""
@@ -193,7 +195,7 @@ class _Atomic:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         gate, call = self._gates.pop(), self._call
         if kind is None:
-            call._progressed = True
+            call._progressed, call._kept = True, call._pings
         atomic = gate.atomic
         if atomic.depth == 1 and atomic.held():
             current = call._gate

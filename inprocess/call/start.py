@@ -262,6 +262,7 @@ class Starting:
             repeats=decision.repeats,
             pause=decision.pause / 1e3,
             pings=rank.call._pings,
+            kept=rank.call._kept,
         )
 
     def _why(self, decision: Decision) -> str:

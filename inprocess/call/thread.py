@@ -15,7 +15,7 @@ from typing import Any
 
 from inprocess.attribution import Interruption, ranges
 from inprocess.call.mailbox import Mailbox
-from inprocess.events.stream import emit
+from inprocess.events.stream import emit, is_wanted
 from inprocess.exception import BadMessage, InternalError, RankShouldRestart, RestartAbort, RestartError, StoreLost
 from inprocess.failover.member import Member
 from inprocess.interrupt import whereabouts
@@ -253,8 +253,9 @@ class MonitorThread(threading.Thread):
 
     def _emit(self, iteration: int, outcome: Outcome) -> None:
         emit("interrupted", cause=None if outcome.cause is None else outcome.cause.to_dict())
-        spot = self.spot(iteration)
-        emit("stacks", threads=whereabouts.stacks(), **({} if spot is None else dataclasses.asdict(spot)))
+        if is_wanted():
+            spot = self.spot(iteration)
+            emit("stacks", threads=whereabouts.stacks(), **({} if spot is None else dataclasses.asdict(spot)))
 
     def _get_out(self, iteration: int) -> None:
         """The iteration is over: abort what the main thread waits for, and interrupt it until it has left."""

@@ -41,7 +41,7 @@ KINDS = {
     "aborted": "The abort ladder has ended.",
     "restart": "The end round has decided to go on: `restart` (its number), `why`, `records`, `record_count`, `stuck`, "
     "`stuck_count`, `waiting`, `removed` (members), `joined` (initial ranks), `roster`, `world_size`, `repeats`, "
-    "`pause` (seconds), `pings` of the iteration that ended.",
+    "`pause` (seconds); of the iteration that ended `pings`, and `kept` (those before the last `atomic()`).",
     "abort": "The end round has decided that everybody leaves: `why`, `records`.",
     "recovered": "`LiveState` has a state again: `step`, `source`.",
     "left": "The call is over on this rank: `how`, `why`, `pings`.",

@@ -7,6 +7,7 @@ neither the training nor another sink.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -20,9 +21,11 @@ from inprocess.events.record import Event, Header
 from inprocess.system import clock, logs
 from inprocess.system.writing import Writer
 
-__all__ = ["begin", "emit", "leave", "recent", "subscribe", "unsubscribe", "whole"]
+__all__ = ["begin", "emit", "is_wanted", "leave", "recent", "subscribe", "unsubscribe", "whole"]
 
 log = logs.get_logger("inprocess")
+#: seconds by which events are written late, so that a restart is over by then
+LINGER_S = 0.05
 #: events that are kept in memory
 RECENT = 1000
 Callback = Callable[[Event], None]
@@ -32,6 +35,8 @@ _recent: deque[Event] = deque(maxlen=RECENT)
 _sinks: tuple[_Sink, ...] = ()
 #: held while that is done
 _changing = threading.Lock()
+#: those whose disk does not answer: no more threads wait for it
+_stuck: list[_Sink] = []
 #: the last thing for a file: its thread closes it, since that may take as long as to write
 _END = Event(0.0, 0.0, 0, 0, 0, 0, "", "", {})
 
@@ -39,9 +44,23 @@ _END = Event(0.0, 0.0, 0, 0, 0, 0, "", "", {})
 class _Sink(Writer[Event]):
     """One receiver; ``of``: what it was made for, a run directory or the user's function."""
 
-    def __init__(self, of: object, callback: Callback, name: str, what: str) -> None:
-        super().__init__(f"inprocess-{name}", callback, _dropped, what)
-        self.of = of
+    def __init__(self, of: object, callback: Callback, name: str, what: str, close: Callable[[], None]) -> None:
+        super().__init__(f"inprocess-{name}", callback, _dropped, what, LINGER_S)
+        self.of, self._close = of, close
+
+    def _deliver(self, line: Event) -> None:
+        if line is not _END:
+            super()._deliver(line)
+            return
+        self._tell_dropped()  # before the file is closed, and never after that
+        self._dropped = _nothing
+        with contextlib.suppress(OSError):
+            self._close()
+
+    def is_writing(self) -> bool:
+        """Whether its thread is there; after the end of the call it has been abandoned then."""
+        writer = self.writer()
+        return writer is not None and writer.is_alive()
 
     def end_file(self) -> None:
         """Once its lines are written, or the thread abandoned: the file is closed where nobody waits for that."""
@@ -51,6 +70,10 @@ class _Sink(Writer[Event]):
 
 def _dropped(count: int, why: str) -> Event | None:
     return _event("dropped", {"count": count, "why": why})
+
+
+def _nothing(*_: object) -> None:
+    pass
 
 
 def _event(kind: str, attributes: dict[str, Any]) -> Event | None:
@@ -69,6 +92,11 @@ def emit(kind: str, /, **attributes: Any) -> None:
     _recent.append(event)
     for sink in _sinks:
         sink.put(event)
+
+
+def is_wanted() -> bool:
+    """Whether somebody gets the events, so that what takes time to find out is worth it."""
+    return bool(_sinks)
 
 
 def recent() -> tuple[Event, ...]:
@@ -95,7 +123,7 @@ def subscribe(callback: Callback) -> Callback:
     if not callable(callback):
         raise TypeError(f"subscribe({callback!r}): pass a function that takes one Event")
 
-    _add(_Sink(callback, functools.partial(_call, callback), "subscriber", "a subscriber"))
+    _add(_Sink(callback, functools.partial(_call, callback), "subscriber", "a subscriber", _nothing))
     return callback
 
 
@@ -117,18 +145,12 @@ def unsubscribe(callback: Callback) -> None:
 
 def begin(run_dir: str | None, header: Callable[[], Header]) -> None:
     """A call begins: its events go to the subscribers, and to a file in ``run_dir`` where there is one."""
-    if run_dir is not None and all(sink.of != run_dir for sink in _sinks):
-        write = functools.partial(_write, EventFile(run_dir, header()))
-        _add(_Sink(run_dir, write, "events", "the run directory"))
+    _stuck[:] = [sink for sink in _stuck if sink.is_writing()]
+    if run_dir is not None and all(sink.of != run_dir for sink in (*_sinks, *_stuck)):
+        file = EventFile(run_dir, header())
+        _add(_Sink(run_dir, file.write, "events", "the run directory", file.close))
     for sink in _sinks:
         sink.begin()
-
-
-def _write(file: EventFile, event: Event) -> None:
-    if event is _END:
-        file.close()
-    else:
-        file.write(event)
 
 
 def leave() -> None:
@@ -138,6 +160,8 @@ def leave() -> None:
         if isinstance(sink.of, str):
             sink.end_file()
             _remove(sink)
+            if sink.is_writing():
+                _stuck.append(sink)
 
 
 def whole() -> Iterator[CodeType]:
@@ -164,6 +188,7 @@ def _in_child() -> None:
     global _sinks, _changing
     _sinks, _changing = (), threading.Lock()
     _recent.clear()
+    _stuck.clear()
 
 
 os.register_at_fork(after_in_child=_in_child)

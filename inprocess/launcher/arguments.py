@@ -99,6 +99,16 @@ def _add(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="The pause grows no longer than this.",
     )
+    parser.add_argument(
+        "--run-dir",
+        "--run_dir",
+        action=env,
+        type=str,
+        default="",
+        metavar="DIR",
+        help="Directory for the events of wrapped workers, which `inprocess report DIR` reads; on several nodes best a "
+        "shared one. Default: that of the variable INPROCESS_RUN_DIR, or none.",
+    )
     for action in parser._actions:
         if action.dest == "max_restarts":
             action.help = (

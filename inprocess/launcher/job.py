@@ -76,6 +76,8 @@ def _run(given: argparse.Namespace) -> None:
         arguments.refuse(error)
     for name in (RESTART_VARIABLE, GROW_VARIABLE):  # of a launcher that is itself a worker
         os.environ.pop(name, None)
+    if given.run_dir:
+        os.environ["INPROCESS_RUN_DIR"] = os.path.abspath(given.run_dir)
     name = _name(entrypoint, args)
     leaves = False
     with contextlib.ExitStack() as stack:

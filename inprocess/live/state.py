@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from inprocess.call_wrapper import CallWrapper
+from inprocess.events.stream import emit
 from inprocess.exception import InternalError, LiveStateError, OptionError, StateLost
 from inprocess.hardware.leftovers import keepers
 from inprocess.live import randoms
@@ -193,6 +194,7 @@ class LiveState:
         for every in (saving.copy_every, saving.save_every):
             every.begin(now)
         self._say(newest(haves))
+        emit("recovered", step=present.step, source=self._source)
         return present.step
 
     def _introduce(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,10 @@ from inprocess.attribution import Interruption, InterruptionRecord, is_echo
 from inprocess.reports.reading import Entry
 
 __all__ = ["Evidence", "Witness", "gather"]
+
+
+#: the library's line that calls the wrapped function
+_ENTRY = f"{os.sep}inprocess{os.sep}call{os.sep}loop.py:"
 
 
 @dataclass
@@ -39,7 +44,7 @@ class Witness:
         threads = self.of("stacks").get("threads")
         for thread in threads if isinstance(threads, list) else ():
             if isinstance(thread, dict) and thread.get("main") and isinstance(thread.get("frames"), list):
-                return [frame for frame in thread["frames"] if isinstance(frame, str)]
+                return _of_the_function([frame for frame in thread["frames"] if isinstance(frame, str)])
         return []
 
     @property
@@ -49,8 +54,15 @@ class Witness:
 
     @property
     def pings(self) -> int | None:
+        """In the iteration that ended."""
         found = self.of("restart").get("pings")
         return found if isinstance(found, int) else None
+
+    @property
+    def kept(self) -> int:
+        """Those of them before the last ``atomic()``, in which programs save."""
+        found = self.of("restart").get("kept")
+        return found if isinstance(found, int) else 0
 
 
 @dataclass
@@ -69,6 +81,12 @@ class Evidence:
         """Of all ranks, without those that only saw another one's failure, where there is another."""
         found = [record for witness in self.witnesses.values() for record in witness.records]
         return [record for record in found if not is_echo(record)] or found
+
+
+def _of_the_function(frames: list[str]) -> list[str]:
+    """Without those that lead to the wrapped function."""
+    entry = next((number for number, frame in enumerate(frames) if _ENTRY in frame), 0)
+    return frames[:entry] if entry else frames
 
 
 def gather(entries: Sequence[Entry], records: object, stuck: object, why: str) -> Evidence:

@@ -42,7 +42,7 @@ class Incident:
         before: active ranks in the iteration that was interrupted; None: not known.
         after: and in the next one; 0: there is none.
         phases: seconds for each of `PHASES`, on the rank that was the last to leave the function; None: not known.
-        steps_lost: steps that are done again, by ``ping()``.
+        steps_lost: steps that are done again: those since the last ``atomic()``, or what `LiveState` says.
         decision: ``restart``, or why the job ended.
         evidence: what the ranks and monitors said.
     """
@@ -255,10 +255,12 @@ def _steps_before(trail: Trail, until: float) -> int:
 
 
 def _steps_lost(window: Sequence[Entry], evidence: Evidence, start: int) -> int:
-    pings = max((witness.pings or 0 for witness in evidence.witnesses.values()), default=0)
+    ranks = evidence.witnesses.values()
+    pings = max((witness.pings or 0 for witness in ranks), default=0)
+    saved = max((witness.kept for witness in ranks), default=0)  # often one rank saves for all
     steps = [entry.event.attributes.get("step") for entry in window if entry.kind == "recovered"]
     kept = next((step for step in steps if isinstance(step, int)), None)
-    return pings if kept is None else max(0, start + pings - kept)
+    return max(0, pings - saved) if kept is None else max(0, start + pings - kept)
 
 
 def all_incidents(trails: Sequence[Trail]) -> Iterator[tuple[Trail, list[Incident]]]:

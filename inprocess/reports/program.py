@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Sequence
+from datetime import datetime
 
 from inprocess.attribution import one_line, ranges
 from inprocess.reports.incident import Incident, all_incidents, goodput
@@ -60,7 +60,7 @@ def _table(found: Sequence[Incident], share: float | None) -> list[str]:
 
 def _line(incident: Incident) -> str:
     verdict = incident.verdict
-    when = time.strftime("%H:%M:%S", time.localtime(incident.at))
+    when = datetime.fromtimestamp(incident.at).strftime("%H:%M:%S")
     who = "?" if verdict.initial_rank is None else f"rank {verdict.initial_rank}"
     also = f" (also {ranges(verdict.also)})" if verdict.also else ""
     where = f" at {one_line(verdict.where, 80)}" if verdict.where else ""
@@ -69,7 +69,7 @@ def _line(incident: Incident) -> str:
     took = sum(seconds or 0.0 for name, seconds in incident.phases.items() if name != "detect")
     return (
         f"{incident.number:>4}  {when}  {who}{also}: {verdict.kind}{where}{waiting}; {size}, {took * 1e3:.0f} ms, "
-        f"{incident.steps_lost} steps lost ({verdict.confidence:.0%} sure)"
+        f"{incident.steps_lost} step{'s' * (incident.steps_lost != 1)} lost ({verdict.confidence:.0%} sure)"
     )
 
 

@@ -146,9 +146,10 @@ def read(run_dir: str) -> tuple[list[Trail], list[str]]:
 
 def _lines(path: str) -> Iterator[bytes]:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError("it is no regular file")
     with open(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError("it is no regular file")
         left = 2 * MAX_FILE_BYTES
         while left > 0 and (line := file.readline(MAX_LINE_BYTES + 2)):
             left -= len(line)

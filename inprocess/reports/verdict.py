@@ -294,8 +294,6 @@ def _place(witness: Witness) -> str:
     if isinstance(told, str) and told:
         return _short(told)
     for frame in witness.frames:
-        if any(part in frame for part in _LIBRARY) and "/inprocess/interrupt/frames.py" in frame:
-            return ""
         if not any(part in frame for part in ("site-packages", "/lib/python", "<frozen", "/inprocess/")):
             return _short(frame)
     return ""

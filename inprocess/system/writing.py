@@ -39,17 +39,27 @@ class Writer(Generic[T]):
         deliver: writes one line, in the thread; may block, and may raise anything.
         dropped: the line that tells how many were dropped and why, or None; in the thread.
         what: what ``deliver`` calls, for that reason.
+        linger: seconds for which the first line after a pause waits for more, so that the thread does not get in the
+            way of what is just going on.
     """
 
     def __init__(
-        self, name: str, deliver: Callable[[T], None], dropped: Callable[[int, str], T | None], what: str
+        self,
+        name: str,
+        deliver: Callable[[T], None],
+        dropped: Callable[[int, str], T | None],
+        what: str,
+        linger: float = 0.0,
     ) -> None:
         self._name, self._deliver_to, self._dropped, self._what = name, deliver, dropped, what
+        self._linger = linger
         self.renew()
 
     def renew(self) -> None:
         """In a forked child: the lines are the parent's, and so is the thread."""
         self._lines: queue.SimpleQueue[T | None] = queue.SimpleQueue()
+        # the thread is to end: no line lingers
+        self._hurry = threading.Event()
         # held while a line is being written, and by a thread that forks, which is noted (0: none)
         self._writing, self._forks_in = threading.Lock(), 0
         # how many were written when a fork did not wait any longer
@@ -90,6 +100,7 @@ class Writer(Generic[T]):
     def begin(self) -> None:
         """From now on there is a writer, until `leave`."""
         self._stays = True
+        self._hurry.clear()
         if self._has_writer.acquire(blocking=False):
             self._start()
 
@@ -108,7 +119,7 @@ class Writer(Generic[T]):
         pause = IDLE_LIMIT_S
         while True:
             try:
-                line = self._lines.get(timeout=None if pause and self._stays else pause)
+                line = self._get(None if pause and self._stays else pause)
             except queue.Empty:
                 if pause and self._stays:
                     continue
@@ -123,6 +134,15 @@ class Writer(Generic[T]):
                 # a line that came just before found a writer
                 if self._lines.empty() or not self._has_writer.acquire(blocking=False):
                     return
+
+    def _get(self, timeout: float | None) -> T | None:
+        """Raises queue.Empty."""
+        if not self._linger or not self._lines.empty():
+            return self._lines.get(timeout=timeout)
+        line = self._lines.get(timeout=timeout)
+        if line is not None:
+            self._hurry.wait(self._linger)
+        return line
 
     def _deliver(self, line: T) -> None:
         try:
@@ -189,6 +209,7 @@ class Writer(Generic[T]):
     def leave(self) -> bool:
         """As `end`; but one that was abandoned and has written nothing since is not waited for again."""
         self._stays = False
+        self._hurry.set()
         return self._abandoned_at != self._written and self.end(FLUSH_LIMIT_S)
 
     def writer(self) -> threading.Thread | None:

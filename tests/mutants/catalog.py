@@ -1973,6 +1973,75 @@ TESTING = (
     ),
 )
 
+on_disk = _in("events/files.py", "tests/threads/test_events.py")
+streamed = _in("events/stream.py", "tests/threads/test_events.py")
+EVENTS = (
+    _in("events/record.py", "tests/unit/test_events.py::test_what_is_nested_deep_can_be_read_again")(
+        "an_event_too_deep_to_read",
+        "an event is written that `parse` refuses",
+        "MAX_DEPTH = strict_json.MAX_DEPTH - 1",
+        "MAX_DEPTH = strict_json.MAX_DEPTH",
+    ),
+    on_disk(
+        "warned_each_time", "each event that is not written is a warning", "if reason not in self._told:", "if True:"
+    ),
+    on_disk(
+        "a_file_without_an_end",
+        "a file of events is never set aside",
+        "elif self._size > MAX_FILE_BYTES:",
+        "elif False:",
+    ),
+    on_disk("a_link_is_followed", "events are written through a link", " | os.O_NOFOLLOW"),
+    on_disk(
+        "others_read_events", "everybody can read the events", "self.path, flags, 0o600", "self.path, flags, 0o644"
+    ),
+    on_disk(
+        "a_file_goes_on_in_half_a_line",
+        "a file that ends in half a line, of a process that died, is gone on with in it",
+        "fd, found.st_size, found.st_size > 0",
+        "fd, found.st_size, False",
+    ),
+    on_disk(
+        "no_header_after_the_first_file",
+        "the file that follows one that was set aside has no header",
+        "            self._append(to_line(self._header))\n",
+        '            os.path.exists(f"{self.path}.1") or self._append(to_line(self._header))\n',
+    ),
+    on_disk(
+        "events_before_the_header",
+        "where the disk was full at first, events have no header",
+        "            self.close()  # no event comes before the header\n",
+        "",
+    ),
+    _in("system/writing.py", "tests/threads/test_events.py")(
+        "a_queue_without_an_end",
+        "a sink that blocks keeps all events in memory",
+        "if self._lines.qsize() < MAX_QUEUED:",
+        "if True:",
+    ),
+    streamed(
+        "dropped_and_forgotten", "what was dropped last is not told", "self._tell_dropped()  # before", "pass  # before"
+    ),
+    streamed(
+        "one_method_is_another",
+        "a method that has subscribed cannot unsubscribe",
+        "sink.of == callback:",
+        "sink.of is callback:",
+    ),
+    streamed(
+        "closed_by_the_main_thread",
+        "the end of a call waits until the disk has closed the file",
+        "            sink.end_file()\n",
+        "            sink._close()\n",
+    ),
+    streamed(
+        "a_child_writes_as_its_parent",
+        "a process that was forked writes into its parent's file",
+        "    _sinks, _changing = (), threading.Lock()\n",
+        "    _changing = threading.Lock()\n",
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *PROTOCOL,
     *COORDINATOR,
@@ -1995,4 +2064,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *HOOKS,
     *GROUPS,
     *TESTING,
+    *EVENTS,
 )

@@ -1,0 +1,302 @@
+"""From made-up events to verdicts and reports; what real faults leave is in ``tests/ranks/test_reports.py``."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.events.record import Event, Header, to_line
+from inprocess.reports import program, verdict
+from inprocess.reports.incident import PHASES, all_incidents, goodput
+from inprocess.reports.reading import read
+
+TORCH = "/x/site-packages/torch/distributed/distributed_c10d.py:2810 in all_reduce"
+LOADER = "/x/site-packages/torch/utils/data/dataloader.py:1120 in _try_get_data"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "report.md"
+
+
+class Written:
+    """Writes a run directory: each line at a time of its own."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        (run_dir / "events").mkdir(parents=True, exist_ok=True)
+
+    def __call__(
+        self, who: int, at: float, kind: str, /, phase: str = "run", iteration: int = 0, role: str = "rank", **more: Any
+    ) -> None:
+        job = more.pop("job", "job")
+        path = self.run_dir / "events" / f"{role}-{who}-{job}.jsonl"
+        if not path.exists():
+            path.write_bytes(to_line(Header(job, role, who, 100 + who, "host", 0.0, 1000.0)))
+        with path.open("ab") as file:
+            file.write(to_line(Event(at, 1000.0 + at, 0, iteration, who, who, phase, kind, more)))
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Written:
+    return Written(tmp_path)
+
+
+def record(rank: int, kind: str, message: str = "", where: str = "") -> dict[str, Any]:
+    return InterruptionRecord(rank, Interruption(kind), rank, message, where).to_dict()
+
+
+def stacks(*frames: str, **more: Any) -> dict[str, Any]:
+    return {"threads": [{"name": "MainThread", "main": True, "frames": list(frames)}], **more}
+
+
+def restart(write: Written, ranks: range, at: float, records: list[Any], number: int = 1, **more: Any) -> None:
+    """The rest of the restart: one millisecond for each phase."""
+    for rank in ranks:
+        for step, phase in enumerate(("abort", "finalize", "end round")):
+            write(rank, at + 1e-3 * (step + 2), "phase", phase, number - 1, after="ok")
+        write(rank, at + 5e-3, "restart", "end round", number, restart=number, records=records, pings=4, **more)
+        for step, phase in enumerate(("assign ranks", "start round", "initialize", "run")):
+            write(rank, at + 1e-3 * (step + 5) + 1e-4, "phase", phase, number, after="ok")
+        write(rank, at + 9e-3, "run", "run", number, world_size=len(ranks), before=len(ranks))
+        write(rank, at + 10e-3, "first_step", "run", number)
+
+
+def the_one(run_dir: Path) -> Any:
+    trails, problems = read(str(run_dir))
+    assert problems == []
+    ((_, found),) = all_incidents(trails)
+    (incident,) = found
+    return incident
+
+
+# --- verdicts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("ValueError: loss is nan", "exception"),
+        ("MemoryError", "oom"),
+        ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "oom"),
+        ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried", "oom"),
+        ("RuntimeError: DataLoader worker (pid(s) 71) exited unexpectedly", "input"),
+        ("RuntimeError: DataLoader timed out after 5 seconds", "input"),
+        ("AcceleratorError: CUDA error: uncorrectable ECC error encountered", "gpu"),
+        ("RuntimeError: Detected mismatch between collectives on ranks", "collective"),
+    ],
+)
+def test_what_an_exception_says(write: Written, tmp_path: Path, message: str, kind: str) -> None:
+    told = record(1, "exception", message, "/home/me/train.py:41 in step")
+    echo = record(0, "exception", "RuntimeError: Connection closed by peer [127.0.0.1]:4711")
+    write(0, 0.9, "raised", **echo)
+    write(1, 1.0, "raised", **told)
+    restart(write, range(2), 1.0, [echo, told])
+    found = the_one(tmp_path).verdict
+    assert (found.initial_rank, found.kind, found.where, found.also) == (1, kind, "train.py:41 step", ())
+
+
+@pytest.mark.parametrize(
+    ("died", "kind", "confidence"),
+    [
+        ({"how": "killed by SIGKILL", "signal": 9, "oom_kills": 0}, "signal", 0.95),
+        ({"how": "killed by SIGKILL", "signal": 9, "oom_kills": 1}, "oom", 0.95),
+        ({"how": "killed by SIGSEGV", "signal": 11, "oom_kills": 1}, "signal", 0.95),
+        ({"how": "the training process exited with code 3", "exit_code": 3, "oom_kills": 0}, "exit", 0.95),
+        ({"how": "the training process ended"}, "signal", 0.5),
+    ],
+)
+def test_how_a_process_died(write: Written, tmp_path: Path, died: Any, kind: str, confidence: float) -> None:
+    write(1, 1.0, "died", role="monitor", **died)
+    restart(write, range(1), 1.0, [record(1, "terminated", died["how"])])
+    found = the_one(tmp_path).verdict
+    assert (found.initial_rank, found.kind, found.confidence) == (1, kind, confidence)
+    assert "no stack of rank 1" in found.against
+
+
+@pytest.mark.parametrize(
+    ("state", "answers", "frames", "kind"),
+    [
+        ("T", False, (), "stopped"),
+        ("R", False, (), "gil_hang"),
+        ("S", True, ("/home/me/train.py:3 in step",), "hang"),
+        ("S", True, (LOADER, "/home/me/train.py:3 in step"), "input"),
+    ],
+)
+def test_a_rank_that_does_not_answer(
+    write: Written, tmp_path: Path, state: str, answers: bool, frames: tuple[str, ...], kind: str
+) -> None:
+    told = record(1, "hard_timeout", "no progress")
+    write(1, 10.0, "no_progress", role="monitor", record=record(1, "soft_timeout", "no progress"), silent_for=9.0)
+    write(1, 10.0, "process", role="monitor", state=state)
+    if answers:
+        write(1, 10.1, "interrupted")
+        write(1, 10.1, "stacks", **stacks(*frames))
+    write(1, 15.0, "killed", role="monitor", record=told)
+    write(0, 10.1, "stacks", **stacks(TORCH))
+    restart(write, range(1), 15.0, [told])
+    incident = the_one(tmp_path)
+    assert (incident.verdict.initial_rank, incident.verdict.kind) == (1, kind)
+    assert incident.verdict.waiting == (0,)
+    assert incident.at == pytest.approx(1001.0)  # when it made progress last
+
+
+def test_all_wait_and_one_of_them_elsewhere(write: Written, tmp_path: Path) -> None:
+    places = {0: "train.py:8 in step", 1: "train.py:8 in step", 2: "train.py:9 in step"}
+    told = [record(rank, "soft_timeout", "waited", where) for rank, where in places.items()]
+    for rank, where in places.items():
+        write(rank, 10.0, "stacks", **stacks(TORCH, where, where=where, waits=True))
+    restart(write, range(3), 10.0, [record(0, "soft_timeout", "no progress")], stuck=told)
+    found = the_one(tmp_path).verdict
+    assert (found.initial_rank, found.kind, found.where) == (2, "collective", "train.py:9 step")
+    assert found.waiting == (0, 1)
+
+
+def test_nobody_is_named_where_nothing_tells(write: Written, tmp_path: Path) -> None:
+    restart(write, range(2), 1.0, [])
+    found = the_one(tmp_path).verdict
+    assert found.initial_rank is None and found.confidence <= 0.1
+
+
+def test_the_classes_are_those_of_the_docs() -> None:
+    table = DOCS.read_text().partition("## Classes")[2].partition("\n\nA rank")[0]
+    named = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert named == list(verdict.CLASSES)
+
+
+# --- incidents ----------------------------------------------------------------------------------------------------
+
+
+def test_phases_and_steps(write: Written, tmp_path: Path) -> None:
+    told = record(1, "exception", "ValueError")
+    for rank in range(2):
+        write(rank, 0.0, "run", world_size=2, before=0)
+    write(1, 1.0, "raised", **told)
+    for rank in range(2):
+        write(rank, 1.001, "interrupted")
+        write(rank, 1.002, "aborted")
+    restart(write, range(2), 1.001, [told])
+    incident = the_one(tmp_path)
+    phases = {name: round(seconds * 1e3, 1) for name, seconds in incident.phases.items()}
+    assert list(phases) == list(PHASES)
+    assert phases == {
+        "detect": 1.0,
+        "abort": 1.0,
+        "leave": 2.0,
+        "finalize": 1.0,
+        "end_round": 1.1,
+        "assign": 1.0,
+        "start_round": 1.0,
+        "initialize": 1.0,
+        "first_step": 1.9,
+    }
+    assert (incident.before, incident.after, incident.steps_lost) == (2, 2, 4)
+
+
+def test_steps_that_a_live_state_kept(write: Written, tmp_path: Path) -> None:
+    told = record(1, "exception", "ValueError")
+    write(1, 1.0, "raised", **told)
+    restart(write, range(2), 1.0, [told])
+    write(0, 1.02, "recovered", iteration=1, step=3)
+    assert the_one(tmp_path).steps_lost == 1
+
+
+def test_goodput_is_what_restarts_and_repeated_steps_leave(write: Written, tmp_path: Path) -> None:
+    told = record(0, "exception", "ValueError")
+    write(0, 0.0, "call", "join", -1)
+    write(0, 1.0, "run", world_size=1, before=0)
+    write(0, 3.0, "raised", **told)
+    restart(write, range(1), 3.0, [told])
+    write(0, 3.02, "recovered", iteration=1, step=2)
+    write(0, 10.009, "left", "out", 1, how="completed")
+    trails, _ = read(str(tmp_path))
+    ((trail, found),) = all_incidents(trails)
+    # 1 s to start, 9 ms for the restart, and half of the 2 s before it
+    assert goodput(trail, found) == pytest.approx(1 - (1 + 0.009 + 1) / 10.009)
+
+
+def test_the_job_is_launched_again(write: Written, tmp_path: Path) -> None:
+    for at in (1.0, 700.0):
+        write(0, at, "raised", **record(0, "exception", "ValueError"))
+        restart(write, range(1), at, [record(0, "exception", "ValueError")])
+    trails, _ = read(str(tmp_path))
+    ((_, found),) = all_incidents(trails)
+    assert [incident.number for incident in found] == [1, 2]
+
+
+# --- directories --------------------------------------------------------------------------------------------------
+
+
+def a_fault(write: Written, job: str = "job", at: float = 1.0) -> None:
+    write(1, at, "raised", job=job, **record(1, "exception", "ValueError: \x1b[31m<script>\ud800"))
+    for rank in range(2):
+        write(rank, at + 0.01, "restart", "end round", 1, job=job, restart=1, records=[], pings=1)
+
+
+def damaged(run_dir: Path, name: str, data: bytes) -> list[str]:
+    (run_dir / "events" / name).write_bytes(data)
+    trails, problems = read(str(run_dir))
+    assert [trail.job for trail in trails] == ["job"]  # the rest is read
+    return problems
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b'{"time":1.0,"wall_ti', "line 1 is left out"),
+        (b"\xff\xfe\x00", "line 1 is left out"),
+        (b'{"format":"inprocess-events","version":99}\n', "inprocess-events 99"),
+        (b"[1]\n{}\n", "2 lines are left out in all"),
+        (to_line(Event(1.0, 1.0, 0, 0, 0, 0, "run", "run", {})), "no header comes before it"),
+        (b"x" * 1_000_000, "are more than"),
+    ],
+)
+def test_files_that_cannot_be_read(write: Written, tmp_path: Path, data: bytes, words: str) -> None:
+    a_fault(write)
+    problems = damaged(tmp_path, "rank-9-x.jsonl", data)
+    assert any(words in problem and "rank-9-x.jsonl" in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/etc/passwd", path)])
+def test_what_is_no_file_is_named(write: Written, tmp_path: Path, make: Callable[[str], None]) -> None:
+    a_fault(write)
+    make(str(tmp_path / "events" / "rank-9-x.jsonl"))
+    trails, (problem,) = read(str(tmp_path))
+    assert problem.startswith("rank-9-x.jsonl: ") and trails
+
+
+def test_two_jobs_share_a_directory(write: Written, tmp_path: Path) -> None:
+    a_fault(write, "one")
+    a_fault(write, "two", 9.0)
+    trails, problems = read(str(tmp_path))
+    assert problems == ["2 jobs share this directory: one, two; their incidents follow each other"]
+    assert [incident.number for _, found in all_incidents(trails) for incident in found] == [1, 2]
+
+
+@pytest.mark.parametrize(("name", "words"), [("none", "is no directory"), (".", "no folder 'events' in it")])
+def test_no_run_directory(tmp_path: Path, capsys: Any, name: str, words: str) -> None:
+    assert program.main([str(tmp_path / name)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_for_people_and_for_programs(write: Written, tmp_path: Path, capsys: Any) -> None:
+    """Text of the user's reaches no terminal as it is."""
+    a_fault(write)
+    for arguments in ([], ["--incident", "1"]):
+        assert program.main([str(tmp_path), *arguments]) == 0
+        text = capsys.readouterr().out
+        assert "rank 1: exception" in text and "\x1b" not in text
+    assert program.main([str(tmp_path), "--incident", "7"]) == 2
+    assert "no incident 7" in capsys.readouterr().err
+    assert program.main([str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["incidents"][0]["verdict"]["class"] == "exception"
+
+
+def test_a_directory_without_incidents(write: Written, tmp_path: Path, capsys: Any) -> None:
+    write(0, 0.0, "run", world_size=1, before=0)
+    write(0, 5.0, "left", "out", how="completed")
+    assert program.main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "no incidents\ngoodput 100.0%\n"
