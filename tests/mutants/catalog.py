@@ -2042,6 +2042,53 @@ EVENTS = (
     ),
 )
 
+reports = _in("reports/*.py", "tests/unit/test_reports.py")
+REPORTS = (
+    reports(
+        "stopped_is_a_gil_hang",
+        "a stopped process is taken for one that holds the interpreter lock",
+        '    if state in ("T", "t"):\n',
+        '    if state == "?":\n',
+    ),
+    reports(
+        "echo_is_a_culprit",
+        "a rank that saw another one's connection close is named",
+        "[record for record in found if not is_echo(record)] or found",
+        "found",
+    ),
+    reports(
+        "oom_of_a_segfault",
+        "a crash beside a process that was ended for its memory counts as one",
+        ' and died.get("signal") in (signal.SIGKILL, None)',
+        "",
+    ),
+    reports(
+        "loader_is_a_hang",
+        "a rank that waits for its loader hangs like any other",
+        'return "input" if any(',
+        'return "hang" if any(',
+    ),
+    reports(
+        "saved_steps_are_lost",
+        "steps that a LiveState kept count as lost",
+        "if kept is None else max(0, start + pings - kept)",
+        "if True else 0",
+    ),
+    reports(
+        "since_it_was_noticed",
+        "a hang begins when it is noticed",
+        "(float(silent) if isinstance(silent, int | float) else 0.0)",
+        "0.0",
+    ),
+    reports(
+        "half_a_line_ends_it",
+        "a line that cannot be read ends the file",
+        "                bad += 1\n",
+        "                return\n",
+    ),
+    reports("jobs_are_mixed", "two jobs in one directory are one", "setdefault(header.job,", 'setdefault("",'),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *PROTOCOL,
     *COORDINATOR,
@@ -2065,4 +2112,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *GROUPS,
     *TESTING,
     *EVENTS,
+    *REPORTS,
 )

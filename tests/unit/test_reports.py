@@ -12,13 +12,12 @@ import pytest
 
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.events.record import Event, Header, to_line
-from inprocess.reports import program, verdict
+from inprocess.reports import program
 from inprocess.reports.incident import PHASES, all_incidents, goodput
 from inprocess.reports.reading import read
 
 TORCH = "/x/site-packages/torch/distributed/distributed_c10d.py:2810 in all_reduce"
 LOADER = "/x/site-packages/torch/utils/data/dataloader.py:1120 in _try_get_data"
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "report.md"
 
 
 class Written:
@@ -158,12 +157,6 @@ def test_nobody_is_named_where_nothing_tells(write: Written, tmp_path: Path) -> 
     restart(write, range(2), 1.0, [])
     found = the_one(tmp_path).verdict
     assert found.initial_rank is None and found.confidence <= 0.1
-
-
-def test_the_classes_are_those_of_the_docs() -> None:
-    table = DOCS.read_text().partition("## Classes")[2].partition("\n\nA rank")[0]
-    named = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
-    assert named == list(verdict.CLASSES)
 
 
 # --- incidents ----------------------------------------------------------------------------------------------------
