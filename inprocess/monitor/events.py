@@ -10,6 +10,7 @@ __all__ = [
     "Crashed",
     "Event",
     "HalfLoaded",
+    "Interrupted",
     "Joined",
     "LinkLost",
     "Over",
@@ -64,6 +65,14 @@ class Woken:
 
 
 @dataclass(frozen=True)
+class Interrupted:
+    """All have agreed on how it goes on after this iteration; ``turn``: members in the roster before this one."""
+
+    iteration: int
+    turn: int
+
+
+@dataclass(frozen=True)
 class Unbegun:
     """Not everybody has joined yet."""
 
@@ -88,5 +97,16 @@ class Over:
 
 
 Event: TypeAlias = (
-    Serving | Connected | Joined | LinkLost | Crashed | HalfLoaded | Woken | Unbegun | Spoken | StandbyChanged | Over
+    Serving
+    | Connected
+    | Joined
+    | LinkLost
+    | Crashed
+    | HalfLoaded
+    | Interrupted
+    | Woken
+    | Unbegun
+    | Spoken
+    | StandbyChanged
+    | Over
 )

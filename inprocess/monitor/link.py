@@ -20,7 +20,7 @@ from inprocess.monitor import policy
 from inprocess.monitor.board import LEASE, Board
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.connections import Connections, driving
-from inprocess.monitor.events import Connected, Event, Joined, Over, Spoken, StandbyChanged, Unbegun, Woken
+from inprocess.monitor.events import Connected, Event, Interrupted, Joined, Over, Spoken, StandbyChanged, Unbegun, Woken
 from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import Decision
@@ -276,12 +276,20 @@ class Link:
             self._rendezvous.offer(iteration + 1, connection)  # off the critical path: nobody asks for it yet
 
     def _go_on(self, decision: Decision) -> None:
+        iteration = self.membership.iteration
         if decision.abort:  # the iteration stays the one that a rank has to leave
-            log.info("iteration %d: everybody leaves: %s", self.membership.iteration, decision.abort)
+            log.info("iteration %d: everybody leaves: %s", iteration, decision.abort)
+            self._tell_interrupted(iteration)
             self._rendezvous.close_before(self.membership.iteration + 1)
             self.ended.set()
             return
         self._move(Membership.apply, decision)
+        self._tell_interrupted(iteration)
+
+    def _tell_interrupted(self, iteration: int) -> None:
+        membership = self.membership
+        if iteration > verbs.JOINING and membership.included:
+            self._post(Interrupted(iteration, membership.roster.index(membership.member)))
 
     def _move(self, change: Callable[[Membership, T], None], how: T) -> None:
         """Go to another iteration, of which this member may not be a part any more."""

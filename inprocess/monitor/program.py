@@ -27,6 +27,7 @@ from inprocess.monitor import events, pidfile, policy
 from inprocess.monitor.board import WATCHED, Board
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.files import Files
+from inprocess.monitor.incidents import IncidentReports
 from inprocess.monitor.link import Link
 from inprocess.monitor.policy import Snapshot
 from inprocess.protocol import verbs
@@ -83,6 +84,8 @@ class Monitor:
         #: moments (s) with something to do then
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._exit: int | None = None
+        self._incidents = IncidentReports(config.run_dir, config.job, config.call)
+        self._completed = False
 
     def post(self, event: events.Event) -> None:
         """Give the main thread an event; from any thread."""
@@ -225,6 +228,7 @@ class Monitor:
         signum = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
         oom_kills = cgroup.oom_kills() - self._oom_kills
         emit("died", how=how, exit_code=exit_code, signal=signum, oom_kills=oom_kills)
+        self._on_incident(self._board.snapshot().iteration, 1)
         self._finish(lambda: self._link.speak(self._killed or record), self._config.barrier_timeout)
 
     def _on_control(self) -> None:
@@ -249,6 +253,7 @@ class Monitor:
             self._protecting = False
             self._leave()
             return
+        self._completed = how == "completed"
         if how != "failed":
             self._finish(self._link.say_gone, self._config.barrier_timeout)
             return
@@ -310,6 +315,8 @@ class Monitor:
                 self._exit = AGAIN
             case events.Spoken(member):
                 self._on_spoken(member)
+            case events.Interrupted(iteration, turn):
+                self._on_incident(iteration, turn)
             case _:
                 self._on_end(event)
 
@@ -336,6 +343,20 @@ class Monitor:
             self._link.linger()
         else:
             self._exit = DONE
+
+    def _on_incident(self, iteration: int, turn: int) -> None:
+        """``turn``: how many members are to have its report written before this one."""
+        seconds = self._incidents.happened(iteration, turn)
+        if seconds is not None:
+            self._at(seconds, self._write_report)
+
+    def _write_report(self) -> None:
+        if again := self._incidents.write():
+            self._at(again, self._write_report)
+
+    def leave(self) -> None:
+        """The last thing, when the events have been written."""
+        self._incidents.leave(self._completed)
 
     def _on_lost(self, text: str) -> None:
         self._link.lose()
@@ -397,6 +418,7 @@ def main(config_fd: int, control: int, board: int, training: int, predecessor: i
     finally:
         try:
             stream.leave()
+            monitor.leave()
             files.close()
         finally:
             os._exit(code)  # threads that wait inside torch, or for a disk, cannot be joined

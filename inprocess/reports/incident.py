@@ -45,6 +45,8 @@ class Incident:
         steps_lost: steps that are done again: those since the last ``atomic()``, or what `LiveState` says.
         decision: ``restart``, or why the job ended.
         evidence: what the ranks and monitors said.
+        call: calls of wrapped functions in the process before this one.
+        iteration: the one that was interrupted.
     """
 
     number: int
@@ -56,6 +58,55 @@ class Incident:
     steps_lost: int
     decision: str
     evidence: Evidence
+    call: int = 0
+    iteration: int = 0
+
+    @property
+    def host(self) -> str:
+        """Where the first rank that failed ran; empty: not known."""
+        rank = self.verdict.initial_rank
+        return self.evidence.witnesses[rank].host if rank in self.evidence.witnesses else ""
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Of all ranks of which something is known."""
+        return frozenset(witness.host for witness in self.evidence.witnesses.values())
+
+    @property
+    def failed_after(self) -> int | None:
+        """How many steps the first rank that failed had begun in that iteration."""
+        witness = self.evidence.witnesses.get(-1 if self.verdict.initial_rank is None else self.verdict.initial_rank)
+        pings = None if witness is None else witness.of("raised").get("pings", witness.pings)
+        return pings if isinstance(pings, int) else None
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing more is to be expected."""
+        return self.decision != "restart" or all(seconds is not None for seconds in self.phases.values())
+
+    def stacks(self) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
+        """Ranks with the same stack, and the stack, innermost line first; those that stand alone come first."""
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for rank, witness in sorted(self.evidence.witnesses.items()):
+            groups.setdefault(tuple(witness.frames), []).append(rank)
+        return [(tuple(ranks), frames) for frames, ranks in sorted(groups.items(), key=lambda item: len(item[1]))]
+
+    def ranks_to_json(self) -> list[dict[str, Any]]:
+        """What is known of each rank."""
+        return [
+            {
+                "initial_rank": rank,
+                "host": witness.host,
+                "pid": witness.pid or None,
+                "pings": witness.pings,
+                "records": [record.to_dict() for record in witness.records],
+                "stack": witness.frames,
+                "threads": witness.of("stacks").get("threads", []),
+                "process": dict(witness.of("process")),
+                "died": dict(witness.of("died")),
+            }
+            for rank, witness in sorted(self.evidence.witnesses.items())
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """As ``inprocess report --json`` prints it."""
@@ -197,6 +248,8 @@ def _incident(cut: _Cut, number: int, window: Sequence[Entry], start: int) -> In
         _steps_lost(window, evidence, start),
         ended,
         evidence,
+        cut.call,
+        told.event.iteration - goes_on,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from inprocess.attribution import one_line, ranges
+from inprocess.reports.history import History, histories
 from inprocess.reports.incident import Incident, all_incidents, goodput
 from inprocess.reports.reading import read
 
@@ -34,6 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     jobs = list(all_incidents(trails))
     found = [incident for _, each in jobs for incident in each]
+    told_before = dict(zip([incident.number for incident in found], histories(found), strict=True))
     shares = [share for trail, each in jobs if (share := goodput(trail, each)) is not None]
     share = sum(shares) / len(shares) if shares else None
     if given.incident is not None:
@@ -47,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         told = {"incidents": [incident.to_json() for incident in found], "goodput": share, "problems": problems}
         print(json.dumps(told, indent=2))
     elif given.incident is not None:
-        print("\n".join(line for incident in found for line in _whole(incident)))
+        print("\n".join(line for incident in found for line in _whole(incident, told_before[incident.number])))
     else:
         print("\n".join(_table(found, share)))
     return 0
@@ -73,17 +75,15 @@ def _line(incident: Incident) -> str:
     )
 
 
-def _whole(incident: Incident) -> list[str]:
+def _whole(incident: Incident, history: History) -> list[str]:
     verdict = incident.verdict
     lines = [_line(incident), "", f"  {one_line(verdict.message, 500)}"]
     lines += [f"  for it: {one_line(text, 500)}" for text in verdict.evidence]
     lines += [f"  missing: {one_line(text, 500)}" for text in verdict.against]
+    lines += [f"  before: {one_line(text, 500)}" for text in history.lines()]
     lines += ["", f"  {one_line(incident.decision, 500)}; where the time went:"]
     lines += [f"    {name:<12}{'?' if s is None else f'{s * 1e3:10.1f} ms'}" for name, s in incident.phases.items()]
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for rank, witness in sorted(incident.evidence.witnesses.items()):
-        groups.setdefault(tuple(witness.frames[:LINES]), []).append(rank)
-    for frames, ranks in sorted(groups.items(), key=lambda item: len(item[1])):
+    for ranks, frames in incident.stacks():
         lines += ["", f"  rank{'s' * (len(ranks) > 1)} {ranges(ranks)}, innermost line first:"]
-        lines += [f"    {one_line(frame, 200)}" for frame in frames] or ["    no stack"]
+        lines += [f"    {one_line(frame, 200)}" for frame in frames[:LINES]] or ["    no stack"]
     return lines

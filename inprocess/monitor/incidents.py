@@ -1,0 +1,91 @@
+"""Has the report of an incident written, by a program of its own that nobody waits for (`inprocess.reports.writer`).
+
+It runs when the restart is over, at the lowest priority, so neither the training nor the monitor is kept. The first
+member of the roster has it run; the next two look whether that has happened, for its host may be the one that is lost.
+Where a disk does not answer the program stays, and no second one is started beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+
+from inprocess.system.logs import get_logger
+
+__all__ = ["IncidentReports"]
+
+log = get_logger("inprocess.monitor")
+#: how long after the decision the first one writes, so that the restart is over, and the others look for it (seconds)
+FIRST_S, NEXT_S = 1.0, 3.0
+#: members that look, the first one included
+WRITERS = 3
+#: how soon a program that could not be started is tried again (seconds)
+RETRY_S = 1.0
+CODE = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from inprocess.reports.writer import main
+sys.exit(main(json.loads(sys.argv[2])))
+"""
+
+
+class IncidentReports:
+    """Of one call, in the main thread of its monitor. Without a run directory it does nothing.
+
+    Args:
+        run_dir: where the events are.
+        job: as in the header of the events.
+        call: calls of wrapped functions in the training process before this one.
+    """
+
+    def __init__(self, run_dir: str | None, job: str, call: int) -> None:
+        self._run_dir, self._job, self._call = run_dir, job, call
+        self._process: subprocess.Popen[bytes] | None = None
+        # of the latest incident: iteration, and which member this one was in the roster
+        self._latest: tuple[int, int] | None = None
+
+    def happened(self, iteration: int, turn: int) -> float | None:
+        """An iteration was interrupted; answers in how many seconds to call `write` (None: others do that)."""
+        if self._run_dir is None:
+            return None
+        self._latest = (iteration, turn)
+        return FIRST_S + turn * NEXT_S if turn < WRITERS else None
+
+    def write(self) -> float | None:
+        """Start the program; answers in how many seconds to call this again, None: it has been started."""
+        if self._process is not None and self._process.poll() is None:
+            return RETRY_S
+        self._start(0.0)
+        return None
+
+    def leave(self, completed: bool) -> None:
+        """The monitor ends. What came last, perhaps the end of the job, is added, or looked for if others may do it."""
+        if self._latest is None or (completed and self._latest[1] > 0) or self._latest[1] >= WRITERS:
+            return
+        if self._process is None or self._process.poll() is not None:
+            self._start(self._latest[1] * NEXT_S)
+
+    def _start(self, after: float) -> None:
+        assert self._latest is not None
+        iteration, turn = self._latest
+        told = {
+            "run_dir": self._run_dir,
+            "unless": None if turn == 0 else [self._job, self._call, iteration],
+            "after": after,
+        }
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-S", "-W", "ignore", "-c", CODE, json.dumps(sys.path), json.dumps(told)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,
+            )
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
+        except OSError as error:
+            log.warning("run_dir=%r: no report of the incident was written: %s", self._run_dir, error)

@@ -1,0 +1,135 @@
+"""The program that writes the incidents of a run directory: a folder for each, with its report as JSON and as a page.
+
+A monitor process starts it, see ``monitor/incidents``. Each file is replaced as a whole, so a reader never sees half of
+one. What is there already, and would say the same, is left alone; what was incomplete is written again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from inprocess.reports.history import History, histories
+from inprocess.reports.incident import Incident, all_incidents, goodput
+from inprocess.reports.page import incident_page, index_page
+from inprocess.reports.reading import Trail, read
+from inprocess.system import clock
+
+__all__ = ["FOLDER", "main", "write"]
+
+#: below this in the run directory, a folder for each incident, such as 0003
+FOLDER = "incidents"
+#: the page with all of them, in the run directory
+INDEX = "index.html"
+#: so many are kept, the latest ones
+MAX_INCIDENTS = 200
+#: which incidents are there: job, call and iteration of the last one of each job
+MARK = "latest.json"
+#: how much later an incident is written again of which something was missing (seconds), such as its first step
+AGAIN_S = 6.0
+#: a file that was being written when its writer was killed is removed after so long (seconds)
+STALE_S = 3600.0
+MAX_MARK_BYTES = 1 << 16
+
+
+def main(told: Mapping[str, Any]) -> int:
+    """Write them; ``told``: ``run_dir``, ``after`` (seconds), and ``unless``: what another one may have written."""
+    if told["after"]:
+        _wait(float(told["after"]))
+    folder = os.path.join(str(told["run_dir"]), FOLDER)
+    if told["unless"] is not None and _is_written(folder, *told["unless"]):
+        return 0
+    if not write(str(told["run_dir"])):
+        _wait(AGAIN_S)
+        write(str(told["run_dir"]))
+    return 0
+
+
+def _wait(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
+def write(run_dir: str) -> bool:
+    """Write what is not there yet. Returns: whether nothing is missing of the latest incident.
+
+    Raises:
+        OSError: the events cannot be read, or nothing can be written.
+    """
+    trails, _ = read(run_dir)
+    jobs = list(all_incidents(trails))
+    found = [(trail, each) for trail, incidents in jobs for each in incidents]
+    told = histories([incident for _, incident in found])
+    folder = os.path.join(run_dir, FOLDER)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    for (trail, incident), history in list(zip(found, told, strict=True))[-MAX_INCIDENTS:]:
+        _write_one(folder, trail, incident, history)
+    _tidy(folder, found[-1][1].number if found else 0)
+    shares = [share for trail, incidents in jobs if (share := goodput(trail, incidents)) is not None]
+    share = sum(shares) / len(shares) if shares else None
+    latest = [(trail.job, incidents[-MAX_INCIDENTS:]) for trail, incidents in jobs]
+    _replace(os.path.join(run_dir, INDEX), index_page(latest, share, FOLDER))
+    # last, when all is there
+    marks = {trail.job: [incident.call, incident.iteration] for trail, incident in found}
+    _replace(os.path.join(folder, MARK), json.dumps(marks))
+    return not found or found[-1][1].is_whole
+
+
+def _write_one(folder: str, trail: Trail, incident: Incident, history: History) -> None:
+    own = os.path.join(folder, f"{incident.number:04d}")
+    os.makedirs(own, mode=0o700, exist_ok=True)
+    told = {"format": "inprocess-incident", "version": 1, "job": trail.job}
+    told |= incident.to_json() | {"history": history.to_json(), "ranks": incident.ranks_to_json()}
+    _replace(os.path.join(own, "incident.json"), json.dumps(told, indent=1) + "\n")
+    _replace(os.path.join(own, "incident.html"), incident_page(incident, history, trail.job))
+
+
+def _replace(path: str, text: str) -> None:
+    """In one step, and only where something changes."""
+    data = text.encode(errors="replace")
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        if file.read(len(data) + 1) == data:
+            return
+    beside = f"{path}.{os.getpid()}"
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "wb") as file:
+            file.write(data)
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise
+
+
+def _is_written(folder: str, job: str, call: int, iteration: int) -> bool:
+    try:
+        with open(os.path.join(folder, MARK), "rb") as file:
+            mark = json.loads(file.read(MAX_MARK_BYTES)).get(job)
+        return tuple(mark) >= (call, iteration)
+    except (OSError, ValueError, TypeError, AttributeError):  # there is none, or it is somebody else's
+        return False
+
+
+def _tidy(folder: str, latest: int) -> None:
+    """Older incidents than those that are kept, and what a writer that was killed left."""
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        if name.isdecimal() and len(name) <= 9 and int(name) <= latest - MAX_INCIDENTS:
+            shutil.rmtree(path, ignore_errors=True)
+        for one in _leftovers(path if name.isdecimal() else folder):
+            with contextlib.suppress(OSError):
+                if clock.wall() - os.stat(one).st_mtime > STALE_S:
+                    os.unlink(one)
+
+
+def _leftovers(folder: str) -> Sequence[str]:
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return ()
+    return [os.path.join(folder, name) for name in names if ".json." in name or ".html." in name]
