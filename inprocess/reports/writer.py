@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -91,27 +92,41 @@ def _write_one(folder: str, trail: Trail, incident: Incident, history: History) 
 def _replace(path: str, text: str) -> None:
     """In one step, and only where something changes."""
     data = text.encode(errors="replace")
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        if file.read(len(data) + 1) == data:
-            return
+    if _read(path, len(data) + 1) == data:
+        return
     beside = f"{path}.{os.getpid()}"
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        with open(fd, "wb") as file:
+        with open(fd, "wb", closefd=False) as file:
             file.write(data)
         os.replace(beside, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(beside)
         raise
+    finally:
+        os.close(fd)
+
+
+def _read(path: str, limit: int) -> bytes:
+    """Nothing, where that is no file that can be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, limit) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
 
 
 def _is_written(folder: str, job: str, call: int, iteration: int) -> bool:
     try:
-        with open(os.path.join(folder, MARK), "rb") as file:
-            mark = json.loads(file.read(MAX_MARK_BYTES)).get(job)
+        mark = json.loads(_read(os.path.join(folder, MARK), MAX_MARK_BYTES)).get(job)
         return tuple(mark) >= (call, iteration)
-    except (OSError, ValueError, TypeError, AttributeError):  # there is none, or it is somebody else's
+    except (ValueError, TypeError, AttributeError):  # there is none, or it is something else
         return False
 
 
