@@ -250,6 +250,8 @@ class Monitor:
     def _on_bye(self, how: str, why: str) -> None:
         log.info("the rank has left the call (%s)", how)
         if how == "moved":
+            membership = self._link.membership
+            self._on_incident(membership.iteration, membership.roster.index(membership.member))
             self._protecting = False
             self._leave()
             return

@@ -75,6 +75,8 @@ class Evidence:
     #: the restart line's reason
     why: str = ""
     entries: Sequence[Entry] = ()
+    #: ranks that were in the job before and not afterwards, without a word
+    missing: Sequence[int] = ()
 
     @property
     def records(self) -> list[InterruptionRecord]:

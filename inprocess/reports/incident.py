@@ -221,7 +221,7 @@ def _last(trail: Trail, cuts: Sequence[_Cut]) -> _Cut | None:
     completed = any(entry.at > since and entry.event.attributes.get("how") == "completed" for entry in trail.of("left"))
     if not failed or completed:
         return None
-    return _Cut(failed[0].event.call, failed[0].event.iteration + 1, (failed[0],))
+    return _Cut(failed[0].event.call, failed[0].event.iteration + 1, tuple(failed))
 
 
 def _incident(cut: _Cut, number: int, window: Sequence[Entry], start: int) -> Incident:
@@ -233,6 +233,8 @@ def _incident(cut: _Cut, number: int, window: Sequence[Entry], start: int) -> In
     before = [entry for entry in before if entry.kind != "first_step"] or [told]
     why = str(attributes.get("why", ""))
     evidence = gather(before, attributes.get("records"), attributes.get("stuck"), why)
+    if told.kind == "restart":
+        evidence.missing = _missing(cut, window)
     fault = _fault(evidence, before)
     phases = _phases(window, fault, cut.at)
     goes_on = told.kind == "restart"
@@ -242,7 +244,7 @@ def _incident(cut: _Cut, number: int, window: Sequence[Entry], start: int) -> In
         number,
         fault,
         judge(evidence),
-        next((size for entry in runs if (size := _size(entry, "before"))), None),
+        next((size for entry in runs if (size := _size(entry, "before"))), None) or _size_before(window, cut.at),
         next((size for entry in runs if (size := _size(entry, "world_size"))), 0),
         phases,
         _steps_lost(window, evidence, start),
@@ -251,6 +253,23 @@ def _incident(cut: _Cut, number: int, window: Sequence[Entry], start: int) -> In
         cut.call,
         told.event.iteration - goes_on,
     )
+
+
+def _size_before(window: Sequence[Entry], until: float) -> int | None:
+    """With how many ranks the function, or at least the call, was entered for the last time."""
+    entered = [entry for entry in window if entry.kind in ("call", "run") and entry.at < until]
+    sizes = [_size(entry, "world_size") for entry in entered]
+    return sizes[-1] if sizes else None
+
+
+def _missing(cut: _Cut, window: Sequence[Entry]) -> tuple[int, ...]:
+    """Training processes that say nothing any more, and of which nobody says how they ended."""
+    known = {entry.rank for entry in window if not entry.source.is_monitor and entry.at < cut.at}
+    accounted = {
+        entry.rank for entry in window if entry.kind in ("restart", "run", "died", "left") and entry.at >= cut.at
+    }
+    ended = {entry.rank for entry in window if entry.kind in ("died", "left", "killed")}
+    return tuple(sorted(known - accounted - ended))
 
 
 def _size(entry: Entry, name: str) -> int:

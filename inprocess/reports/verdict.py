@@ -131,6 +131,15 @@ def _processes(evidence: Evidence) -> list[_Finding]:
     return found
 
 
+def _vanished(evidence: Evidence) -> list[_Finding]:
+    """The store is lost with its host, which had ranks: nobody is left to say that they are gone."""
+    lost = [witness for witness in evidence.witnesses.values() if "store_lost" in witness.events]
+    if not lost:
+        return []
+    told = (str(lost[0].of("store_lost").get("text", "")), "the others went on without it, and nothing was heard of it")
+    return [_Finding(rank, "host_lost", 0.85, "", evidence.why, told, 0.0) for rank in evidence.missing]
+
+
 def _dead(witness: Witness, record: InterruptionRecord) -> _Finding:
     died = witness.of("died")
     how = record.message or str(died.get("how", ""))
@@ -260,7 +269,14 @@ def _store(evidence: Evidence) -> list[_Finding]:
     ]
 
 
-_RULES: tuple[Callable[[Evidence], list[_Finding]], ...] = (_processes, _standstill, _raised, _others, _store)
+_RULES: tuple[Callable[[Evidence], list[_Finding]], ...] = (
+    _processes,
+    _vanished,
+    _standstill,
+    _raised,
+    _others,
+    _store,
+)
 
 
 # --- what they share ----------------------------------------------------------------------------------------------
