@@ -2043,6 +2043,8 @@ EVENTS = (
 )
 
 reports = _in("reports/*.py", "tests/unit/test_reports.py")
+incidents = _in("reports/*.py", "tests/unit/test_incident_files.py")
+writers = _in("monitor/incidents.py", "tests/unit/test_incident_files.py")
 REPORTS = (
     reports(
         "stopped_is_a_gil_hang",
@@ -2087,6 +2089,54 @@ REPORTS = (
         "                return\n",
     ),
     reports("jobs_are_mixed", "two jobs in one directory are one", "setdefault(header.job,", 'setdefault("",'),
+    incidents(
+        "page_with_markup",
+        "a text in a page is not escaped",
+        "return html.escape(one_line(text, limit))",
+        "return one_line(text, limit)",
+    ),
+    incidents(
+        "page_with_scripts",
+        "a page may load and run what it likes",
+        "default-src 'none'; style-src 'unsafe-inline'",
+        "",
+    ),
+    incidents(
+        "chance_is_deterministic",
+        "errors at changing moments count as one that repeats itself",
+        "(error, incident.failed_after)",
+        "(error, 0)",
+    ),
+    incidents(
+        "incidents_for_ever",
+        "old incidents are never removed",
+        "int(name) <= latest - MAX_INCIDENTS",
+        "int(name) < 0",
+    ),
+    incidents(
+        "written_once",
+        "an incident without its first step stays so",
+        'return self.decision != "restart" or all(',
+        "return True or all(",
+    ),
+    incidents(
+        "host_of_nobody",
+        "a host that is lost with the store is not named",
+        'told = (str(lost[0].of("store_lost").get("text", "")), "the others',
+        'return []\n    told = (str(lost[0].of("store_lost").get("text", "")), "the others',
+    ),
+    writers(
+        "two_writers",
+        "a second program is started beside one that waits for a disk",
+        "        if self._process is not None and self._process.poll() is None:\n            return RETRY_S\n",
+        "",
+    ),
+    writers(
+        "all_write",
+        "each monitor has the reports written",
+        "return FIRST_S + turn * NEXT_S if turn < WRITERS else None",
+        "return FIRST_S",
+    ),
 )
 
 MUTANTS: tuple[Mutant, ...] = (

@@ -165,6 +165,20 @@ def test_a_pipe_in_place_of_a_file_is_replaced(write: Written, tmp_path: Path) -
     assert told(tmp_path, 1)["number"] == 1
 
 
+def test_the_host_of_the_store_is_lost(write: Written, tmp_path: Path) -> None:
+    """Nobody is left to say that its ranks are gone; rank 1 sees its connection to it close."""
+    for rank in range(3):
+        write(rank, 9.0, "run", world_size=3)
+    for rank in (1, 2):
+        write(rank, 10.0, "store_lost", role="monitor", text="the store failed")
+    echo = record(1, "exception", "RuntimeError: Connection closed by peer", "/a/train.py:7 in train")
+    write(1, 10.001, "raised", **(echo | {"lines": ["/a/train.py:7 in train"], "pings": 2}))
+    restart(write, range(1, 3), 10.01, [])
+    trails, _ = read(str(tmp_path))
+    ((_, (incident,)),) = all_incidents(trails)
+    assert (incident.verdict.initial_rank, incident.verdict.kind) == (0, "host_lost")
+
+
 # --- what happened before -----------------------------------------------------------------------------------------
 
 
