@@ -27,6 +27,7 @@ from inprocess.interrupt.signals import Interrupter
 from inprocess.monitor.board import LEASE, Board
 from inprocess.monitor.policy import LeaseWatch
 from inprocess.monitor.process import MonitorConfig, MonitorProcess
+from inprocess.monitor.stacks import StackMemory
 from inprocess.monitor.watchdog import ProgressWatchdog
 from inprocess.options import Options
 from inprocess.protocol import verbs
@@ -67,6 +68,10 @@ class Agents:
         self._interrupter = Interrupter(options.interrupt_signal, held.raised)
         config = self._monitor_config()
         self._streams = StandardStreams()  # from here on there is something to close
+        self._stacks = StackMemory()
+        if config.run_dir is not None:
+            signum, fd = self._stacks.open()
+            config = dataclasses.replace(config, stacks_signal=signum, stacks_fd=fd)
         self.board = Board.create()
         self._monitor = MonitorProcess(config, self.board)
         self.member = Member(self._spec, config, self._monitor, job.prefix, job.moved, before)
@@ -164,6 +169,7 @@ class Agents:
             stack.callback(self._streams.close)
             stack.callback(self.board.close)
             stack.callback(self.environment.restore)
+            stack.callback(self._stacks.close)
             stack.callback(self._interrupter.restore)
             stack.callback(self.member.close)
             stack.callback(self._monitor.bye, how, why=why)

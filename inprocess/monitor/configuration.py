@@ -67,6 +67,9 @@ class MonitorConfig:
     #: for its events; and the job's name there
     run_dir: str | None = None
     job: str = ""
+    #: the signal on which the rank writes its stacks, and its descriptor of the memory to which; 0: none
+    stacks_signal: int = 0
+    stacks_fd: int = -1
     #: import torch in full, not only its stores
     full_torch: bool = False
     #: filled in at the start: pid and module search path of the training process

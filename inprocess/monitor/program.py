@@ -23,7 +23,7 @@ from inprocess.attribution import Interruption, InterruptionRecord, one_line
 from inprocess.events import stream
 from inprocess.events.record import Header
 from inprocess.events.stream import emit
-from inprocess.monitor import events, pidfile, policy
+from inprocess.monitor import events, pidfile, policy, stacks
 from inprocess.monitor.board import WATCHED, Board
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.files import Files
@@ -188,6 +188,7 @@ class Monitor:
         self._killed = kill.record
         if not kill.at_once:
             self._look_at_process()
+            self._take_stacks()
             self._signal(signal.SIGTERM)  # before SIGCONT: a stopped process takes it first thing when it wakes
             self._signal(signal.SIGCONT)
             emit("killed", record=kill.record.to_dict(), at_once=False)
@@ -208,6 +209,10 @@ class Monitor:
     def _look_at_process(self) -> None:
         """What the kernel says of the rank: stopped, waiting for a device, running."""
         emit("process", **procfs.state_of(self._pid))
+
+    def _take_stacks(self) -> None:
+        if self._config.stacks_signal and (threads := stacks.take(self._training, self._config)):
+            emit("stacks", threads=threads)
 
     def _signal(self, signum: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -73,6 +73,12 @@ def state_of(pid: int) -> dict[str, str]:
     return found
 
 
+def caught_signals() -> int:
+    """Of this process: bit n - 1 stands for signal n, whoever installed the handler."""
+    (line,) = (line for line in read("/proc/self/status").splitlines() if line.startswith("SigCgt:"))
+    return int(line.split()[1], 16)
+
+
 def exit_status(pidfd: int) -> int | None:
     """As ``wait()`` gives it, of a process that its parent has waited for; None where the kernel does not tell.
 

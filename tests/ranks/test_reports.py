@@ -69,7 +69,7 @@ def test_who_failed_and_how(launch, tmp_path, name):
     assert incident.after == 3 - gone
     assert all(incident.phases[each] is not None for each in PHASES), incident.phases
     assert (incident.phases["detect"] >= 1.5) == (options in (HASTY, KILLING))
-    if kind == "hang":
+    if kind in ("hang", "gil_hang"):
         assert verdict.where.startswith("child.py:") and verdict.where.endswith(" point")
         assert set(verdict.waiting) == {0, 1, 2} - {rank, *also}
 
