@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -159,7 +160,7 @@ def incidents(trail: Trail, first: int = 0) -> list[Incident]:
         last = cut.number
         following = cuts[index + 1].at if index + 1 < len(cuts) else float("inf")
         # the decision before tells of the restart before, although some rank may have learned of it later
-        window = [entry for entry in trail.entries if since < entry.at < following]
+        window = trail.between(since, following)
         found.append(_incident(cut, offset + cut.number, window, _steps_before(trail, since)))
         since = max(entry.at for entry in cut.entries)
     return found
@@ -173,8 +174,9 @@ def goodput(trail: Trail, found: Sequence[Incident]) -> float | None:
     begin, end = trail.entries[0].at, trail.entries[-1].at
     lost = runs[0] - begin
     for incident in found:
-        again = min((at for at in runs if at > incident.at), default=end)
-        before = max((at for at in runs if at < incident.at), default=begin)
+        later, earlier = bisect_right(runs, incident.at), bisect_left(runs, incident.at)
+        again = runs[later] if later < len(runs) else end
+        before = runs[earlier - 1] if earlier else begin
         pings = max((w.pings or 0 for w in incident.evidence.witnesses.values()), default=0)
         repeated = (incident.at - before) * min(1.0, incident.steps_lost / pings) if pings else 0.0
         lost += again - incident.at + repeated

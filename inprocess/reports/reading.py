@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
 
 from inprocess.attribution import one_line
 from inprocess.events.files import MAX_FILE_BYTES, folder
@@ -46,6 +49,9 @@ class Entry:
         return self.event.initial_rank
 
 
+_moment = attrgetter("at")
+
+
 @dataclass
 class Trail:
     """Everything that one job left in a run directory, by time."""
@@ -53,10 +59,24 @@ class Trail:
     job: str
     entries: list[Entry] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
+    _kinds: dict[str, list[Entry]] = field(default_factory=dict)
 
-    def of(self, *kinds: str) -> Iterator[Entry]:
-        """The entries of these kinds."""
-        return (entry for entry in self.entries if entry.kind in kinds)
+    def settle(self) -> None:
+        """All entries are there: put them in order."""
+        self.entries.sort(key=_moment)
+        self._kinds.clear()
+        for entry in self.entries:
+            self._kinds.setdefault(entry.kind, []).append(entry)
+
+    def of(self, *kinds: str) -> Sequence[Entry]:
+        """The entries of these kinds, by time."""
+        found = [self._kinds.get(kind, []) for kind in kinds]
+        return found[0] if len(found) == 1 else sorted(chain.from_iterable(found), key=_moment)
+
+    def between(self, after: float, before: float) -> Sequence[Entry]:
+        """Those after one moment and before another."""
+        begin, end = bisect_right(self.entries, after, key=_moment), bisect_left(self.entries, before, key=_moment)
+        return self.entries[begin:end]
 
 
 class _Files:
@@ -136,7 +156,7 @@ def read(run_dir: str) -> tuple[list[Trail], list[str]]:
             files.blame(f"{one_line(name, 200)}: {error.strerror or error}")
     trails = [trail for trail in files.trails.values() if trail.entries]
     for trail in trails:
-        trail.entries.sort(key=lambda entry: entry.at)
+        trail.settle()
     trails.sort(key=lambda trail: trail.entries[0].at)
     if len(trails) > 1:
         jobs = ", ".join(one_line(trail.job, 60) for trail in trails)

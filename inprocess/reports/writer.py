@@ -31,6 +31,8 @@ INDEX = "index.html"
 MAX_INCIDENTS = 200
 #: which incidents are there: job, call and iteration of the last one of each job
 MARK = "latest.json"
+#: of these, the latest, more may become known
+LATE = 5
 #: how much later an incident is written again of which something was missing (seconds), such as its first step
 AGAIN_S = 6.0
 #: a file that was being written when its writer was killed is removed after so long (seconds)
@@ -67,8 +69,10 @@ def write(run_dir: str) -> bool:
     told = histories([incident for _, incident in found])
     folder = os.path.join(run_dir, FOLDER)
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    for (trail, incident), history in list(zip(found, told, strict=True))[-MAX_INCIDENTS:]:
-        _write_one(folder, trail, incident, history)
+    kept = list(zip(found, told, strict=True))[-MAX_INCIDENTS:]
+    for number, ((trail, incident), history) in enumerate(kept, 1):
+        if number > len(kept) - LATE or not _is_there(folder, incident):
+            _write_one(folder, trail, incident, history)
     _tidy(folder, found[-1][1].number if found else 0)
     shares = [share for trail, incidents in jobs if (share := goodput(trail, incidents)) is not None]
     share = sum(shares) / len(shares) if shares else None
@@ -78,6 +82,10 @@ def write(run_dir: str) -> bool:
     marks = {trail.job: [incident.call, incident.iteration] for trail, incident in found}
     _replace(os.path.join(folder, MARK), json.dumps(marks))
     return not found or found[-1][1].is_whole
+
+
+def _is_there(folder: str, incident: Incident) -> bool:
+    return os.path.exists(os.path.join(folder, f"{incident.number:04d}", "incident.html"))
 
 
 def _write_one(folder: str, trail: Trail, incident: Incident, history: History) -> None:
