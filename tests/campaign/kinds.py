@@ -85,6 +85,7 @@ KINDS: dict[str, Kind] = {
     "another collective": on_one(OtherCollective(), "collective", options=HASTY),
     "a collective skipped": on_one(SkippedCollective(), "collective", options=HASTY),
     "returns early": on_one(ReturnsEarly(), "collective", options=HASTY),
+    "returns early, and closes": on_one(ReturnsEarly(closes=True), "collective", options=HASTY),
     "loader worker dies": Kind({}, (told(1, "input"),), options=HASTY, args={"loader": 1, "harm": "dies"}),
     "loader worker hangs": Kind({}, (told(1, "input"),), options=HASTY, args={"loader": 1, "harm": "hangs"}),
     "memory limit, cgroup v1": on_one(Greed(), "oom", gone=True, place=limit_of_version_1),

@@ -58,6 +58,7 @@ def run(context: Context) -> Any:
         return context.wrap(learn)()
     finally:
         signal.signal(signal.SIGCHLD, handler)  # a DataLoader's own, which stays
+        _comes_back.set()
 
 
 def learn(context: Context, call: Any) -> list[Any]:
@@ -79,6 +80,7 @@ def learn(context: Context, call: Any) -> list[Any]:
             optimizer.zero_grad()
             model(batch).square().mean().backward()
             optimizer.step()
+    dist.barrier()
     check_sum(size)
     dist.destroy_process_group()
     return [size, digest(model)]
@@ -163,11 +165,14 @@ class SkippedCollective(Fault):
 
 @dataclass(frozen=True, repr=False)
 class ReturnsEarly(Fault):
-    """The function returns on this rank, without a word to the others."""
+    """The function returns on this rank, without a word to the others; ``closes``: its connections to them, too."""
 
+    closes: bool = False
     noticed_by: ClassVar[str] = "soft_timeout"
 
     def strike(self, context: Any) -> None:
+        if self.closes:
+            dist.destroy_process_group()
         raise faults.Returns
 
 
@@ -198,15 +203,18 @@ class InCgroup:
             Path(self.path, "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
 
 
+_comes_back = threading.Event()
+
+
 class _HangingDisk:
-    """`os`, but a write never answers."""
+    """`os`, but no write answers before the call has ended."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
 
     def write(self, fd: int, data: bytes) -> int:
-        threading.Event().wait()
-        raise AssertionError("nothing ends this wait")
+        _comes_back.wait()
+        return os.write(fd, data)
 
 
 @dataclass(frozen=True)
