@@ -100,7 +100,9 @@ def _verdict(evidence: Evidence, found: Sequence[_Finding]) -> Verdict:
         rank for rank, witness in sorted(evidence.witnesses.items()) if rank not in failed and _waits(witness)
     )
     missing = [] if first.rank is not None else ["no event names the rank that failed"]
-    missing += [f"no stack of rank {rank}" for rank, witness in sorted(evidence.witnesses.items()) if not witness.frames]
+    missing += [
+        f"no stack of rank {rank}" for rank, witness in sorted(evidence.witnesses.items()) if not witness.frames
+    ]
     return Verdict(
         first.rank,
         first.kind,
