@@ -196,11 +196,11 @@ def _raised(evidence: Evidence) -> list[_Finding]:
 
 
 def _echoes(evidence: Evidence) -> list[_Finding]:
-    """Nobody says more than what it saw of another one's failure: those that returned, or of which nothing was heard."""
+    """All saw only another one's failure: of a rank that had returned, or of the one that said nothing."""
     seen = [record for record in evidence.records if record.interruption is Interruption.EXCEPTION]
     if not seen:
         return []
-    told = (f"ranks {ranges(map(_rank_of, seen))} saw the failure of another one", str(seen[0]))
+    told: tuple[str, ...] = (f"ranks {ranges(map(_rank_of, seen))} saw the failure of another one", str(seen[0]))
     for rank in _returned(evidence):
         early = (*told, f"rank {rank} had returned from the function, while they waited for it")
         return [_Finding(rank, "collective", 0.7, "", seen[0].message, early, 0.0)]
@@ -213,7 +213,7 @@ def _echoes(evidence: Evidence) -> list[_Finding]:
 
 def _returned(evidence: Evidence) -> list[int]:
     """Ranks whose function had returned, the first first."""
-    at = {}
+    at: dict[int, float] = {}
     for entry in evidence.entries:
         if entry.kind == "phase" and entry.event.phase == Phase.FINISH.value and not entry.source.is_monitor:
             at.setdefault(entry.rank, entry.at)
@@ -288,7 +288,7 @@ def _store(evidence: Evidence) -> list[_Finding]:
     if not lost:
         return []
     said = str(next(iter(lost.values())).of("store_lost").get("text", ""))
-    told = (f"the store was lost on ranks {ranges(lost)}",)
+    told: tuple[str, ...] = (f"the store was lost on ranks {ranges(lost)}",)
     silent = [rank for rank, w in evidence.witnesses.items() if w.events and not w.events.keys() & _LAST_WORDS]
     if len(silent) == 1:
         told += (f"neither rank {silent[0]} nor its monitor said anything afterwards",)

@@ -44,6 +44,7 @@ class Kind:
         lossy: events are lost; a report that says so, and names nobody else, is right.
         place: what the machine has to provide.
         on_ranks: called in each rank first.
+        leaves_files: torch does, in the temporary directory: its handler of SIGCHLD raises while it makes some.
     """
 
     faults: Mapping[Any, Fault]
@@ -56,6 +57,7 @@ class Kind:
     lossy: bool = False
     place: Callable[[Path, int], AbstractContextManager[Any]] | None = None
     on_ranks: Callable[[int], None] | None = None
+    leaves_files: bool = False
 
 
 def on_one(fault: Fault, kind: str, rank: int = 1, gone: bool = False, **more: Any) -> Kind:
@@ -86,7 +88,9 @@ KINDS: dict[str, Kind] = {
     "a collective skipped": on_one(SkippedCollective(), "collective", options=HASTY),
     "returns early": on_one(ReturnsEarly(), "collective", options=HASTY),
     "returns early, and closes": on_one(ReturnsEarly(closes=True), "collective", options=HASTY),
-    "loader worker dies": Kind({}, (told(1, "input"),), options=HASTY, args={"loader": 1, "harm": "dies"}),
+    "loader worker dies": Kind(
+        {}, (told(1, "input"),), options=HASTY, args={"loader": 1, "harm": "dies"}, leaves_files=True
+    ),
     "loader worker hangs": Kind({}, (told(1, "input"),), options=HASTY, args={"loader": 1, "harm": "hangs"}),
     "memory limit, cgroup v1": on_one(Greed(), "oom", gone=True, place=limit_of_version_1),
     "memory limit, cgroup v2": on_one(Greed(), "oom", gone=True, place=limit_of_version_2),

@@ -12,14 +12,11 @@ CHOSEN = (
     "deadlock of two threads",
     "another collective",
     "a collective skipped",
-    "returns early, and closes",
     "loader worker dies",
     "loader worker hangs",
     "memory limit, cgroup v1",
     "memory limit, cgroup v2",
-    "host of the store lost",
     "full disk",
-    "disk that hangs",
 )
 
 
