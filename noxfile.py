@@ -143,6 +143,13 @@ def leaks(session: nox.Session) -> None:
     session.run("python", "-m", "tests.growth", *session.posargs)
 
 
+@nox.session
+def report(session: nox.Session) -> None:
+    """Long: real faults of every kind, and how often their reports are right; `-- --runs 1 --kind SIGKILL`."""
+    install(session, "-e", ".[test]")
+    session.run("python", "-m", "tests.campaign", *session.posargs)
+
+
 @nox.session(venv_backend="none")
 def gpu(session: nox.Session) -> None:
     """On a machine with a GPU, in the Python that runs nox, which has its torch: tests, then benchmarks.

@@ -228,8 +228,9 @@ def _last(trail: Trail, cuts: Sequence[_Cut]) -> _Cut | None:
 
 def _incident(cut: _Cut, number: int, window: Sequence[Entry], start: int) -> Incident:
     told = cut.entries[0]
-    decided = max(entry.at for entry in cut.entries)
-    attributes = told.event.attributes if told.kind in ("restart", "abort") else {}
+    is_decided = told.kind in ("restart", "abort")
+    decided = max(entry.at for entry in cut.entries) if is_decided else float("inf")
+    attributes = told.event.attributes if is_decided else {}
     # what came after the decision tells of the restart, not of the fault
     before = [entry for entry in window if entry.at <= decided and entry.kind not in ("run", "call", "watching")]
     before = [entry for entry in before if entry.kind != "first_step"] or [told]
@@ -241,7 +242,7 @@ def _incident(cut: _Cut, number: int, window: Sequence[Entry], start: int) -> In
     phases = _phases(window, fault, cut.at)
     goes_on = told.kind == "restart"
     runs = [entry for entry in window if entry.kind == "run" and entry.at > cut.at] if goes_on else []
-    ended = {"abort": f"the job ended: {why}", "restart": "restart"}.get(told.kind, "the job ended")
+    ended = {"abort": f"the job ended: {why}", "restart": "restart"}.get(told.kind, _without_a_decision(window))
     return Incident(
         number,
         fault,
@@ -272,6 +273,14 @@ def _missing(cut: _Cut, window: Sequence[Entry]) -> tuple[int, ...]:
     }
     ended = {entry.rank for entry in window if entry.kind in ("died", "left", "killed")}
     return tuple(sorted(known - accounted - ended))
+
+
+def _without_a_decision(window: Sequence[Entry]) -> str:
+    """Where no rank has said what was decided: it may be that none could."""
+    over = {entry.rank for entry in window if entry.kind in ("left", "died")}
+    if over >= {entry.rank for entry in window} or any(entry.kind == "store_lost" for entry in window):
+        return "the job ended"
+    return "the events end here: the job is still at it, or could not write what followed"
 
 
 def _size(entry: Entry, name: str) -> int:

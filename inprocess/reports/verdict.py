@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from inprocess.attribution import RETURNED, Interruption, InterruptionRecord, is_echo
+from inprocess.attribution import RETURNED, Interruption, InterruptionRecord, is_echo, ranges
+from inprocess.protocol.phases import Phase
 from inprocess.reports.evidence import Evidence, Witness
 
 __all__ = ["CLASSES", "Verdict", "judge"]
@@ -36,6 +37,10 @@ _OUT_OF_MEMORY = re.compile(
 _GPU = re.compile(r"CUDA error|CUDNN_STATUS|cuBLAS|Xid|NVML|ncclUnhandledCudaError|uncorrectable ECC|HealthCheckError")
 _LOADER = re.compile(r"DataLoader worker|DataLoader timed out")
 _COLLECTIVE = re.compile(r"mismatch between|Detected mismatch|op\.preamble\.length|collective.*(mismatch|desync)")
+#: of a rank whose host is still there when the store is lost
+_LAST_WORDS = {"store_lost", "left", "died", "killed"}
+#: of a rank that is still there when an iteration ends
+_WORDS = {"raised", "interrupted", "stacks", *_LAST_WORDS}
 _DATA = ("torch/utils/data/",)
 _IN_COLLECTIVE = ("torch/distributed/", "torch/nn/parallel/distributed.py")
 _LIBRARY = ("/inprocess/call/", "/inprocess/interrupt/", "/inprocess/system/", "/inprocess/wrap.py")
@@ -69,9 +74,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class _Finding:
-    """What one rule says of one rank."""
+    """What one rule says of one rank; None: of nobody."""
 
-    rank: int
+    rank: int | None
     kind: str
     confidence: float
     where: str
@@ -84,24 +89,27 @@ def judge(evidence: Evidence) -> Verdict:
     """The verdict on one interruption."""
     for rule in _RULES:
         if found := rule(evidence):
-            return _verdict(evidence, sorted(found, key=lambda finding: (finding.at, finding.rank)))
+            return _verdict(evidence, sorted(found, key=lambda finding: (finding.at, finding.rank or 0)))
     return Verdict(None, "exception", 0.1, message=evidence.why, against=("no event names a rank that failed",))
 
 
 def _verdict(evidence: Evidence, found: Sequence[_Finding]) -> Verdict:
     first = found[0]
-    failed = {finding.rank for finding in found}
+    failed = {finding.rank for finding in found if finding.rank is not None}
     waiting = tuple(
         rank for rank, witness in sorted(evidence.witnesses.items()) if rank not in failed and _waits(witness)
     )
-    missing = [f"no stack of rank {rank}" for rank, witness in sorted(evidence.witnesses.items()) if not witness.frames]
+    missing = [] if first.rank is not None else ["no event names the rank that failed"]
+    missing += [
+        f"no stack of rank {rank}" for rank, witness in sorted(evidence.witnesses.items()) if not witness.frames
+    ]
     return Verdict(
         first.rank,
         first.kind,
         first.confidence,
         first.where,
         waiting,
-        tuple(sorted(failed - {first.rank})),
+        tuple(sorted(rank for rank in failed if rank != first.rank)),
         first.message,
         first.evidence,
         tuple(missing),
@@ -183,20 +191,42 @@ def _raised(evidence: Evidence) -> list[_Finding]:
     """Ranks whose function raised, or that left by themselves."""
     found = []
     for record in evidence.records:
-        rank = record.rank if record.initial_rank is None else record.initial_rank
+        rank = _rank_of(record)
         witness = evidence.witnesses[rank]
         at = _at(witness, "raised", "left")
-        where = _short(record.where)
-        if record.interruption is Interruption.EXCEPTION:
-            echo = is_echo(record)
-            told = (str(record), *(("it tells only what this rank saw of another one's failure",) if echo else ()))
-            confidence = 0.3 if echo else 0.95
-            found.append(_Finding(rank, _class_of(record.message), confidence, where, record.message, told, at))
+        where, told = _short(record.where), (str(record),)
+        if record.interruption is Interruption.EXCEPTION and not is_echo(record):
+            found.append(_Finding(rank, _class_of(record.message), 0.95, where, record.message, told, at))
         elif record.interruption is Interruption.BASE_EXCEPTION:
             left = _left(witness, record.message, at)
-            found.append(_Finding(rank, left.kind, left.confidence, where, record.message, (str(record),), at))
+            found.append(_Finding(rank, left.kind, left.confidence, where, record.message, told, at))
     # whoever sees another one fail says so a moment later, in words that need not be known here
     return found
+
+
+def _echoes(evidence: Evidence) -> list[_Finding]:
+    """All saw only another one's failure: of a rank that had returned, or of the one that said nothing."""
+    seen = [record for record in evidence.records if record.interruption is Interruption.EXCEPTION]
+    if not seen:
+        return []
+    told: tuple[str, ...] = (f"ranks {ranges(map(_rank_of, seen))} saw the failure of another one", str(seen[0]))
+    for rank in _returned(evidence):
+        early = (*told, f"rank {rank} had returned from the function, while they waited for it")
+        return [_Finding(rank, "collective", 0.7, "", seen[0].message, early, 0.0)]
+    silent = [rank for rank, w in evidence.witnesses.items() if not w.events.keys() & _WORDS]
+    if len(silent) == 1:
+        told += (f"nothing was heard of rank {silent[0]} since",)
+        return [_Finding(silent[0], "exception", 0.4, "", seen[0].message, told, 0.0)]
+    return [_Finding(None, "exception", 0.2, "", seen[0].message, told, 0.0)]
+
+
+def _returned(evidence: Evidence) -> list[int]:
+    """Ranks whose function had returned, the first first."""
+    at: dict[int, float] = {}
+    for entry in evidence.entries:
+        if entry.kind == "phase" and entry.event.phase == Phase.FINISH.value and not entry.source.is_monitor:
+            at.setdefault(entry.rank, entry.at)
+    return sorted(at, key=lambda rank: at[rank])
 
 
 def _standstill(evidence: Evidence) -> list[_Finding]:
@@ -205,7 +235,7 @@ def _standstill(evidence: Evidence) -> list[_Finding]:
         return []
     found = []
     for record in evidence.stuck:
-        rank = record.rank if record.initial_rank is None else record.initial_rank
+        rank = _rank_of(record)
         witness = evidence.witnesses.get(rank, Witness(rank))
         where = _short(record.where) or _place(witness)
         at = _at(witness, "no_progress")
@@ -255,18 +285,24 @@ def _others(evidence: Evidence) -> list[_Finding]:
     """What is no rank's fault."""
     found = []
     for record in evidence.records:
-        rank = record.rank if record.initial_rank is None else record.initial_rank
+        rank = _rank_of(record)
         if record.interruption in (Interruption.REQUESTED, Interruption.JOINED):
             found.append(_Finding(rank, "request", 0.95, _short(record.where), record.message, (str(record),), 0.0))
     return found
 
 
 def _store(evidence: Evidence) -> list[_Finding]:
-    lost = [(rank, w) for rank, w in evidence.witnesses.items() if "store_lost" in w.events]
-    return [
-        _Finding(rank, "store_lost", 0.8, "", str(w.of("store_lost").get("text", "")), ("its store was lost",), 0.0)
-        for rank, w in lost
-    ]
+    """Nobody failed and the store is gone: with the one rank of which nothing was heard afterwards, if there is one."""
+    lost = {rank: w for rank, w in evidence.witnesses.items() if "store_lost" in w.events}
+    if not lost:
+        return []
+    said = str(next(iter(lost.values())).of("store_lost").get("text", ""))
+    told: tuple[str, ...] = (f"the store was lost on ranks {ranges(lost)}",)
+    silent = [rank for rank, w in evidence.witnesses.items() if w.events and not w.events.keys() & _LAST_WORDS]
+    if len(silent) == 1:
+        told += (f"neither rank {silent[0]} nor its monitor said anything afterwards",)
+        return [_Finding(silent[0], "store_lost", 0.8, "", said, told, 0.0)]
+    return [_Finding(None, "store_lost", 0.8, "", said, told, 0.0)]
 
 
 _RULES: tuple[Callable[[Evidence], list[_Finding]], ...] = (
@@ -276,6 +312,7 @@ _RULES: tuple[Callable[[Evidence], list[_Finding]], ...] = (
     _raised,
     _others,
     _store,
+    _echoes,
 )
 
 
@@ -313,6 +350,10 @@ def _place(witness: Witness) -> str:
         if not any(part in frame for part in ("site-packages", "/lib/python", "<frozen", "/inprocess/")):
             return _short(frame)
     return ""
+
+
+def _rank_of(record: InterruptionRecord) -> int:
+    return record.rank if record.initial_rank is None else record.initial_rank
 
 
 def _short(where: str) -> str:

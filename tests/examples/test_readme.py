@@ -81,7 +81,9 @@ def test_pictures_are_drawn_from_what_was_measured_and_recorded(path):
 
 def test_the_pictures_are_shown():
     shown = re.findall(r'(?:src|srcset)="([^"]+)"|!\[[^]]*\]\(([^)]+)\)', README)
-    assert {ROOT / (html or markdown) for html, markdown in shown} == set(pictures.pictures())
+    screenshot = pictures.FOLDER / "report.png"
+    assert {ROOT / (html or markdown) for html, markdown in shown} == {*pictures.pictures(), screenshot}
+    assert screenshot.read_bytes().startswith(b"\x89PNG")
     (after,) = re.findall(r"<title>.* (after \d+ ms)</title>", (pictures.FOLDER / "restart-light.svg").read_text())
     assert f'{after}."' in README  # for those who do not see it
     assert (ROOT / "docs/index.md").read_text().count(f'{after}"') == 2

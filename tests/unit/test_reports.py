@@ -97,6 +97,55 @@ def test_what_an_exception_says(write: Written, tmp_path: Path, message: str, ki
     assert (found.initial_rank, found.kind, found.where, found.also) == (1, kind, "train.py:41 step", ())
 
 
+CLOSED = "RuntimeError: Connection closed by peer [127.0.0.1]:4711"
+
+
+@pytest.mark.parametrize(
+    ("words", "rank", "kind", "confidence"),
+    [
+        # it had returned, and taken its connections with it
+        ((2, "phase", "wait for the outcome"), 2, "collective", 0.7),
+        # its own events are missing, those of the others are not
+        ((2, "phase", "run"), 2, "exception", 0.4),
+        ((2, "interrupted", "run"), None, "exception", 0.2),
+    ],
+)
+def test_who_only_saw_another_one_fail_is_not_named(
+    write: Written, tmp_path: Path, words: Any, rank: int | None, kind: str, confidence: float
+) -> None:
+    write(words[0], 0.9, words[1], words[2])
+    echoes = [record(each, "exception", CLOSED) for each in (0, 1)]
+    for each, echo in enumerate(echoes):
+        write(each, 1.0, "raised", **echo)
+    restart(write, range(2), 1.0, echoes)
+    found = the_one(tmp_path).verdict
+    assert (found.initial_rank, found.kind, found.confidence) == (rank, kind, confidence)
+    assert ("no event names the rank that failed" in found.against) == (rank is None)
+
+
+@pytest.mark.parametrize(("silent", "rank"), [((0,), 0), ((), None), ((0, 1), None)])
+def test_the_store_is_lost(write: Written, tmp_path: Path, silent: tuple[int, ...], rank: int | None) -> None:
+    """With its host, where one rank says nothing more. That the others saw connections close is no exception."""
+    for each in range(3):
+        write(each, 0.5, "phase", after="ok")
+    for each in {0, 1, 2} - {*silent}:
+        write(each, 1.0, "raised", **record(each, "exception", CLOSED))
+        write(each, 1.1, "store_lost", role="monitor", text="it does not answer")
+        write(each, 1.2, "left", "out", how="failed", why="StoreLost")
+    incident = the_one(tmp_path)
+    assert (incident.verdict.initial_rank, incident.verdict.kind) == (rank, "store_lost")
+    assert incident.decision == "the job ended"
+
+
+def test_events_that_end_before_the_job(write: Written, tmp_path: Path) -> None:
+    """A disk that is full: nobody says that the job has ended."""
+    write(0, 0.5, "phase", after="ok")
+    write(1, 1.0, "died", role="monitor", how="killed by SIGKILL", signal=9, oom_kills=0)
+    assert the_one(tmp_path).decision.startswith("the events end here")
+    write(0, 1.1, "left", "out", how="failed", why="RestartAbort")
+    assert the_one(tmp_path).decision == "the job ended"
+
+
 @pytest.mark.parametrize(
     ("died", "kind", "confidence"),
     [
