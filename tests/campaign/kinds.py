@@ -91,6 +91,9 @@ KINDS: dict[str, Kind] = {
     "loader worker dies": Kind(
         {}, (told(1, "input"),), options=HASTY, args={"loader": 1, "harm": "dies"}, leaves_files=True
     ),
+    "loader worker is late and dies": Kind(
+        {}, (told(1, "input"),), options=HASTY, args={"loader": 1, "harm": "is late and dies"}
+    ),
     "loader worker hangs": Kind({}, (told(1, "input"),), options=HASTY, args={"loader": 1, "harm": "hangs"}),
     "memory limit, cgroup v1": on_one(Greed(), "oom", gone=True, place=limit_of_version_1),
     "memory limit, cgroup v2": on_one(Greed(), "oom", gone=True, place=limit_of_version_2),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from inprocess.reports.incident import Incident, all_incidents
 from inprocess.reports.reading import read
-from tests.harness import Deadline, Ranks, Run
+from tests.harness import Deadline, RankResult, Ranks, Run
 
 from . import training
 from .kinds import Kind
@@ -147,7 +147,12 @@ def _harm(kind: Kind, ranks: Ranks) -> list[str]:
     if kind.ends:
         return [f"rank {rank.rank} went on" for rank in left if rank.exception is None]
     wanted = _wanted(kind.size - len(kind.gone))
-    return [f"rank {each.rank} returned {each.value}, not {wanted}" for each in left if each.value != wanted]
+    wrong = [each for each in left if each.value != wanted]
+    return [f"rank {each.rank} returned {each.value}, not {wanted}{_why(each)}" for each in wrong]
+
+
+def _why(rank: RankResult) -> str:
+    return f": {rank.exception}: {rank.message}\n{rank.trace}" if rank.exception else ""
 
 
 def _judge(kind: Kind, score: Score, found: list[Incident], problems: list[str]) -> None:

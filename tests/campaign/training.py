@@ -31,6 +31,8 @@ from tests.ranks.targets import LONG, check_sum, place_in_world
 STEPS, BATCH, WIDTH = 12, 4, 8
 #: the step in which a worker of a DataLoader fails
 BAD_STEP = 5
+#: a worker that is late has given away everything before, and the rank waits for it (seconds)
+LATE_S = 0.5
 #: bytes that a rank may take in its cgroup before it takes `GREED`
 MEMORY = 384 << 20
 GREED = 64 << 20
@@ -48,7 +50,8 @@ class Samples(Dataset[torch.Tensor]):
     def __getitem__(self, index: int) -> torch.Tensor:
         self._taken += 1
         if self._harm and self._taken > BAD_STEP * BATCH:
-            os.kill(os.getpid(), signal.SIGKILL) if self._harm == "dies" else time.sleep(FOREVER)
+            time.sleep({"dies": 0.0, "is late and dies": LATE_S, "hangs": FOREVER}[self._harm])
+            os.kill(os.getpid(), signal.SIGKILL)
         return torch.randn(WIDTH, generator=torch.Generator().manual_seed(index))
 
 

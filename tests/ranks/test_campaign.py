@@ -12,7 +12,7 @@ CHOSEN = (
     "deadlock of two threads",
     "another collective",
     "a collective skipped",
-    "loader worker dies",
+    "loader worker is late and dies",
     "loader worker hangs",
     "memory limit, cgroup v1",
     "memory limit, cgroup v2",
