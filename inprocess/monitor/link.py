@@ -181,7 +181,8 @@ class Link:
         self._spawn(self._with_store, self._watch)
 
     def _in_job(self) -> bool:
-        return self.membership.iteration > verbs.JOINING
+        """Or its rank, which may have learned of it sooner: the store that is lost is not that of the call before."""
+        return max(self.membership.iteration, self._board.snapshot().iteration) > verbs.JOINING
 
     def _stop_serving(self) -> None:
         self._connections.server = None  # torch shuts it down when the last reference goes

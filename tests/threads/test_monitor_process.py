@@ -24,7 +24,9 @@ from typing import Any
 import pytest
 
 from inprocess.attribution import Interruption
+from inprocess.monitor.board import Board
 from inprocess.monitor.configuration import MonitorConfig
+from inprocess.monitor.link import Link
 from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import Arrival, ArrivalKind, Outcome
@@ -823,3 +825,13 @@ def test_the_time_until_it_protects_does_not_include_torch(rank: Make) -> None:
     begin = clock.monotonic()
     assert kept.do("answer = monitor._await('ready', 30)") > 0
     assert clock.monotonic() - begin < SOON
+
+
+def test_a_store_is_lost_before_the_monitor_knows_that_the_job_has_begun():
+    """Its rank knew, and has left: to wait for another store there would last until `barrier_timeout`."""
+    board = Board.create()
+    link = Link(MonitorConfig(member=0, roster=(0, 1), store=""), board, lambda _: None)
+    assert not link._in_job()
+    board.begin(0)
+    assert link._in_job()
+    board.close()
