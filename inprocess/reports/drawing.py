@@ -92,7 +92,7 @@ class _Picture:
         restarts = len(self.incidents)
         self.title = f"{_count(self.ranks, 'rank')}, {_count(restarts, 'restart')} in {_seconds(self.span)} s"
         self._labels = list(_labels(self.incidents))
-        used = 1 + max((row for _, _, _, row in self._labels), default=-1)
+        used = 1 + max((row for _, _, row, _ in self._labels), default=-1)
         self.top_sizes = 50
         self.top_marks = self.top_sizes + SIZE_HEIGHT + 8
         self.top = self.top_marks + 15 * used + 4
@@ -133,17 +133,18 @@ class _Picture:
 
     def marks(self) -> Iterator[str]:
         """Each restart, above and across the lanes; those of one column together."""
-        placed = {index: (text, row) for index, text, _, row in self._labels}
+        placed = {index: (text, row, is_left) for index, text, row, is_left in self._labels}
         for index, (x, group) in enumerate(_columns(self.incidents)):
             at = LEFT + x + 0.5
-            text, row = placed.get(index, ("", 0))
+            text, row, is_left = placed.get(index, ("", 0, False))
             first = self.top_marks + 15 * row + 12
             told = "\n".join(self._told(each) for each in group[:20])
-            lines = [f"<title>{_plain(told)}</title>"]
-            lines.append(f'<path d="M{at} {first - 9 if text else self.top - 4}V{self.bottom}" stroke="{TEXT}" ')
-            lines[-1] += 'stroke-opacity="0.55" stroke-dasharray="2 2" />'
-            if text:
-                lines.append(_text(at + 3, first, text, TEXT))
+            top = first - 9 if text else self.top - 4
+            path = (
+                f'<path d="M{at} {top}V{self.bottom}" stroke="{TEXT}" stroke-opacity="0.55" stroke-dasharray="2 2" />'
+            )
+            label = _text(at + (-4 if is_left else 3), first, text, TEXT, anchor="end" if is_left else "start")
+            lines = [f"<title>{_plain(told)}</title>", path, *([label] if text else [])]
             yield f"<g>{''.join(lines)}</g>"
 
     def lanes(self) -> Iterator[str]:
@@ -307,18 +308,20 @@ def _columns(incidents: Sequence[tuple[float, int, Incident]]) -> list[tuple[int
     return [(x, [incident for _, _, incident in group]) for x, group in groups]
 
 
-def _labels(incidents: Sequence[tuple[float, int, Incident]]) -> Iterator[tuple[int, str, float, int]]:
-    """(column of restarts, text, where it ends, row), where there is space: first with the class, then the number."""
+def _labels(incidents: Sequence[tuple[float, int, Incident]]) -> Iterator[tuple[int, str, int, bool]]:
+    """(column of restarts, text, row, whether it is left of its mark), where there is space: with the class, or not."""
     ends = [-1.0] * LABEL_ROWS
     for index, (x, group) in enumerate(_columns(incidents)):
         number = str(group[0].number) if len(group) == 1 else f"{group[0].number}-{group[-1].number}"
         kinds = {incident.verdict.kind for incident in group}
         for text in (f"{number} {next(iter(kinds))}" if len(kinds) == 1 else number, number):
-            end = x + 8 + _width(text)
-            row = next((row for row, used in enumerate(ends) if used < x and end < COLUMNS + RIGHT), None)
+            width = 8 + _width(text)
+            is_left = x + width > COLUMNS + RIGHT
+            begin = x - width if is_left else x
+            row = next((row for row, used in enumerate(ends) if used < begin), None)
             if row is not None:
-                ends[row] = end
-                yield index, text, end, row
+                ends[row] = begin + width
+                yield index, text, row, is_left
                 break
 
 

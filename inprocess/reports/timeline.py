@@ -258,16 +258,17 @@ def _lane(trace: _Trace, track: int, lane: Lane, flows: _Flows) -> None:
     walked = itertools.chain.from_iterable(map(_walk, lane.iterations))
     faults = ((at, "fault", (index, incident)) for at, index, incident in flows.of(lane))
     moments = ((entry.at, "moment", entry) for entry in lane.moments)
-    for at, kind, what in heapq.merge(walked, faults, moments, key=lambda each: each[0]):
-        if isinstance(what, Slice):
-            _edge(trace, at, track, kind, what)
-        elif isinstance(what, Entry):
-            _moment(trace, track, what, flows)
-        else:
+    merged: Iterator[tuple[float, str, Any]] = heapq.merge(walked, faults, moments, key=lambda each: each[0])
+    for at, kind, what in merged:
+        if kind == "fault":
             index, incident = what
             told = {"restart": incident.number, "class": incident.verdict.kind, "message": incident.verdict.message}
             event = trace.event(at, track, "INSTANT", f"fault: {incident.verdict.kind}", told)
             event.flow_ids.extend(flows.starts.get(index, ()))
+        elif kind == "moment":
+            _moment(trace, track, what, flows)
+        else:
+            _edge(trace, at, track, kind, what)
 
 
 def _walk(slice_: Slice) -> Iterator[tuple[float, str, Slice]]:
