@@ -8,6 +8,7 @@ tell apart.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -81,12 +82,15 @@ class _Picture:
     """Where everything is, from top to bottom."""
 
     def __init__(self, jobs: Sequence[tuple[Trail, list[Incident]]]) -> None:
-        there = [lane for trail, _ in jobs for lane in lanes(trail)]
+        of_jobs = [(trail, lanes(trail)) for trail, _ in jobs]
+        there = [lane for _, each in of_jobs for lane in each]
         self.begin = min((lane.begin for lane in there), default=0.0)
         self.span = max((lane.end for lane in there), default=0.0) - self.begin or 1.0
         found = (incident for _, each in jobs for incident in each)
-        self.incidents = sorted((self._within(each.at), each.number, each) for each in found)
-        self._sizes = sorted((self._within(at), size) for trail, _ in jobs for at, size in sizes(trail))
+        self.incidents = sorted(
+            ((self._within(each.at), each.number, each) for each in found), key=lambda each: each[:2]
+        )
+        self._sizes = sorted((self._within(at), size) for trail, each in of_jobs for at, size in sizes(trail, each))
         self.rows = self._rows(there)
         self.ranks = len({lane.rank for lane in there})
         restarts = len(self.incidents)
@@ -235,7 +239,7 @@ class _Picture:
 
     def _pieces(self, there: Sequence[Lane]) -> Iterator[Piece]:
         """All processes of one rank."""
-        faults = [each.at for _, _, each in self.incidents]
+        faults = sorted(each.at for _, _, each in self.incidents)
         for index, lane in enumerate(there):
             yield from _of(lane, faults)
             following = there[index + 1].begin if index + 1 < len(there) else self.begin + self.span
@@ -260,10 +264,10 @@ def _divided(phase: Slice, state: int, faults: Sequence[float]) -> Iterator[Piec
             yield since, part.begin, state
         since = part.end
         inside = _OF_PART.get(part.name, state)
-        fault = min((at for at in faults if part.begin < at < part.end), default=None)
-        if inside == RUNNING and fault is not None:
-            yield part.begin, fault, RUNNING
-            yield fault, part.end, UNSEEN
+        following = bisect.bisect_right(faults, part.begin)
+        if inside == RUNNING and following < len(faults) and faults[following] < part.end:
+            yield part.begin, faults[following], RUNNING
+            yield faults[following], part.end, UNSEEN
         else:
             yield part.begin, part.end, inside
 

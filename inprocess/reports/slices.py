@@ -77,16 +77,15 @@ def lanes(trail: Trail) -> list[Lane]:
     return sorted(built, key=lambda lane: (lane.rank, lane.begin))
 
 
-def sizes(trail: Trail) -> list[tuple[float, int]]:
-    """From when on how many active ranks ran the function; 0 once all processes have ended."""
+def sizes(trail: Trail, there: Sequence[Lane]) -> list[tuple[float, int]]:
+    """From when on how many active ranks ran the function; 0 once all of its `lanes` have ended."""
     found: list[tuple[float, int]] = []
     for entry in trail.of("run"):
         size = entry.event.attributes.get("world_size")
-        if not isinstance(size, int) or not 0 <= size < 2**31 or not 0 <= entry.at < _LATEST:
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 2**31 or not 0 <= entry.at < _LATEST:
             continue
         if not found or found[-1][1] != size:
             found.append((entry.at, size))
-    there = lanes(trail)
     if found and all(lane.ended for lane in there):
         found.append((max(lane.end for lane in there), 0))
     return found
@@ -185,11 +184,14 @@ def _end(
 def _iterations(entries: Sequence[Entry], end: float) -> Iterator[Slice]:
     """Its phases, by iteration."""
     phases = list(_phases(entries, end))
+    by_iteration: dict[int, list[Entry]] = {}
+    for entry in entries:
+        by_iteration.setdefault(entry.event.iteration, []).append(entry)
     for (_, number), group in itertools.groupby(phases, lambda each: (each[0].event.call, each[0].event.iteration)):
         each = list(group)
         first, begin = each[0][0], each[0][0].at
         until = each[-1][1]
-        inside = [entry for entry in entries if begin <= entry.at <= until and entry.event.iteration == number]
+        inside = [entry for entry in by_iteration[number] if begin <= entry.at <= until]
         size = next((entry.event.attributes.get("world_size") for entry in inside if entry.kind == "run"), None)
         told = {"rank": first.event.rank, "call": first.event.call} | ({} if size is None else {"world size": size})
         cuts = _cuts(inside, each)

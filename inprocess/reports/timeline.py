@@ -186,7 +186,7 @@ def _job(trace: _Trace, number: int, trail: Trail, incidents: Sequence[Incident]
     restarts = trace.track((number, trail.job, "restarts"), "restarts", job.uuid, 1)
     size = trace.track((number, trail.job, "size"), "world size", job.uuid, 2)
     size.counter.unit_name = "ranks"
-    for at, value in sizes(trail):
+    for at, value in sizes(trail, found):
         trace.event(at, size.uuid, "COUNTER").counter_value = value
     flows = _Flows(trace, begin, incidents)
     for order, lane in enumerate(found):
