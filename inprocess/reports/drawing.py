@@ -248,12 +248,14 @@ class _Picture:
 
 
 def _of(lane: Lane, faults: Sequence[float]) -> Iterator[Piece]:
-    """What one process did."""
+    """What one process did; until its own first step it starts."""
     ran = False
     for phase in lane.phases:
-        ran = ran or phase.name == Phase.RUN.value
+        is_first_run = not ran and phase.name == Phase.RUN.value
+        ran = ran or is_first_run
         state = _OF_PHASE.get(phase.name, START) if ran else START
-        yield from _divided(phase, state, faults)
+        pieces = _divided(phase, state, faults)
+        yield from ((b, e, START) if is_first_run and s == BEGIN else (b, e, s) for b, e, s in pieces)
 
 
 def _divided(phase: Slice, state: int, faults: Sequence[float]) -> Iterator[Piece]:
@@ -276,7 +278,7 @@ def _states(pieces: Iterable[Piece]) -> tuple[int | None, ...]:
     """Of each column: what lasted longest in it, but a restart before everything else."""
     weights: list[dict[int, float]] = [{} for _ in range(COLUMNS)]
     for begin, end, state in pieces:
-        weight = 1e6 if UNSEEN <= state <= BEGIN else 1.0
+        weight = 1e12 if UNSEEN <= state <= BEGIN else 1.0
         for column in range(int(begin), min(COLUMNS, math.ceil(end) if end > begin else int(begin) + 1)):
             share = min(end, column + 1) - max(begin, column) + 1e-9
             weights[column][state] = weights[column].get(state, 0.0) + share * weight
