@@ -15,6 +15,7 @@ import hashlib
 import heapq
 import itertools
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any
@@ -52,12 +53,12 @@ def main(arguments: Sequence[str]) -> int:
         trails, problems = read(given.run_dir)
         jobs = list(all_incidents(trails))
         if given.output.endswith(".svg"):
-            text = svg(jobs)
-            with open(given.output, "w", encoding="utf-8") as picture:
-                picture.write(text)
+            picture = svg(jobs).encode()
+            with _open(given.output) as file:
+                file.write(picture)
         else:
             _messages()  # before a file is made
-            with open(given.output, "wb") as file:
+            with _open(given.output) as file:
                 write_trace(jobs, file)
     except (OSError, NotInstalledError) as error:
         print(f"inprocess timeline: {error}", file=sys.stderr)
@@ -65,6 +66,11 @@ def main(arguments: Sequence[str]) -> int:
     for problem in problems:
         print(f"inprocess timeline: {problem}", file=sys.stderr)
     return 0
+
+
+def _open(path: str) -> IO[bytes]:
+    """It has messages and places of the user's program."""
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
 
 
 def write_trace(jobs: Iterable[Job], file: IO[bytes]) -> None:
