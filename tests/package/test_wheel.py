@@ -21,7 +21,7 @@ from tests.package.conftest import ROOT, Built
 
 INFO = f"inprocess-{inprocess.__version__}.dist-info/"
 #: those that the docs tell users to install
-EXTRAS = {"etcd", "examples", "launcher", "nvml", "testing"}
+EXTRAS = {"etcd", "examples", "launcher", "nvml", "testing", "timeline"}
 
 
 def files(built: Built) -> dict[str, bytes]:
