@@ -70,7 +70,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _open(path: str) -> IO[bytes]:
     """It has messages and places of the user's program."""
-    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o600), "wb")
 
 
 def write_trace(jobs: Iterable[Job], file: IO[bytes]) -> None:
