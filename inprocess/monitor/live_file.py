@@ -132,7 +132,8 @@ class LiveFile:
         return membership.roster[:1] == (membership.member,)
 
     def _renew(self) -> None:
-        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        for folder in (self._folder, self._requests):  # both belong to who runs the job, whoever may ask one day
+            os.makedirs(folder, mode=0o700, exist_ok=True)
         path = os.path.join(self._folder, self._name)
         whole_files.replace(path, json.dumps(self._status(), separators=(",", ":")).encode() + b"\n")
         self._disk_time = os.stat(path).st_mtime
@@ -213,9 +214,11 @@ class LiveFile:
             **self._take(),
         }
         for name in names:
+            if not os.path.exists(os.path.join(self._requests, name)):  # nobody waits for it any more
+                continue
             folder = os.path.join(self._folder, live_files.DUMP + name)
-            with contextlib.suppress(FileNotFoundError):  # nobody waits for it any more: the program has removed it
-                whole_files.replace(os.path.join(folder, self._name), json.dumps(told).encode())
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            whole_files.replace(os.path.join(folder, self._name), json.dumps(told).encode())
 
     def _take(self) -> dict[str, Any]:
         """The stacks, or why there are none."""
