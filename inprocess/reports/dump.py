@@ -28,6 +28,8 @@ LOOK_S = 0.1
 LINES, OTHERS = 12, 20
 #: as `live_files.parse_dump` gives it
 Answer = dict[str, Any]
+#: where any thread of Python begins
+_START = f"{os.sep}threading.py:"
 #: what the letters of proc(5) mean
 STATES = {"R": "runs", "S": "sleeps", "D": "waits for a device", "T": "stopped", "t": "traced", "Z": "dead"}
 
@@ -116,10 +118,17 @@ def _groups(answers: Mapping[int, Answer], wanted: Callable[[dict[str, Any]], bo
     groups: dict[_Key, list[int]] = {}
     for number, answer in answers.items():
         for thread in answer["threads"]:
-            if wanted(thread):
+            if wanted(thread) and not _is_librarys(thread):
                 frames = tuple(of_the_function(thread["frames"]))
                 groups.setdefault(("" if thread["main"] else thread["name"], frames), []).append(number)
     return sorted(groups.items(), key=lambda item: len(item[1]))
+
+
+def _is_librarys(thread: Mapping[str, Any]) -> bool:
+    """From outside nobody knows the names of threads, by which the rank itself leaves these out."""
+    return not thread["main"] and all(
+        f"{os.sep}inprocess{os.sep}" in frame or _START in frame for frame in thread["frames"]
+    )
 
 
 def _group(ranks: Sequence[int], what: str, frames: Sequence[str]) -> Iterator[str]:
@@ -140,5 +149,5 @@ def _in_words(process: Mapping[str, Any]) -> str:
 
 def _named(process: Mapping[str, Any], *names: str) -> Iterator[str]:
     for name in names:
-        if (value := str(process.get(name, ""))[:80]) not in ("", "0"):
+        if (value := str(process.get(name, "")).partition(" ")[0][:80]) not in ("", "0"):
             yield f"{name} {value}"

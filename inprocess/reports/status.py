@@ -177,7 +177,7 @@ def _summary(job: str, ranks: Sequence[RankNow]) -> str:
     counts = {state: sum(rank.live["state"] == state for rank in ranks) for state in ("left", "dead")}
     counts["stale"] = sum(rank.is_stale for rank in ranks)
     told += [f"{count} {state}" for state, count in counts.items() if count]
-    return f"job {one_line(job, 100)}: {len(there)} of {len(ranks)} ranks running, {', '.join(told)}"
+    return f"{len(there)} of {len(ranks)} ranks running, {', '.join(told)}; job {one_line(job, 100)}"
 
 
 def _row(rank: RankNow) -> tuple[str, ...]:
