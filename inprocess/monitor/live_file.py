@@ -104,9 +104,9 @@ class LiveFile:
             if is_last or now >= renew_at:
                 renew_at = now + self._interval
                 self._try(self._renew)
+            self._try(self._look_for_requests)
             if is_last:
                 return
-            self._try(self._look_for_requests)
             if now >= tidy_at and self._is_first:
                 tidy_at = now + TIDY_S
                 self._try(self._tidy)

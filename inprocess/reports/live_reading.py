@@ -68,7 +68,7 @@ def read(run_dir: str) -> tuple[list[RankNow], list[str]]:
         raise FileNotFoundError(f"{run_dir} is no directory")
     if not os.path.isdir(below):
         raise FileNotFoundError(
-            f"{run_dir} has no folder 'live'. A job writes there with Wrapper(run_dir=...), INPROCESS_RUN_DIR=... or "
+            f"no folder 'live' in {run_dir}: a job writes one with Wrapper(run_dir=...), INPROCESS_RUN_DIR=... or "
             "`inprocess run --run-dir ...`"
         )
     found: list[RankNow] = []
