@@ -89,11 +89,12 @@ class LiveFile:
         if self._config.run_dir is not None:
             self._thread.start()
 
-    def leave(self) -> None:
-        """Write it for the last time, as far as the disk answers at once."""
+    def leave(self) -> bool:
+        """Write it for the last time. False: the disk does not answer at once, and the thread stays."""
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join(LAST_S)
+        return not self._thread.is_alive()
 
     # --- the thread -------------------------------------------------------------------------------------------------
 

@@ -377,8 +377,17 @@ class Monitor:
 
     def leave(self) -> None:
         """The last thing, when the events have been written."""
-        self._live.leave()
+        if not self._live.leave():
+            self._give_back()
         self._incidents.leave(self._completed)
+
+    def _give_back(self) -> None:
+        """A thread may wait for a disk in a way that not even SIGKILL ends: then this process has not ended either, for
+        who waits for that. So it closes the store's port, which a next call may need, and says that it stays."""
+        for fd in procfs.sockets().values():
+            if fd > 2 and fd != self._control.fileno():
+                os.close(fd)
+        self.tell(lingering=True, idle=True)
 
     def _on_lost(self, text: str) -> None:
         self._link.lose()

@@ -135,7 +135,7 @@ def test_the_last_word(kept: Kept, how: str, state: str) -> None:
         kept.process.kill()
         kept.process.wait()
     until(lambda: kept.rank().live["state"] == state)
-    kept.live.leave()
+    until(kept.live.leave)
     assert kept.rank().live["state"] == state and not kept.rank().is_stale
 
 
@@ -160,7 +160,7 @@ def test_a_disk_that_hangs_keeps_one_thread(kept: Kept, monkeypatch: pytest.Monk
     monkeypatch.setattr(whole_files, "replace", hang)
     assert asked.wait(SOON)
     begin = clock.monotonic()
-    kept.live.leave()
+    assert not kept.live.leave()
     assert clock.monotonic() - begin < live_file.LAST_S + 1.0 and kept.live._thread.is_alive()
     answers.set()
 
