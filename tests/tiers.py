@@ -51,6 +51,8 @@ QUICK = (
     # a fault during a restart
     "ranks/test_second_faults.py::test_a_rank_dies_during_the_restart[rank_assignment-1-0]",
     "ranks/test_second_faults.py::test_the_rank_that_raised_dies_during_the_restart[abort-0]",
+    # where everybody is meanwhile
+    "ranks/test_status.py::test_where_a_rank_is[sleep]",
     # hooks, calls, logs
     "ranks/test_hooks.py::test_initialize_raises_an_exception",
     "ranks/test_hooks.py::test_a_rank_leaves_whose_check_fails_again[HealthCheckError-2]",

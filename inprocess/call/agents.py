@@ -216,6 +216,7 @@ class Agents:
             rendezvous=("always" if self._hosts_store() else "never") if self._is_host_a_member() else "smallest",
             rendezvous_host="@" if self._is_host_a_member() else own_address(self._spec, options.barrier_timeout),
             monitor_process_interval=options.monitor_process_interval,
+            progress_watchdog_interval=options.progress_watchdog_interval,
             heartbeat_interval=options.heartbeat_interval,
             heartbeat_timeout=options.heartbeat_timeout,
             soft_timeout=options.soft_timeout,

@@ -62,7 +62,8 @@ class Loop:
             options, job, rank.membership, user.abort, user.release, None if since is None else since.contact
         )
         self._function = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
-        rank.call = CallWrapper(rank.agents.board, rank.iteration_store)
+        call = rank.call = CallWrapper(rank.agents.board, rank.iteration_store)
+        rank.agents.board.steps = lambda: call._pings
         bound_args, bound_kwargs = injector.bind(tuple(args), dict(kwargs), rank.call)
         rank.fn = lambda: fn(*bound_args, **bound_kwargs)
         start = Starting(rank, user)

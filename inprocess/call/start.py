@@ -128,7 +128,8 @@ class Starting:
         verbs.refuse_other_size(rank.membership.iteration, start, arrival)
         rank.membership.started(proposed.rank, proposed.world_size)
         rank.state = rank.placed = proposed
-        rank.agents.board.place(proposed.rank, rank.is_reserve)
+        active = proposed.active_world_size
+        rank.agents.board.place(proposed.rank, rank.is_reserve, active, proposed.world_size - active)
         self._enter_iteration()
         return Event.OK
 

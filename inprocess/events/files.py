@@ -15,7 +15,7 @@ from inprocess.events.record import Event, Header, to_line
 from inprocess.system import clock
 from inprocess.system.logs import get_logger
 
-__all__ = ["EventFile", "folder"]
+__all__ = ["EventFile", "folder", "stem"]
 
 log = get_logger("inprocess")
 #: a file that is larger (bytes) is set aside, in place of the one that was set aside before
@@ -31,14 +31,18 @@ def folder(run_dir: str) -> str:
     return os.path.join(run_dir, FOLDER)
 
 
+def stem(header: Header) -> str:
+    """The name of a process's files, without the ending."""
+    host = re.sub(r"[^A-Za-z0-9.-]", "_", header.host)[:100]
+    return f"{header.role}-{header.initial_rank}-{host}-{header.pid}"
+
+
 class EventFile:
     """One process's file. Made once per process and run directory, and used by one thread at a time."""
 
     def __init__(self, run_dir: str, header: Header) -> None:
         self.run_dir, self._header = run_dir, header
-        host = re.sub(r"[^A-Za-z0-9.-]", "_", header.host)[:100]
-        name = f"{header.role}-{header.initial_rank}-{host}-{header.pid}.jsonl"
-        self.path = os.path.join(folder(run_dir), name)
+        self.path = os.path.join(folder(run_dir), f"{stem(header)}.jsonl")
         self._fd, self._size = -1, 0
         # the last write was cut short
         self._is_torn = False

@@ -33,9 +33,16 @@ def _timeline(arguments: list[str]) -> None:
     sys.exit(timeline(arguments))
 
 
+def _status(arguments: list[str]) -> None:
+    from inprocess.reports.status import main as status  # noqa: PLC0415  (`run` does not need it)
+
+    sys.exit(status(arguments))
+
+
 #: subcommand -> (what it calls, what it does)
 COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "run": (_run, "start the workers of a training job (torchrun's options and more)"),
+    "status": (_status, "how every rank of a job is now, and where it is"),
     "report": (_report, "what happened in a job: its restarts, and why"),
     "timeline": (_timeline, "what every rank did when: a Perfetto trace, or a picture"),
 }

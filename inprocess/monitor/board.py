@@ -1,8 +1,8 @@
 """The board: a page of shared memory on which a rank shows its monitor process how it is. No decisions here.
 
-Every slot is one aligned 64-bit integer with one writer: the training process, LEASE and WATCHED excepted. It sets what
-belongs to an iteration before it sets ITERATION, and the reader looks at ITERATION and PHASE before and after its copy:
-a copy is never half of one iteration and half of the next. The memory has no name on disk (memfd).
+Every slot is one aligned 64-bit integer with one writer: the training process, but for LEASE, WATCHED and ASKED. It
+sets what belongs to an iteration before it sets ITERATION, and the reader looks at ITERATION and PHASE before and after
+its copy: a copy is never half of one iteration and half of the next. The memory has no name on disk (memfd).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from inprocess.monitor.policy import Snapshot
@@ -45,8 +46,21 @@ LEFT = 10
 LEASE = 11
 #: when the monitor last applied its rules (ns), written by it once it has reached the store; 0: not yet
 WATCHED = 12
-_COUNT = 13
-_SIZE = 8 * _COUNT
+#: pings of the iteration; the watchdog renews it, so it may be as late as `progress_watchdog_interval`
+STEPS = 13
+#: active ranks and reserves of the iteration; 0 and 0: not known yet
+ACTIVE = 14
+RESERVES = 15
+#: the number of the latest request for stacks, written by the monitor, and of the one that was answered last
+ASKED = 16
+TAKEN = 17
+#: how long that answer is (bytes); it lies behind the slots
+LENGTH = 18
+_COUNT = 19
+_SLOTS = 8 * _COUNT
+#: the longest answer (bytes); no memory until one is written
+STACKS_BYTES = 1 << 18
+_SIZE = _SLOTS + STACKS_BYTES
 #: copies until one is consistent; the writer needs a microsecond, so more than one is rare
 _TRIES = 8
 
@@ -66,7 +80,9 @@ class Board:
         #: held while UNHANG is counted: any thread may, and the handler of a signal
         self._counting = threading.RLock()
         self._memory = mmap.mmap(self.fd, _SIZE)
-        self.slots = memoryview(self._memory).cast("q")
+        self.slots = memoryview(self._memory)[:_SLOTS].cast("q")
+        #: how many pings there were in this iteration; `ping` itself does not write that here
+        self.steps: Callable[[], int] = _none
 
     @classmethod
     def create(cls) -> Board:
@@ -90,6 +106,7 @@ class Board:
         """Unmap and close; more than once is fine. Writing to ``slots`` afterwards is a ValueError."""
         if self.fd < 0:
             return
+        self.steps = _none
         self.slots.release()
         self._memory.close()
         os.close(self.fd)
@@ -106,7 +123,7 @@ class Board:
         """The rank goes to this iteration: pings count anew, sections and protection are as the options say."""
         slots = self.slots
         with self._counting:
-            slots[PING] = slots[SOFT] = slots[UNHANG] = slots[ATOMIC] = 0
+            slots[PING] = slots[SOFT] = slots[UNHANG] = slots[ATOMIC] = slots[STEPS] = 0
             slots[PROGRESS] = monotonic_ns()
             slots[ITERATION] = iteration
 
@@ -115,9 +132,10 @@ class Board:
         self.slots[PROGRESS] = monotonic_ns()
         self.slots[PHASE] = CODES[phase]
 
-    def place(self, rank: int, reserve: bool) -> None:
-        """Which rank it has in the frame, and whether it waits as a reserve."""
-        self.slots[RANK], self.slots[RESERVE] = rank, int(reserve)
+    def place(self, rank: int, reserve: bool, active: int = 0, reserves: int = 0) -> None:
+        """Which rank it has in the frame, whether it waits as a reserve, and how many do what."""
+        slots = self.slots
+        slots[RANK], slots[RESERVE], slots[ACTIVE], slots[RESERVES] = rank, int(reserve), active, reserves
 
     def stamp(self) -> None:
         """Automatic progress: the main thread has run."""
@@ -155,11 +173,37 @@ class Board:
         self.slots[PROGRESS] = monotonic_ns()
         self.slots[ANSWERED] = iteration
 
+    def show_steps(self) -> None:
+        """As many as there are now."""
+        self.slots[STEPS] = self.steps()
+
+    def answer_stacks(self, take: Callable[[], bytes]) -> None:
+        """Where the monitor asks for stacks: take them. One thread alone may do that."""
+        slots = self.slots
+        if (asked := slots[ASKED]) == slots[TAKEN]:
+            return
+        text = take()[:STACKS_BYTES]
+        self._memory[_SLOTS : _SLOTS + len(text)] = text
+        slots[LENGTH] = len(text)
+        slots[TAKEN] = asked  # last: from here on it is read
+
     def leave(self) -> None:
         """The call is over on this rank."""
+        self.show_steps()
         self.slots[LEFT] = 1
 
     # --- the monitor reads -------------------------------------------------------------------------------------
+
+    def ask_stacks(self) -> int:
+        """Ask for them; answers the number for `stacks`. One thread of the monitor alone may do that."""
+        self.slots[ASKED] += 1
+        return self.slots[ASKED]
+
+    def stacks(self, number: int) -> bytes | None:
+        """The answer to that request; None: not yet. The user's code may have written there, too."""
+        if self.slots[TAKEN] != number:
+            return None
+        return self._memory[_SLOTS : _SLOTS + max(0, min(self.slots[LENGTH], STACKS_BYTES))]
 
     def snapshot(self) -> Snapshot:
         """A copy that does not mix two iterations or phases."""
@@ -182,3 +226,7 @@ class Board:
             rank=max(0, values[RANK]),  # the user's code may write here too, and a monitor must not die of it
             left=bool(values[LEFT]),
         )
+
+
+def _none() -> int:
+    return 0

@@ -67,6 +67,8 @@ class MonitorConfig:
     #: for its events; and the job's name there
     run_dir: str | None = None
     job: str = ""
+    #: how often the rank looks whether it is asked for its stacks
+    progress_watchdog_interval: float = 1.0
     #: the signal on which the rank writes its stacks, and its descriptor of the memory to which; 0: none
     stacks_signal: int = 0
     stacks_fd: int = -1

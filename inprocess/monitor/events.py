@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 __all__ = [
     "Connected",
@@ -16,6 +17,7 @@ __all__ = [
     "Over",
     "Serving",
     "Spoken",
+    "StacksWanted",
     "StandbyChanged",
     "Unbegun",
     "Woken",
@@ -96,6 +98,13 @@ class Over:
     complete: bool
 
 
+@dataclass(frozen=True)
+class StacksWanted:
+    """The rank does not answer: somebody waits for its stacks from outside."""
+
+    answer: Callable[[list[dict[str, Any]]], None]
+
+
 Event: TypeAlias = (
     Serving
     | Connected
@@ -109,4 +118,5 @@ Event: TypeAlias = (
     | Spoken
     | StandbyChanged
     | Over
+    | StacksWanted
 )

@@ -145,6 +145,11 @@ class Link:
         return self._board.slots[LEASE] or None
 
     @property
+    def heartbeat_at(self) -> float | None:
+        """When the last heartbeat that got through was begun (s); None: there was none yet."""
+        return self._beat_at
+
+    @property
     def is_host(self) -> bool:
         """Whether others use a store that is served here."""
         return self._config.serve_port is not None or (self._rendezvous.serving and self.membership.included)

@@ -317,7 +317,7 @@ class MonitorProcess:
     def _let_linger(self) -> None:
         with self._lock:
             if self._process is not None:
-                _lingering[self._process.pid] = self.config.serve_port
+                _lingering[self._process.pid] = None if "idle" in self._said else self.config.serve_port
                 # reaped by reap_lingering; its destructor must not complain
                 self._process.returncode = 0
                 self._process = None

@@ -26,9 +26,11 @@ from inprocess.events.stream import emit
 from inprocess.monitor import events, pidfile, policy, stacks
 from inprocess.monitor.board import WATCHED, Board
 from inprocess.monitor.configuration import MonitorConfig
+from inprocess.monitor.endings import exit_status, how_died
 from inprocess.monitor.files import Files
 from inprocess.monitor.incidents import IncidentReports
 from inprocess.monitor.link import Link
+from inprocess.monitor.live_file import LiveFile
 from inprocess.monitor.policy import Snapshot
 from inprocess.protocol import verbs
 from inprocess.system import cgroup, clock, descriptors, procfs
@@ -86,6 +88,7 @@ class Monitor:
         self._exit: int | None = None
         self._incidents = IncidentReports(config.run_dir, config.job, config.call)
         self._completed = False
+        self._live = LiveFile(config, board, self._link, training, self.post)
 
     def post(self, event: events.Event) -> None:
         """Give the main thread an event; from any thread."""
@@ -96,6 +99,7 @@ class Monitor:
         """Protect the rank until there is nothing left to do; answers the exit code."""
         self.tell(ready=os.getpid())
         self._link.start()
+        self._live.start()
         while self._exit is None:
             self._turn()
         return self._exit
@@ -214,6 +218,14 @@ class Monitor:
         if self._config.stacks_signal and (threads := stacks.take(self._training, self._config)):
             emit("stacks", threads=threads)
 
+    def _stacks_for_others(self) -> list[dict[str, Any]]:
+        """Of a rank that runs and does not answer. While it is in the call it handles the signal: before it leaves, it
+        waits until this thread has heard of that. One that is stopped would get the signal when it is healthy again."""
+        is_there = self._protecting and not self._view.killed and not self._board.snapshot().left
+        if not is_there or not self._config.stacks_signal or procfs.state_of(self._pid)["state"] not in ("R", "S"):
+            return []
+        return stacks.take(self._training, self._config)
+
     def _signal(self, signum: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._training, signum)
@@ -324,6 +336,8 @@ class Monitor:
                 self._on_spoken(member)
             case events.Interrupted(iteration, turn):
                 self._on_incident(iteration, turn)
+            case events.StacksWanted(answer):
+                answer(self._stacks_for_others())
             case _:
                 self._on_end(event)
 
@@ -363,7 +377,17 @@ class Monitor:
 
     def leave(self) -> None:
         """The last thing, when the events have been written."""
+        if not self._live.leave():
+            self._give_back()
         self._incidents.leave(self._completed)
+
+    def _give_back(self) -> None:
+        """A thread may wait for a disk in a way that not even SIGKILL ends: then this process has not ended either, for
+        who waits for that. So it closes the store's port, which a next call may need, and says that it stays."""
+        for fd in procfs.sockets().values():
+            if fd > 2 and fd != self._control.fileno():
+                os.close(fd)
+        self.tell(lingering=True, idle=True)
 
     def _on_lost(self, text: str) -> None:
         self._link.lose()
@@ -374,29 +398,6 @@ class Monitor:
             log.error("store lost: %s", text)
             emit("store_lost", text=text)
             self._lost_at = clock.monotonic_ns()
-
-
-# --- how a process died ------------------------------------------------------------------------------------------
-
-
-def exit_status(pid: int, started: str, pidfd: int) -> int | None:
-    """As ``wait()`` gives it; None where it is not known: before Linux 6.15, once the parent has asked for it."""
-    fields = pidfile.stat_fields(pid)
-    if len(fields) < 50 or fields[0] not in "ZX" or fields[19] != started:
-        return procfs.exit_status(pidfd)
-    return int(fields[49])
-
-
-def how_died(status: int | None) -> str:
-    """In words, as far as it is known."""
-    if status is None:
-        return "the training process ended"
-    if not os.WIFSIGNALED(status):
-        return f"the training process exited with code {os.WEXITSTATUS(status)}"
-    signum = os.WTERMSIG(status)
-    with contextlib.suppress(ValueError):
-        return f"killed by {signal.Signals(signum).name}"
-    return f"killed by signal {signum}"
 
 
 # --- the program -------------------------------------------------------------------------------------------------

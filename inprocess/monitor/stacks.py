@@ -1,8 +1,8 @@
 """Stacks of a rank that does not answer, taken from outside, before its monitor ends it.
 
 The rank lends a signal to ``faulthandler``, whose handler is C and needs no interpreter lock: it writes the Python
-stacks of all threads to memory that the monitor reads through ``/proc``. The signal is sent
-only where SIGTERM follows.
+stacks of all threads to memory that the monitor reads through ``/proc``. The signal is sent where SIGTERM follows, and,
+where somebody asks for the stacks (`live_file`), to a rank that does not answer and is not stopped.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ log = get_logger("inprocess.monitor")
 LIMIT_S = 0.2
 #: of what it writes
 MAX_BYTES = 1 << 18
+#: of all that it has written in a call
+MAX_MEMORY_BYTES = 1 << 22
 _THREAD = re.compile(r"^(?:Current t|T)hread (0x[0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 #: a thread that is in a call of a wrapped function is the main one
@@ -73,8 +75,13 @@ def _free_signal() -> int | None:
 
 def take(training: int, config: MonitorConfig) -> list[dict[str, Any]]:
     """In the monitor: all threads of the rank, as in the event ``stacks``; ``training`` is its pidfd."""
+    path = f"/proc/{config.training_pid}/fd/{config.stacks_fd}"
     try:
-        with open(f"/proc/{config.training_pid}/fd/{config.stacks_fd}", "rb", buffering=0) as memory:
+        if not os.readlink(path).startswith("/memfd:inprocess-stacks"):  # the call is over, and that another file
+            return []
+        with open(path, "rb", buffering=0) as memory:
+            if memory.seek(0, os.SEEK_END) > MAX_MEMORY_BYTES:  # behind what it wrote before
+                return []
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(training, config.stacks_signal)
             descriptors.await_readable(training, LIMIT_S)  # it may end meanwhile
@@ -88,6 +95,8 @@ def parse(text: str) -> list[dict[str, Any]]:
     threads: list[dict[str, Any]] = []
     for line in text.splitlines():
         if found := _THREAD.match(line):
+            if any(thread["name"] == found[1] for thread in threads):  # it was asked twice at the same time
+                break
             threads.append({"name": found[1], "main": False, "frames": []})
         elif threads and (found := _FRAME.match(line)):
             threads[-1]["frames"].append(f"{found[1]}:{found[2]} in {found[3]}")

@@ -11,6 +11,9 @@ library code that runs anywhere in the user's function: an interruption raised w
 A monitor that has stopped (SIGSTOP, or it is starved) protects nobody: the others declare this rank dead, and it would
 not be killed for that. So a monitor that shows no life on the board is killed, which makes it one that has died.
 
+It also answers for the rank where somebody asks for its stacks (`inprocess status --dump`): it runs as long as any
+thread of Python does, whatever the main thread waits for.
+
 A call that is still pending when the watchdog stops runs later, or never. So the semaphore belongs to the process, is
 never freed, and what is pending is known to the next watchdog.
 """
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import select
 import signal
@@ -26,8 +30,9 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from inprocess.interrupt import whereabouts
 from inprocess.monitor import lease
-from inprocess.monitor.board import WATCHED, Board
+from inprocess.monitor.board import STACKS_BYTES, WATCHED, Board
 from inprocess.monitor.policy import LeaseWatch
 from inprocess.system.clock import monotonic
 from inprocess.system.logs import get_logger
@@ -100,6 +105,16 @@ def _the_probe() -> _Probe:
     return _probe
 
 
+def _stacks() -> bytes:
+    """Where the main thread is, whether it waits for other ranks, and all threads, as far as there is room for them."""
+    spot = whereabouts.look()
+    found = {"where": "" if spot is None else spot.where, "waits": None if spot is None else spot.waits}
+    threads = sorted(whereabouts.stacks(), key=lambda thread: not thread["main"])
+    while len(text := json.dumps({**found, "threads": threads}).encode()) > STACKS_BYTES:
+        threads = threads[: len(threads) // 2]
+    return text
+
+
 class ProgressWatchdog(threading.Thread):
     """Stamps ``board`` while the main thread runs. One at a time per process.
 
@@ -152,6 +167,7 @@ class ProgressWatchdog(threading.Thread):
                 self._probe.schedule()
                 ask_at = now + self._interval
                 self._look_at_monitor()
+                self._show()
             # a main thread that runs answers soon; one that does not is looked at once per interval
             soon = self._probe.pending and now < ask_at - self._interval + SOON
             pause = SOON if soon else max(0.0, ask_at - now)
@@ -159,6 +175,14 @@ class ProgressWatchdog(threading.Thread):
             # one that is over outside the function ends nothing, however often it is looked at
             if self._wait(min(pause, lease) if lease > 0 else pause):
                 return
+
+    def _show(self) -> None:
+        """What `inprocess status` asks for: how many steps, and where all threads are."""
+        try:
+            self._board.show_steps()
+            self._board.answer_stacks(_stacks)
+        except Exception as error:  # whatever it is, the rank is to be watched
+            log.warning("the stacks of this rank cannot be taken: %r", error)
 
     def _look_at_lease(self) -> float:
         """Seconds until there is something to do about it."""

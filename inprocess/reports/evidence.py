@@ -10,7 +10,7 @@ from typing import Any
 from inprocess.attribution import Interruption, InterruptionRecord, is_echo
 from inprocess.reports.reading import Entry
 
-__all__ = ["Evidence", "Witness", "gather"]
+__all__ = ["Evidence", "Witness", "gather", "of_the_function"]
 
 
 #: the library's line that calls the wrapped function
@@ -44,7 +44,7 @@ class Witness:
         threads = self.of("stacks").get("threads")
         for thread in threads if isinstance(threads, list) else ():
             if isinstance(thread, dict) and thread.get("main") and isinstance(thread.get("frames"), list):
-                return _of_the_function([frame for frame in thread["frames"] if isinstance(frame, str)])
+                return of_the_function([frame for frame in thread["frames"] if isinstance(frame, str)])
         return []
 
     @property
@@ -85,7 +85,7 @@ class Evidence:
         return [record for record in found if not is_echo(record)] or found
 
 
-def _of_the_function(frames: list[str]) -> list[str]:
+def of_the_function(frames: list[str]) -> list[str]:
     """Without those that lead to the wrapped function."""
     entry = next((number for number, frame in enumerate(frames) if _ENTRY in frame), 0)
     return frames[:entry] if entry else frames

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from operator import attrgetter
 from inprocess.attribution import one_line
 from inprocess.events.files import MAX_FILE_BYTES, folder
 from inprocess.events.record import MAX_LINE_BYTES, Event, Header, parse
+from inprocess.system.whole_files import open_regular
 
 __all__ = ["Entry", "Source", "Trail", "read"]
 
@@ -165,11 +165,7 @@ def read(run_dir: str) -> tuple[list[Trail], list[str]]:
 
 
 def _lines(path: str) -> Iterator[bytes]:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError("it is no regular file")
-    with open(fd, "rb") as file:
+    with open(open_regular(path), "rb") as file:
         left = 2 * MAX_FILE_BYTES
         while left > 0 and (line := file.readline(MAX_LINE_BYTES + 2)):
             left -= len(line)

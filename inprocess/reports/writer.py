@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import shutil
-import stat
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from inprocess.reports.history import History, histories
 from inprocess.reports.incident import Incident, all_incidents, goodput
 from inprocess.reports.page import incident_page, index_page
 from inprocess.reports.reading import Trail, read
-from inprocess.system import clock
+from inprocess.system import clock, whole_files
 
 __all__ = ["FOLDER", "main", "write"]
 
@@ -100,34 +99,16 @@ def _write_one(folder: str, trail: Trail, incident: Incident, history: History) 
 def _replace(path: str, text: str) -> None:
     """In one step, and only where something changes."""
     data = text.encode(errors="replace")
-    if _read(path, len(data) + 1) == data:
-        return
-    beside = f"{path}.{os.getpid()}"
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with open(fd, "wb", closefd=False) as file:
-            file.write(data)
-        os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(beside)
-        raise
-    finally:
-        os.close(fd)
+    if _read(path, len(data) + 1) != data:
+        whole_files.replace(path, data)
 
 
 def _read(path: str, limit: int) -> bytes:
     """Nothing, where that is no file that can be read."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return whole_files.read(path, limit)
     except OSError:
         return b""
-    try:
-        return os.read(fd, limit) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
 
 
 def _is_written(folder: str, job: str, call: int, iteration: int) -> bool:

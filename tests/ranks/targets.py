@@ -30,7 +30,7 @@ from inprocess.stores import addresses
 from inprocess.system import logs
 from inprocess.testing import leaks
 from inprocess.testing.coordinates import When
-from inprocess.testing.faults import wait_forever
+from inprocess.testing.faults import HoldGIL, wait_forever
 from inprocess.tools.inject_fault import Fault, inject_fault
 from tests.harness import faults
 from tests.harness.child import Context
@@ -210,6 +210,39 @@ def run_full_at_last(context: Context) -> Any:
     """Who joins late finds the job in its second call."""
     first = context.wrap(train)()
     return [first, run_full(context)]
+
+
+def wait_for_flag(flag: str) -> None:
+    while not os.path.exists(flag):
+        time.sleep(0.05)
+
+
+def watched(context: Context, call: Any) -> list[int]:
+    """After three steps rank 1 is at `place` until the flag is there, and the others wait for it."""
+    rank, size = place_in_world()
+    dist.init_process_group("gloo", timeout=LONG)
+    for _ in range(3):
+        call.ping()
+        check_sum(size)
+    place, flag = context.args["place"] if rank == 1 else "", context.args["flag"]
+    with call.atomic() if place == "atomic" else contextlib.nullcontext():
+        context.emit("at")
+        if place in ("sleep", "atomic"):
+            wait_for_flag(flag)
+        elif place == "gil":
+            HoldGIL(8.0).strike(context)  # for longer than a rank may take to say where it is
+        elif place == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+    check_sum(size)
+    dist.destroy_process_group()
+    return [call.iteration, rank, size]
+
+
+def run_watched(context: Context) -> Any:
+    if context.args["place"] == "join" and context.rank == 1:
+        context.emit("at")
+        wait_for_flag(context.args["flag"])
+    return context.wrap(watched)()
 
 
 def run_train(context: Context) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -46,6 +47,9 @@ def test_of_a_process_that_holds_the_interpreter_lock() -> None:
         assert ["hold", "<module>"] in places
         assert any("wait" in place for place in places)
         assert process.poll() is None, "it was only looked at"
+        assert take(pidfd, config) == found, "a second time: without what was written the first time"
+        assert take(pidfd, dataclasses.replace(config, stacks_fd=1)) == [], "another file has that number"
+        assert process.poll() is None
     finally:
         process.kill()
         process.wait()
@@ -105,6 +109,11 @@ def test_what_the_handler_writes() -> None:
         {"name": "0x00007f1", "main": False, "frames": ["/a b/\\udc80.py:3 in <lambda>"]},
         {"name": "0x00007f2", "main": True, "frames": ["/u/train.py:7 in step", f"/x{stacks._CALL}99 in _body"]},
     ]
+
+
+def test_what_two_requests_at_the_same_time_write() -> None:
+    text = 'Thread 0x7 (most recent call first):\n  File "/a.py", line 3 in f\n'
+    assert parse(text * 2) == parse(text) and len(parse(text)) == 1
 
 
 @pytest.mark.parametrize("text", ["", "nothing", '  File "/a.py", line 1 in f\n', "Thread 0x1 (most recent"])

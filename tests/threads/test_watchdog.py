@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import json
 import math
 import os
 import queue
@@ -23,7 +24,7 @@ from inprocess.finalize import ThreadedFinalize
 from inprocess.monitor import lease, starting
 from inprocess.monitor import process as monitor_process
 from inprocess.monitor import watchdog as progress_watchdog
-from inprocess.monitor.board import LEASE, PROGRESS, WATCHED, Board
+from inprocess.monitor.board import LEASE, PROGRESS, STEPS, WATCHED, Board
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.process import MonitorProcess, _Ends
 from inprocess.progress_watchdog import ProgressWatchdog, Silence
@@ -85,6 +86,39 @@ def test_it_does_not_stamp_while_the_main_thread_is_in_c_code(board: Board) -> N
     watchdog.stop()
     # the one call that was pending when the main thread went to sleep may have run just before
     assert during - before < 100_000_000
+
+
+def test_it_answers_and_counts_beside_c_code(board: Board) -> None:
+    watchdog = ProgressWatchdog(board, 0.01)
+    board.steps = lambda: 7
+    watchdog.start()
+    number = board.ask_stacks()
+    ctypes.CDLL(None).usleep(300_000)  # one call, the GIL released
+    answer = board.stacks(number)
+    watchdog.stop()
+    assert answer is not None and board.slots[STEPS] == 7
+    (main,) = (thread for thread in json.loads(answer)["threads"] if thread["main"])
+    assert main["frames"][0].endswith("in test_it_answers_and_counts_beside_c_code")
+
+
+def test_the_answer_of_many_threads_has_room(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The main one is the last that is left out."""
+    many = [{"name": "x" * 50_000, "main": number == 30, "frames": [str(number)]} for number in range(40)]
+    monkeypatch.setattr(progress_watchdog.whereabouts, "stacks", lambda: many)
+    found = json.loads(progress_watchdog._stacks())["threads"]
+    assert 1 < len(found) < 40 and found[0] == many[30]
+
+
+def test_stacks_that_cannot_be_taken_do_not_end_it(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> list[object]:
+        raise RuntimeError("a set changed its size")
+
+    monkeypatch.setattr(progress_watchdog.whereabouts, "stacks", fail)
+    watchdog = ProgressWatchdog(board, 0.01)
+    board.ask_stacks()
+    watchdog.start()
+    stamps(board, 5)
+    watchdog.stop()
 
 
 def for_a_hook(board: Board) -> bool:

@@ -1,0 +1,287 @@
+"""How the rank is now, as a small file in the run directory, and its stacks where somebody asks for them.
+
+One daemon thread of the monitor does all of it, and nobody waits for that: a disk that hangs keeps this thread alone.
+Everything that it tells comes from the board, the link and ``/proc``. The rank itself does nothing for it, but for its
+stacks: these its watchdog takes. Where no answer comes, the main thread of the monitor takes them from outside, since
+it alone knows that the rank has not left the call. ``events/live_files`` has the format.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import re
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from inprocess.events import live_files
+from inprocess.events.files import stem
+from inprocess.events.record import Header
+from inprocess.monitor import pidfile
+from inprocess.monitor.board import ACTIVE, RESERVES, STACKS_BYTES, STEPS, Board
+from inprocess.monitor.configuration import MonitorConfig
+from inprocess.monitor.events import StacksWanted
+from inprocess.monitor.link import Link
+from inprocess.protocol.phases import Phase
+from inprocess.system import clock, descriptors, procfs, strict_json, whole_files
+from inprocess.system.logs import get_logger
+
+__all__ = ["LiveFile"]
+
+log = get_logger("inprocess.monitor")
+#: how often it looks for requests, and for the answer of its rank (seconds)
+LOOK_S, LOOK_AGAIN_S = 0.5, 0.05
+#: so many files of all ranks are renewed in a second, as a shared disk has to bear them all; in a job with more ranks
+#: than twice as many each is renewed less often
+RENEWALS_PER_S = 512
+#: how long the last file is waited for at the end (seconds)
+LAST_S = 0.2
+#: how much longer than its watchdog's interval a rank may take to answer (seconds)
+ANSWER_S = 2.0
+#: how long the main thread may take for stacks from outside (seconds)
+OUTSIDE_S = 1.0
+#: how often the first rank of the roster removes what nobody needs, and from which age on it does (seconds): any file,
+#: and requests, whose program must be gone
+TIDY_S, OLD_S, REQUEST_S = 3600.0, 86_400.0, 900.0
+#: of the files for one initial rank so many are kept; the others go if they were not renewed for so long (seconds), and
+#: so many intervals
+KEPT, GONE_S, GONE_AFTER = 3, 60.0, 5
+MAX_REASONS = 5
+_REQUEST = re.compile(r"[A-Za-z0-9-]{1,100}")
+_SLOT = re.compile(r"monitor-(\d+)-.*\.json")
+
+
+class LiveFile:
+    """Of one monitor. Without a run directory it does nothing.
+
+    Args:
+        config: of the monitor.
+        board: of its rank.
+        link: what is known of the job.
+        training: pidfd of the training process.
+        post: gives the monitor's main thread an event.
+    """
+
+    def __init__(
+        self, config: MonitorConfig, board: Board, link: Link, training: int, post: Callable[[StacksWanted], None]
+    ) -> None:
+        self._config, self._board, self._link, self._training, self._post = config, board, link, training, post
+        self._folder = live_files.folder(config.run_dir or "")
+        self._requests = live_files.requests(config.run_dir or "")
+        self._host = socket.gethostname()
+        self._name = f"{stem(Header(config.job, 'monitor', config.rank, os.getpid(), self._host))}.json"
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="inprocess-live", daemon=True)
+        #: requests that were answered and are still there, and when the folder of requests was changed
+        self._answered: frozenset[str] = frozenset()
+        self._changed = 0
+        #: by the clock of the disk: when this file was last renewed
+        self._disk_time = 0.0
+        self._told: set[str] = set()
+
+    def start(self) -> None:
+        """From now on the file is there."""
+        if self._config.run_dir is not None:
+            self._thread.start()
+
+    def leave(self) -> bool:
+        """Write it for the last time. False: the disk does not answer at once, and the thread stays."""
+        self._ending.set()
+        if self._thread.ident is not None:
+            self._thread.join(LAST_S)
+        return not self._thread.is_alive()
+
+    # --- the thread -------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        renew_at = tidy_at = 0.0
+        while True:
+            is_last, now = self._ending.is_set(), clock.monotonic()
+            if is_last or now >= renew_at:
+                renew_at = now + self._interval
+                self._try(self._renew)
+            self._try(self._look_for_requests)
+            if is_last:
+                return
+            if now >= tidy_at and self._is_first:
+                tidy_at = now + TIDY_S
+                self._try(self._tidy)
+            self._ending.wait(LOOK_S)
+
+    def _try(self, action: Callable[[], None]) -> None:
+        """Each reason is logged once: the disk may be full for hours."""
+        try:
+            action()
+        except Exception as error:
+            reason = (error.strerror if isinstance(error, OSError) else "") or repr(error)
+            if reason not in self._told and len(self._told) < MAX_REASONS:
+                self._told.add(reason)
+                log.warning("run_dir=%r: the live file cannot be written: %s", self._config.run_dir, reason)
+
+    @property
+    def _interval(self) -> float:
+        return max(live_files.INTERVAL_S, len(self._link.membership.roster) / RENEWALS_PER_S)
+
+    @property
+    def _is_first(self) -> bool:
+        membership = self._link.membership
+        return membership.roster[:1] == (membership.member,)
+
+    def _renew(self) -> None:
+        for folder in (self._folder, self._requests):  # both belong to who runs the job, whoever may ask one day
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        path = os.path.join(self._folder, self._name)
+        whole_files.replace(path, json.dumps(self._status(), separators=(",", ":")).encode() + b"\n")
+        self._disk_time = os.stat(path).st_mtime
+
+    def _status(self) -> dict[str, Any]:
+        config, seen, now, slots = self._config, self._board.snapshot(), clock.monotonic(), self._board.slots
+        beat_at = self._link.heartbeat_at
+        is_placed = slots[ACTIVE] + slots[RESERVES] > 0
+        state = self._state(seen.left)
+        fields = [] if state == "dead" else pidfile.stat_fields(config.training_pid)
+        pings = seen.ping and seen.phase is Phase.RUN and not seen.reserve  # as for `soft_timeout`
+        progress = seen.ping if pings else seen.progress
+        return {
+            "format": live_files.FORMAT,
+            "version": live_files.VERSION,
+            "job": config.job[: live_files.MAX_TEXT],
+            "host": self._host[: live_files.MAX_TEXT],
+            "pid": config.training_pid,
+            "monitor_pid": os.getpid(),
+            "initial_rank": config.rank,
+            "rank": seen.rank,
+            "role": "unknown" if not is_placed else "reserve" if seen.reserve else "active",
+            "call": config.call,
+            "iteration": seen.iteration,
+            "phase": seen.phase.value,
+            "state": state,
+            "steps": max(0, slots[STEPS]),
+            "progress_age": max(0.0, now - progress / 1e9) if progress else None,
+            "heartbeat_age": None if beat_at is None else max(0.0, now - beat_at),
+            "world_size": max(0, slots[ACTIVE]) if is_placed else None,
+            "reserves": max(0, slots[RESERVES]) if is_placed else None,
+            "memory_bytes": int(fields[21]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 21 else None,
+            "time": now,
+            "wall_time": clock.wall(),
+            # beside the fields that readers rely on
+            "process_state": fields[0] if fields else "",
+            "atomic": seen.atomic,
+            "interval": self._interval,
+        }
+
+    def _state(self, left: bool) -> str:
+        return "left" if left else "dead" if descriptors.await_readable(self._training, 0) else "running"
+
+    # --- stacks -----------------------------------------------------------------------------------------------------
+
+    def _look_for_requests(self) -> None:
+        """One `stat` where nobody asks. While there is a request all are listed: the next one may be of the same
+        moment, as far as the disk's clock tells."""
+        try:
+            changed = os.stat(self._requests).st_mtime_ns
+        except FileNotFoundError:
+            return
+        if changed == self._changed and not self._answered:
+            return
+        self._changed = changed
+        found = frozenset(name for name in os.listdir(self._requests) if _REQUEST.fullmatch(name))
+        new = [name for name in sorted(found - self._answered) if self._is_recent(name)]
+        self._answered = found
+        if new:
+            self._answer(new)
+
+    def _is_recent(self, name: str) -> bool:
+        """One whose program was killed may lie there for long; a monitor that is new does not answer it."""
+        try:
+            return self._disk_time - os.stat(os.path.join(self._requests, name)).st_mtime < REQUEST_S
+        except FileNotFoundError:
+            return False
+
+    def _answer(self, names: Sequence[str]) -> None:
+        config = self._config
+        told = {
+            "format": live_files.DUMP_FORMAT,
+            "version": live_files.VERSION,
+            "job": config.job[: live_files.MAX_TEXT],
+            "host": self._host[: live_files.MAX_TEXT],
+            "pid": config.training_pid,
+            "initial_rank": config.rank,
+            **self._take(),
+        }
+        for name in names:
+            if not os.path.exists(os.path.join(self._requests, name)):  # nobody waits for it any more
+                continue
+            folder = os.path.join(self._folder, live_files.DUMP + name)
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            whole_files.replace(os.path.join(folder, self._name), json.dumps(told).encode())
+
+    def _take(self) -> dict[str, Any]:
+        """The stacks, or why there are none."""
+        if (state := self._state(self._board.snapshot().left)) != "running":
+            return {"why": f"the rank has {'left the call' if state == 'left' else 'ended'}"}
+        number = self._board.ask_stacks()
+        seconds = self._config.progress_watchdog_interval + ANSWER_S
+        until = clock.monotonic() + seconds
+        while clock.monotonic() < until:
+            if descriptors.await_readable(self._training, LOOK_AGAIN_S):
+                return {"why": "the rank has ended"}
+            if (found := _parsed(self._board.stacks(number))) is not None:
+                return {"why": "", "from": "inside", **found}
+        process = procfs.state_of(self._config.training_pid)
+        answer: queue.SimpleQueue[list[dict[str, Any]]] = queue.SimpleQueue()
+        self._post(StacksWanted(answer.put))
+        threads: list[dict[str, Any]] = []
+        with contextlib.suppress(queue.Empty):
+            threads = answer.get(timeout=OUTSIDE_S)
+        why = f"its interpreter does not answer within {seconds:g} s"
+        return {"why": why, "from": "outside", "threads": threads, "process": process}
+
+    # --- what others have left --------------------------------------------------------------------------------------
+
+    def _tidy(self) -> None:
+        slots: dict[str, list[tuple[float, str]]] = {}
+        for path, name, age in self._aged(self._folder):
+            if slot := _SLOT.fullmatch(name):
+                slots.setdefault(slot[1], []).append((age, path))
+            elif age > OLD_S and name.startswith(live_files.DUMP):
+                shutil.rmtree(path, ignore_errors=True)
+            elif age > OLD_S and ".json." in name:  # its writer was killed
+                _remove(path)
+        for found in slots.values():
+            for number, (age, path) in enumerate(sorted(found)):
+                if age > OLD_S or (number >= KEPT and age > max(GONE_S, GONE_AFTER * self._interval)):
+                    _remove(path)
+        for path, _, age in self._aged(self._requests):
+            if age > REQUEST_S:
+                _remove(path)
+
+    def _aged(self, folder: str) -> Iterator[tuple[str, str, float]]:
+        """Path, name and age (seconds) of what is in a folder."""
+        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    yield entry.path, entry.name, self._disk_time - entry.stat(follow_symlinks=False).st_mtime
+
+
+def _parsed(text: bytes | None) -> dict[str, Any] | None:
+    """What the rank has answered; nothing where it is just being written, or is something else."""
+    if text is None:
+        return None
+    try:
+        found = strict_json.parse(text, STACKS_BYTES)
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("threads"), list):
+        return None
+    return {name: found.get(name) for name in ("where", "waits", "threads")}
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)

@@ -1,0 +1,138 @@
+"""How the ranks of a job are now: from the live files of a run directory, or from an address that serves them.
+
+What cannot be read is named, and the rest is used. Ages are by this host's wall clock.
+"""
+
+from __future__ import annotations
+
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inprocess.attribution import one_line
+from inprocess.events import live_files
+from inprocess.reports.reading import MAX_FILES, MAX_PROBLEMS
+from inprocess.system import clock, strict_json, whole_files
+
+__all__ = ["RankNow", "current", "fetch", "read"]
+
+#: a file that is older is stale (seconds), and older than so many intervals at which it is renewed
+STALE_S, STALE_AFTER = 10.0, 5
+#: how long an address may take for each part of its answer (seconds), and the longest answer (bytes)
+TIMEOUT_S, MAX_ANSWER_BYTES = 5.0, 64 << 20
+
+
+@dataclass(frozen=True)
+class RankNow:
+    """One live file."""
+
+    #: its fields, as `live_files.parse` gives them
+    live: dict[str, Any]
+    #: when it was read (seconds since 1970)
+    at: float
+    #: its name; empty where it came from an address
+    name: str = ""
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was written, as well as the clocks of the hosts agree."""
+        return max(0.0, self.at - float(self.live["wall_time"]))
+
+    @property
+    def is_running(self) -> bool:
+        return bool(self.live["state"] == "running")
+
+    @property
+    def is_stale(self) -> bool:
+        """Nobody renews it, though its rank is said to run: its monitor is gone, its host, or the disk."""
+        interval = self.live.get("interval")
+        given = float(interval) if isinstance(interval, int | float) and 0 < interval < 3600 else 0.0
+        return self.is_running and self.age > max(STALE_S, STALE_AFTER * given)
+
+    def to_json(self) -> dict[str, Any]:
+        """The file's fields, and ``stale`` and ``age``."""
+        return {**self.live, "stale": self.is_stale, "age": round(self.age, 3)}
+
+
+def read(run_dir: str) -> tuple[list[RankNow], list[str]]:
+    """All live files there, and what is wrong with them, in words.
+
+    Raises:
+        OSError: there is no such directory, or it has none.
+    """
+    below = live_files.folder(run_dir)
+    if not os.path.isdir(run_dir):
+        raise FileNotFoundError(f"{run_dir} is no directory")
+    if not os.path.isdir(below):
+        raise FileNotFoundError(
+            f"no folder 'live' in {run_dir}: a job writes one with Wrapper(run_dir=...), INPROCESS_RUN_DIR=... or "
+            "`inprocess run --run-dir ...`"
+        )
+    found: list[RankNow] = []
+    problems: list[str] = []
+    for name in [name for name in sorted(os.listdir(below)) if name.endswith(".json")][:MAX_FILES]:
+        try:
+            data = whole_files.read(os.path.join(below, name), live_files.MAX_FILE_BYTES + 1)
+            found.append(RankNow(live_files.parse(data), clock.wall(), name))
+        except FileNotFoundError:  # just removed, as nobody needs it any more
+            continue
+        except (OSError, ValueError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            problems.append(f"{one_line(name[:200], 200)}: {one_line(reason[:300], 200)}")
+    return found, problems[:MAX_PROBLEMS]
+
+
+def fetch(address: str) -> tuple[list[RankNow], list[str]]:
+    """The same from ``http://ADDRESS/status``.
+
+    Raises:
+        OSError: it does not answer, or with something else.
+    """
+    url = f"http://{address}/status"
+    # the job's own endpoint, in no case through a proxy
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=TIMEOUT_S) as answer:
+            told = strict_json.parse(answer.read(MAX_ANSWER_BYTES + 1), MAX_ANSWER_BYTES)
+        ranks = told["ranks"]
+        if not isinstance(ranks, list):
+            raise TypeError
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise OSError(f"{url} answers with status {error.code}; is that the port of the job's metrics?") from None
+    except (TypeError, KeyError, ValueError):
+        raise OSError(f"{url} does not answer with the status of a job") from None
+    except Exception as error:  # of urllib and http.client: no connection, no time, no HTTP
+        reason = getattr(error, "reason", None) or error
+        raise OSError(f"{url} does not answer: {one_line(str(reason)[:300], 200) or type(error).__name__}") from None
+    found: list[RankNow] = []
+    problems: list[str] = []
+    for number, each in enumerate(ranks[:MAX_FILES]):
+        try:
+            found.append(RankNow(live_files.parse(each), clock.wall()))
+        except ValueError as error:
+            problems.append(f"{url}: entry {number}: {one_line(str(error)[:300], 200)}")
+    return found, problems[:MAX_PROBLEMS]
+
+
+def current(found: Iterable[RankNow]) -> list[tuple[str, Sequence[RankNow]]]:
+    """Of each job that runs (or else of the latest), one for each initial rank.
+
+    There may be more: of earlier launches, of a process whose place another one took, and of its calls before this one.
+    """
+    jobs: dict[str, dict[int, RankNow]] = {}
+    for rank in sorted(found, key=_relevance):
+        jobs.setdefault(rank.live["job"], {})[rank.live["initial_rank"]] = rank
+    chosen: list[tuple[str, Sequence[RankNow]]] = [
+        (job, [ranks[number] for number in sorted(ranks)]) for job, ranks in jobs.items()
+    ]
+    running = [each for each in chosen if any(_relevance(rank)[0] for rank in each[1])]
+    return running or sorted(chosen, key=lambda each: max(map(_relevance, each[1])))[-1:]
+
+
+def _relevance(rank: RankNow) -> tuple[bool, float]:
+    """A monitor whose rank has left stays for others, and renews its file beside that of the rank's next call."""
+    return rank.is_running and not rank.is_stale, float(rank.live["wall_time"])

@@ -1,0 +1,356 @@
+"""The live file of a monitor: what it says, who answers for a rank, and that nobody waits for its disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from inprocess.events import live_files
+from inprocess.monitor import live_file
+from inprocess.monitor.board import ASKED, LENGTH, STACKS_BYTES, Board
+from inprocess.monitor.configuration import MonitorConfig
+from inprocess.monitor.events import StacksWanted
+from inprocess.monitor.live_file import LiveFile
+from inprocess.progress_watchdog import ProgressWatchdog
+from inprocess.protocol.membership import Membership
+from inprocess.protocol.phases import Phase
+from inprocess.reports import dump
+from inprocess.reports.live_reading import RankNow, read
+from inprocess.system import clock, whole_files
+
+#: a ceiling, not a duration (seconds)
+SOON = 20.0
+ASLEEP = "import signal; signal.pause()"
+
+
+def until(look: Callable[[], Any]) -> Any:
+    end = clock.monotonic() + SOON
+    while not (found := look()):
+        assert clock.monotonic() < end
+        threading.Event().wait(0.01)
+    return found
+
+
+class Kept:
+    """A rank that is a process of its own, its board, and the live file that its monitor would write."""
+
+    def __init__(self, run_dir: Path, member: int = 0) -> None:
+        self.run_dir, self.board = str(run_dir), Board.create()
+        self.process = subprocess.Popen([sys.executable, "-c", ASLEEP])
+        self.pidfd = os.pidfd_open(self.process.pid)
+        config = MonitorConfig(
+            member=member,
+            roster=(0, 1),
+            store="",
+            rank=member,
+            job="job",
+            run_dir=str(run_dir),
+            training_pid=self.process.pid,
+            progress_watchdog_interval=0.05,
+        )
+        self.link = SimpleNamespace(membership=Membership(member, (0, 1)), heartbeat_at=None)
+        self.wanted: list[StacksWanted] = []
+        self.live = LiveFile(config, self.board, self.link, self.pidfd, self.wanted.append)  # type: ignore[arg-type]
+
+    def start(self) -> RankNow:
+        self.live.start()
+        return self.rank()
+
+    def rank(self) -> RankNow:
+        """Once there is a file."""
+        folder = Path(live_files.folder(self.run_dir))
+        until(lambda: folder.is_dir() and list(folder.glob("*.json")))
+        (found,), problems = read(self.run_dir)
+        assert problems == []
+        return found
+
+    def close(self) -> None:
+        self.live.leave()
+        self.process.kill()
+        self.process.wait()
+        os.close(self.pidfd)
+        if self.live._thread.ident is not None:
+            self.live._thread.join(SOON)
+        self.board.close()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_file, "LOOK_S", 0.01)
+    monkeypatch.setattr(live_file, "ANSWER_S", 0.1)
+    monkeypatch.setattr(live_file, "OUTSIDE_S", 0.1)
+    monkeypatch.setattr(live_files, "INTERVAL_S", 0.01)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Kept]:
+    rank = Kept(tmp_path)
+    yield rank
+    rank.close()
+
+
+def test_what_it_says(kept: Kept) -> None:
+    first = kept.start().live
+    assert (first["state"], first["phase"], first["role"], first["iteration"]) == ("running", "join", "unknown", -1)
+    assert (first["world_size"], first["reserves"], first["heartbeat_age"]) == (None, None, None)
+    kept.board.begin(3)
+    kept.board.place(1, False, active=2, reserves=1)
+    kept.board.enter(Phase.RUN)
+    kept.board.steps = lambda: 7
+    kept.link.heartbeat_at = clock.monotonic()
+    kept.board.show_steps()
+    told = until(lambda: live if (live := kept.rank().live)["steps"] else None)
+    assert (told["rank"], told["role"], told["phase"], told["iteration"]) == (1, "active", "run", 3)
+    assert (told["steps"], told["world_size"], told["reserves"]) == (7, 2, 1)
+    assert 0 <= told["heartbeat_age"] < SOON and 0 <= told["progress_age"] < SOON
+    assert (told["pid"], told["monitor_pid"]) == (kept.process.pid, os.getpid())
+    assert 1 << 20 < told["memory_bytes"] < 1 << 28
+
+
+def test_files_are_private(kept: Kept) -> None:
+    kept.start()
+    folder = Path(live_files.folder(kept.run_dir))
+    modes = {stat.S_IMODE(each.stat().st_mode) for each in (folder, folder / "requests")}
+    (file,) = folder.glob("*.json")
+    assert modes == {0o700} and stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert file.name == f"monitor-0-{os.uname().nodename}-{os.getpid()}.json"
+
+
+@pytest.mark.parametrize(("how", "state"), [("leaves", "left"), ("dies", "dead"), ("leaves and dies", "left")])
+def test_the_last_word(kept: Kept, how: str, state: str) -> None:
+    kept.start()
+    if "leaves" in how:
+        kept.board.leave()
+    if "dies" in how:
+        kept.process.kill()
+        kept.process.wait()
+    until(lambda: kept.rank().live["state"] == state)
+    until(kept.live.leave)
+    assert kept.rank().live["state"] == state and not kept.rank().is_stale
+
+
+def test_without_a_run_directory_there_is_no_thread(kept: Kept) -> None:
+    config = MonitorConfig(member=0, roster=(0,), store="")
+    live = LiveFile(config, kept.board, kept.link, kept.pidfd, kept.wanted.append)  # type: ignore[arg-type]
+    live.start()
+    live.leave()
+    assert live._thread.ident is None
+
+
+def test_a_disk_that_hangs_keeps_one_thread(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, asked = threading.Event(), threading.Event()
+    replace = whole_files.replace
+
+    def hang(path: str, data: bytes) -> None:
+        asked.set()
+        assert answers.wait(SOON)
+        replace(path, data)
+
+    kept.start()
+    monkeypatch.setattr(whole_files, "replace", hang)
+    assert asked.wait(SOON)
+    begin = clock.monotonic()
+    assert not kept.live.leave()
+    assert clock.monotonic() - begin < live_file.LAST_S + 1.0 and kept.live._thread.is_alive()
+    answers.set()
+
+
+def test_a_disk_that_is_full_is_told_of_once(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries: list[str] = []
+
+    def fail(path: str, data: bytes) -> None:
+        tries.append(path)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(whole_files, "replace", fail)
+    kept.live.start()
+    until(lambda: len(tries) > 5)
+    kept.live.leave()
+    assert len([line for line in caplog.messages if "No space left" in line]) == 1
+
+
+# --- stacks ------------------------------------------------------------------------------------------------------
+
+
+def ask(kept: Kept, timeout: float = SOON) -> dict[str, Any]:
+    """The answer of its rank."""
+    (answer,) = dump.ask(kept.run_dir, [kept.rank()], timeout).values()
+    return answer
+
+
+def left_over(kept: Kept) -> list[str]:
+    folder = Path(live_files.folder(kept.run_dir))
+    return [str(path) for path in folder.rglob("*") if path.suffix != ".json" and path.name != "requests"]
+
+
+def test_the_rank_answers(kept: Kept) -> None:
+    """The watchdog is this process's, so the stacks are as well."""
+    kept.start()
+    watchdog = ProgressWatchdog(kept.board, 0.02)
+    watchdog.start()
+    try:
+        answer = ask(kept)
+    finally:
+        watchdog.stop()
+    assert answer["why"] == "" and answer["from"] == "inside" and kept.wanted == []
+    (main,) = (thread for thread in answer["threads"] if thread["main"])
+    assert any("in test_the_rank_answers" in frame for frame in main["frames"])
+    assert not [thread for thread in answer["threads"] if thread["name"].startswith("inprocess-")]
+    assert left_over(kept) == []
+
+
+def test_nobody_answers(kept: Kept) -> None:
+    kept.start()
+    answer = ask(kept)
+    assert "does not answer" in answer["why"] and answer["threads"] == [] and len(kept.wanted) == 1
+    assert answer["process"]["state"] == "S"
+
+
+def test_it_is_taken_from_outside(kept: Kept) -> None:
+    kept.start()
+    outside = [{"name": "0x1", "main": True, "frames": ["train.py:7 in step"]}]
+    kept.live._post = lambda wanted: wanted.answer(outside)
+    answer = ask(kept)
+    assert (answer["threads"], answer["from"]) == (outside, "outside")
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b'{"threads": 1}', b"[]", b"\xff" * 100, b'{"threads": [{"frames": 1}]}'])
+def test_what_is_no_answer(kept: Kept, text: bytes) -> None:
+    """The function may write to that memory, too."""
+    kept.start()
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.wait(0.001):
+            kept.board.answer_stacks(lambda: text)
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    try:
+        assert ask(kept)["threads"] == []
+    finally:
+        stop.set()
+        writing.join()
+
+
+def test_it_dies_meanwhile(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_file, "ANSWER_S", SOON)
+    kept.start()
+    os.kill(kept.process.pid, signal.SIGSTOP)
+    found: list[dict[str, Any]] = []
+    asking = threading.Thread(target=lambda: found.append(ask(kept)))
+    asking.start()
+    until(lambda: kept.board.slots[ASKED])  # it has been asked
+    kept.process.kill()
+    asking.join()
+    assert found[0]["why"] == "the rank has ended"
+
+
+def test_a_rank_that_has_left_is_not_asked(kept: Kept) -> None:
+    kept.start()
+    running = kept.rank()
+    kept.board.leave()
+    (answer,) = dump.ask(kept.run_dir, [running], SOON).values()
+    assert answer["why"] == "the rank has left the call" and not kept.board.slots[ASKED]
+
+
+def test_two_requests_at_once_and_one_after_another(kept: Kept) -> None:
+    kept.start()
+    watchdog = ProgressWatchdog(kept.board, 0.02)
+    watchdog.start()
+    found: list[dict[str, Any]] = []
+    asking = [threading.Thread(target=lambda: found.append(ask(kept))) for _ in range(5)]
+    try:
+        for each in asking:
+            each.start()
+        for each in asking:
+            each.join()
+        found.append(ask(kept))
+    finally:
+        watchdog.stop()
+    assert len(found) == 6 and all(answer["threads"] for answer in found)
+    assert left_over(kept) == []
+
+
+def test_the_monitor_is_gone(kept: Kept) -> None:
+    rank = kept.start()
+    kept.live.leave()
+    kept.live._thread.join(SOON)
+    (answer,) = dump.ask(kept.run_dir, [rank], 0.05).values()
+    assert answer["why"] == "no answer within 0.05 s" and answer["process"]["state"] == "S"
+    assert left_over(kept) == []
+
+
+def test_an_old_request_and_an_odd_name(kept: Kept) -> None:
+    """A monitor that is new answers none whose program is gone for long; nothing outside the folder is written."""
+    folder = Path(live_files.requests(kept.run_dir))
+    folder.mkdir(parents=True)
+    for name in ("old", ".hidden", "a b"):
+        (folder / name).touch()
+    os.utime(folder / "old", (1, 1))
+    kept.start()
+    until(lambda: not (folder / "old").exists())  # this is the first rank
+    assert ask(kept, 0.05) and not [path for path in left_over(kept) if "dump" in path]
+
+
+def test_the_answer_has_a_bound(kept: Kept) -> None:
+    number = kept.board.ask_stacks()
+    kept.board.answer_stacks(lambda: b"x" * (2 * STACKS_BYTES))
+    assert kept.board.stacks(number) == b"x" * STACKS_BYTES
+    kept.board.slots[LENGTH] = -5
+    assert kept.board.stacks(number) == b"" and kept.board.stacks(number + 1) is None
+
+
+# --- what others have left ---------------------------------------------------------------------------------------
+
+
+def made(folder: Path, name: str, age: float) -> Path:
+    path = folder / name
+    path.touch()
+    at = clock.wall() - age
+    os.utime(path, (at, at))
+    return path
+
+
+def test_old_files_go(kept: Kept) -> None:
+    folder = Path(live_files.folder(kept.run_dir))
+    folder.mkdir()
+    day = live_file.OLD_S + 60
+    gone = [
+        made(folder, "monitor-0-a-1.json", day),
+        made(folder, "monitor-7-a-2.json", day),
+        made(folder, "monitor-7-a-2.json.2", day),
+        *(made(folder, f"monitor-3-a-{number}.json", 1000 + number) for number in range(3, 20)),
+    ]
+    stays = [made(folder, f"monitor-3-a-{number}.json", 100 + number) for number in range(3)]
+    stays += [made(folder, f"monitor-4-a-{number}.json", number) for number in range(9)]
+    stays += [made(folder, "notes.txt", day)]
+    kept.live.start()
+    until(lambda: not any(path.exists() for path in gone))
+    assert all(path.exists() for path in stays)
+
+
+def test_only_the_first_rank_tidies(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, member=1)
+    folder = Path(live_files.folder(kept.run_dir))
+    folder.mkdir()
+    old = made(folder, "monitor-0-a-1.json.1", live_file.OLD_S + 60)
+    try:
+        kept.live.start()
+        first = kept.rank().live["time"]
+        until(lambda: kept.rank().live["time"] > first + 0.1)  # it has had time to
+        assert old.exists()
+    finally:
+        kept.close()
