@@ -1,4 +1,4 @@
-"""Where the time of a job went: what was productive, what each restart cost and why. The parts add up to the whole. Pure.
+"""Where the time of a job went: what was productive, what each restart cost and why. The parts add up to the whole.
 
 It is the time of the job, not of each rank: a job restarts as a whole, so its ranks lose the same seconds.
 """

@@ -46,8 +46,8 @@ def main(arguments: Sequence[str]) -> int:
     for problem in problems:
         print(f"inprocess report: {problem}", file=sys.stderr)
     if given.json:
-        told = {"incidents": [incident.to_json() for incident in found], "goodput": time and time.goodput}
-        told |= {"accounting": time and time.to_json(), "problems": problems}
+        told: dict[str, object] = {"incidents": [incident.to_json() for incident in found]}
+        told |= {"goodput": time and time.goodput, "accounting": time and time.to_json(), "problems": problems}
         print(json.dumps(told, indent=2))
     elif given.incident is not None:
         print("\n".join(line for incident in found for line in _whole(incident, told_before[incident.number])))

@@ -118,7 +118,7 @@ def test_phases_are_those_before_the_function_runs(write: Written, tmp_path: Pat
     """The first step is no loss, and of what no phase is known that has no name."""
     a_job(write)
     time = accounted(tmp_path)
-    assert "first_step" not in time.lost["exception"] and time.losses[0].phases["first_step"] == pytest.approx(0.001)
+    assert "first_step" not in time.lost["exception"] and time.losses[0].phases["first_step"] == pytest.approx(0.0019)
     write(0, 12.0, "died", role="monitor", how="killed by SIGKILL", signal=9, iteration=3)
     write(0, 15.0, "dropped", count=1, why="x", iteration=3)
     assert accounted(tmp_path).lost["signal"] == {OTHER: pytest.approx(3.0)}
