@@ -119,9 +119,14 @@ def test_phases_are_those_before_the_function_runs(write: Written, tmp_path: Pat
     a_job(write)
     time = accounted(tmp_path)
     assert "first_step" not in time.lost["exception"] and time.losses[0].phases["first_step"] == pytest.approx(0.0019)
-    write(0, 12.0, "died", role="monitor", how="killed by SIGKILL", signal=9, iteration=3)
-    write(0, 15.0, "dropped", count=1, why="x", iteration=3)
-    assert accounted(tmp_path).lost["signal"] == {OTHER: pytest.approx(3.0)}
+
+
+def test_a_part_without_a_name(write: Written, tmp_path: Path) -> None:
+    """The job ends with nobody left to tell in which phase."""
+    write(0, 1.0, "run", world_size=1, before=0)
+    write(0, 12.0, "died", role="monitor", how="killed by SIGKILL", signal=9)
+    write(0, 15.0, "dropped", count=1, why="x")
+    assert accounted(tmp_path).lost == {"signal": {OTHER: pytest.approx(3.0)}}
 
 
 def test_a_job_that_never_ran(write: Written, tmp_path: Path) -> None:
