@@ -33,11 +33,18 @@ def _timeline(arguments: list[str]) -> None:
     sys.exit(timeline(arguments))
 
 
+def _metrics(arguments: list[str]) -> None:
+    from inprocess.reports.endpoint import main as metrics  # noqa: PLC0415  (`run` does not need it)
+
+    sys.exit(metrics(arguments))
+
+
 #: subcommand -> (what it calls, what it does)
 COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "run": (_run, "start the workers of a training job (torchrun's options and more)"),
     "report": (_report, "what happened in a job: its restarts, and why"),
     "timeline": (_timeline, "what every rank did when: a Perfetto trace, or a picture"),
+    "metrics": (_metrics, "serve the metrics of a job to Prometheus"),
 }
 #: option -> what it does
 OPTIONS = {"-h": "show this", "--help": "show this", "--version": "the versions of inprocess, torch and Python"}

@@ -1,0 +1,115 @@
+"""`inprocess metrics` beside a training with faults, asked by a real Prometheus where there is one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inprocess.reports.accounting import total
+from inprocess.reports.writer import read_summary
+from inprocess.system import clock
+from tests.harness import At, Kill, Raise
+from tests.harness.endpoint import get, get_json, serving, until
+from tests.harness.launch import PATIENT
+from tests.harness.prometheus import MISSING, PROMETHEUS, PROMTOOL, ask_until, prometheus
+from tests.unit.test_metrics import live, put
+
+from . import targets
+
+#: longest wait for a program to have seen something (seconds)
+LIMIT = 30.0
+DOCS = Path(__file__).parents[2] / "docs"
+FAULTS = {At(1, step=1): Raise(ValueError), At(2, 1, step=1): Kill()}
+
+
+def test_ranks_as_they_are(tmp_path: Path) -> None:
+    told = live(0, wall_time=clock.wall(), progress_age=100.0)
+    put(tmp_path, told, live(1, state="dead"))
+    with serving(tmp_path) as address:
+        text = until(f"{address}/metrics", "inprocess_rank_up", time.monotonic() + LIMIT)
+        assert 'inprocess_rank_up{host="node0",rank="0"} 1.0' in text
+        assert 'inprocess_rank_up{host="node1",rank="1"} 0.0' in text
+        ages = dict(re.findall(r'^inprocess_progress_age_seconds\{rank="(\d)"\} (\S+)', text, re.MULTILINE))
+        assert ages.keys() == {"0"} and 100.0 <= float(ages["0"]) < 100.0 + LIMIT
+        assert get_json(f"{address}/status") == {"ranks": [told, live(1, state="dead")]}
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            get(f"{address}/")
+        put(tmp_path, live(2))
+        until(f"{address}/metrics", 'rank="2"', time.monotonic() + LIMIT)
+
+
+def test_a_directory_that_nobody_has_written_to_yet(tmp_path: Path) -> None:
+    with serving(tmp_path) as address:
+        assert "inprocess_build_info" in get(f"{address}/metrics")
+        assert get_json(f"{address}/status") == {"ranks": []}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["{}/none"], "RUN_DIR={}/none is no directory: pass the one that the job was given with Wrapper(run_dir="),
+        (["{}", "--listen", "nowhere"], "--listen=nowhere: 'nowhere' is no port: pass [HOST:]PORT"),
+        (["{}", "--listen", "192.0.2.1:9464"], "--listen=192.0.2.1:9464: Cannot assign requested address: pass an"),
+    ],
+)
+def test_what_keeps_it_from_beginning(tmp_path: Path, arguments: list[str], says: str) -> None:
+    given = [each.format(tmp_path) for each in arguments]
+    found = subprocess.run([sys.executable, "-m", "inprocess", "metrics", *given], capture_output=True, text=True)
+    assert found.returncode == 2 and says.format(tmp_path) in found.stderr and "Traceback" not in found.stderr
+
+
+def test_without_the_library_of_prometheus(tmp_path: Path) -> None:
+    """The error says how to get it."""
+    (tmp_path / "prometheus_client.py").write_text("raise ImportError('not here')")
+    command = [sys.executable, "-m", "inprocess", "metrics", str(tmp_path)]
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    found = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    assert found.returncode == 2
+    assert 'needs the package prometheus-client (not here): pip install "inprocess[prometheus]"' in found.stderr
+
+
+def queries() -> list[str]:
+    """Those of the documentation, without the windows that are too long for a test."""
+    (section,) = re.findall(r"^## Queries\n(.*?)^## ", (DOCS / "metrics.md").read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(r"```promql\n(.*?)\n```", section, re.DOTALL)
+
+
+@pytest.mark.skipif(PROMETHEUS is None, reason=MISSING)
+@pytest.mark.timeout(90)
+def test_a_real_prometheus(launch: Any, tmp_path: Path) -> None:
+    run_dir, deadline = tmp_path / "run", time.monotonic() + 2 * LIMIT
+    run_dir.mkdir()
+    restarts, goodput, slowest = queries()
+    with serving(run_dir) as address, prometheus(tmp_path, address.removeprefix("http://")) as server:
+        ask_until(server, "inprocess_build_info", bool, deadline)
+        launch(targets.run_train, 3, faults=FAULTS, wrapper=PATIENT | {"run_dir": str(run_dir)}).wait()
+        classes = {(("class", "exception"),): 1.0, (("class", "signal"),): 1.0}
+        ask_until(server, "sum by (class) (inprocess_restarts_total)", classes.__eq__, deadline)
+        # restarts in the last hour: those that happened after Prometheus had first asked
+        assert ask_until(server, restarts, lambda found: found.keys() == classes.keys(), deadline)
+
+        def is_goodput(found: dict[Any, float]) -> bool:
+            time = total(read_summary(str(run_dir)))
+            return time is not None and found.get(()) == pytest.approx(time.goodput, abs=0.02)
+
+        share = ask_until(server, goodput, is_goodput, deadline)[()]
+        assert 0.0 < share < 1.0
+        (time_,) = read_summary(str(run_dir))
+        seconds = {phase: value for loss in time_.losses for phase, value in loss.phases.items()}
+        found = ask_until(server, slowest, bool, deadline)
+        assert {dict(labels)["phase"] for labels in found} <= seconds.keys()
+        text = get(f"{address}/metrics")
+    if PROMTOOL is not None:
+        checked = subprocess.run([PROMTOOL, "check", "metrics"], input=text, capture_output=True, text=True)
+        assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+    told = json.loads((run_dir / "incidents" / "summary.json").read_text())
+    assert (told["format"], told["version"], len(told["jobs"])) == ("inprocess-summary", 1, 1)
