@@ -97,7 +97,7 @@ class Histogram:
         return Histogram(tuple(map(max, self.counts, other.counts)), max(self.sum, other.sum))
 
 
-#: what has these values of its label from the first answer on: Prometheus sees no increase in a counter that begins at 1
+#: these values of a label are there from the first answer on: Prometheus sees no increase in a counter that begins at 1
 _EMPTY: tuple[tuple[str, Iterable[str], float | Histogram], ...] = (
     ("inprocess_restarts_total", CLASSES, 0.0),
     ("inprocess_lost_seconds_total", CLASSES, 0.0),
