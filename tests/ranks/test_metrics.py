@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
-from inprocess.reports.accounting import account, total
+from inprocess.initialize import RetryController
+from inprocess.reports.accounting import Accounting, account, total
 from inprocess.reports.incident import all_incidents
 from inprocess.reports.reading import read
 from inprocess.reports.writer import read_summary
 from inprocess.system import clock
-from tests.harness import At, Hang, Kill, Raise
+from tests.harness import At, Hang, HostLoss, Kill, Raise
 from tests.harness.endpoint import get, get_json, serving, until
-from tests.harness.launch import HASTY, PATIENT
+from tests.harness.launch import BEATING, HASTY, PATIENT
 from tests.harness.prometheus import MISSING, PROMETHEUS, PROMTOOL, ask_until, prometheus
 from tests.unit.test_metrics import live, put
 
@@ -125,14 +126,20 @@ def test_a_real_prometheus(launch: Any, tmp_path: Path) -> None:
 SAID = re.compile(r"the call completed after 2 restarts in \d+\.\d s; goodput (\d+\.\d)%")
 
 
+def accounted(run_dir: Path) -> Accounting:
+    trails, _ = read(str(run_dir))
+    ((trail, found),) = all_incidents(trails)
+    time = account(trail, found)
+    assert time is not None
+    return time
+
+
 def test_the_last_line_of_a_call(launch: Any, tmp_path: Path) -> None:
     """The first rank alone says it, and as the report does."""
     ranks = launch(targets.run_train, 3, faults=FAULTS, wrapper=PATIENT | {"run_dir": str(tmp_path)}).wait()
     assert [len(SAID.findall(ranks[rank].log)) for rank in range(3)] == [1, 0, 0]
-    trails, _ = read(str(tmp_path))
-    ((trail, found),) = all_incidents(trails)
-    time = account(trail, found)
-    assert time is not None and float(SAID.findall(ranks[0].log)[0]) == pytest.approx(time.goodput * 100, abs=5)
+    time = accounted(tmp_path)
+    assert float(SAID.findall(ranks[0].log)[0]) == pytest.approx(time.goodput * 100, abs=5)
 
 
 def test_the_time_until_a_hang_is_noticed_is_lost(launch: Any, tmp_path: Path) -> None:
@@ -146,3 +153,24 @@ def test_the_time_until_a_hang_is_noticed_is_lost(launch: Any, tmp_path: Path) -
 def test_a_call_without_a_restart_has_no_such_line(launch: Any) -> None:
     ranks = launch(targets.run_train, 2).wait()
     assert not any("goodput" in ranks[rank].log for rank in range(2))
+
+
+def test_the_last_line_after_the_host_of_the_store_was_lost(launch: Any) -> None:
+    """The call goes on over another store, and so does its account."""
+    ranks = launch(targets.run_train, 4, faults={At(0, step=1): HostLoss()}, wrapper=BEATING).wait()
+    lines = re.findall(r"the call \w+ after (\d) restart", "".join(ranks[rank].log for rank in (1, 2, 3)))
+    assert lines == ["1"]
+
+
+def test_time_that_goes_by_waiting_for_a_replacement(launch: Any, tmp_path: Path) -> None:
+    enough = RetryController(min_world_size=3, wait_for_replacement=40)
+    options = PATIENT | {"initialize": enough, "run_dir": str(tmp_path)}
+    run = launch(targets.run_full, 3, faults={At(1, step=1): Kill()}, wrapper=options)
+    run.wait_event("short")
+    begin = clock.monotonic()
+    run.start_another(1)
+    run.wait()
+    time = accounted(tmp_path)
+    assert 0.05 < time.waiting < clock.monotonic() - begin + 1.0
+    lost = sum(seconds for phases in time.lost.values() for seconds in phases.values())
+    assert time.seconds == pytest.approx(time.productive + time.starting + time.repeated + time.waiting + lost)
