@@ -149,6 +149,7 @@ class Loop:
         # a rank that goes quietly leaves its MonitorThread waiting for something that may come late or never
         why = "" if rank.leaving is None else in_words(rank.leaving)
         emit("left", how=how, why=why, pings=rank.call._pings)
+        rank.tell_goodput(how)
         rank.agents.close(how, cut=how in ("failed", "moved") or rank.quietly, why=why)
         held.end()
         bootstrap.end()

@@ -13,11 +13,13 @@ from typing import Any, TypeGuard, TypeVar
 from inprocess.attribution import Interruption, InterruptionRecord, name_of, ranges
 from inprocess.call.agents import Agents
 from inprocess.call.failures import Failures
+from inprocess.call.goodput import Goodput
 from inprocess.call.job import Job
 from inprocess.call.story import Story
 from inprocess.call_wrapper import CallWrapper
 from inprocess.exception import BadMessage, Fenced, StoreLost, TimeoutError
 from inprocess.failover.arbiter_client import ArbiterClient
+from inprocess.monitor.board import PING
 from inprocess.options import Options
 from inprocess.protocol import verbs
 from inprocess.protocol.ops import Verb
@@ -58,6 +60,7 @@ class Handover:
     at: float
     active_world_size: int
     failures: Failures
+    goodput: Goodput
 
 
 class Rank:
@@ -75,6 +78,7 @@ class Rank:
         self.state = job.state()
         self.phase = Phase.JOIN
         self.failures = Failures(options.max_repeats) if since is None else since.failures
+        self.goodput = Goodput(clock.monotonic()) if since is None else since.goodput
         self.value: Any = None
         #: the exception with which this rank leaves the job
         self.leaving: BaseException | None = None
@@ -115,6 +119,18 @@ class Rank:
         if not self.interrupted_at:
             self.interrupted_at = clock.monotonic()
             self.size_before = self.state.active_world_size
+
+    def account(self, stood_still: bool = False) -> None:
+        """The iteration was interrupted; ``stood_still``: nobody had made progress for a while."""
+        at, call = self.interrupted_at or clock.monotonic(), self.call
+        ping = self.agents.board.slots[PING] / 1e9
+        self.goodput.interrupted(min(ping, at) if stood_still and ping else at, call._pings, call._kept)
+
+    def tell_goodput(self, how: str) -> None:
+        """The last line of a call, on the first rank; none where nothing interrupted it."""
+        if self.goodput.interruptions and self.handover is None:
+            level = logging.INFO if self.level() == logging.WARNING else logging.DEBUG
+            log.log(level, "the call %s after %s", how, self.goodput.line(clock.monotonic()))
 
     @property
     def is_reserve(self) -> bool:

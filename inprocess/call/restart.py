@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from inprocess.attribution import RETURNED
+from inprocess.attribution import RETURNED, Interruption
 from inprocess.call.rank import Handover, Rank
 from inprocess.call.start import Starting
 from inprocess.call.user_code import UserCode
 from inprocess.collectives.groups import unfinished
 from inprocess.exception import HealthCheckError, RankDiscarded, StoreLost
 from inprocess.protocol import verbs
-from inprocess.protocol.messages import Arrival, ArrivalKind, Outcome, Spot
+from inprocess.protocol.messages import Arrival, ArrivalKind, Decision, Outcome, Spot
 from inprocess.protocol.phases import Event
 from inprocess.system.errors import in_words
 from inprocess.system.logs import get_logger
 
 log = get_logger("inprocess")
+#: somebody made no progress for long before it was noticed
+STANDSTILL = (Interruption.SOFT_TIMEOUT, Interruption.HARD_TIMEOUT)
 
 
 class Restarting:
@@ -94,7 +96,9 @@ class Restarting:
         )
         rank.do(verbs.end_round(rank.membership, arrival))
         following = rank.membership.iteration + 1
-        self._start.next_iteration(rank.take("next", following, rank.options.barrier_timeout, rank.name_missing("end")))
+        decision: Decision = rank.take("next", following, rank.options.barrier_timeout, rank.name_missing("end"))
+        rank.account(any(record.interruption in STANDSTILL for record in decision.records))
+        self._start.next_iteration(decision)
         return Event.OK
 
     def _spot(self) -> Spot | None:
@@ -114,7 +118,8 @@ class Restarting:
             return Event.COMPLETED
         rank.value = None
         self._user.collect()
-        rank.handover = Handover(found.contact, rank.interrupted_at, rank.size_before, rank.failures)
+        rank.account()
+        rank.handover = Handover(found.contact, rank.interrupted_at, rank.size_before, rank.failures, rank.goodput)
         rank.job.move(rank.membership, found.verdict, found.contact.host, rank.call._progressed)
         return Event.OK
 

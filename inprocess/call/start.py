@@ -207,6 +207,7 @@ class Starting:
             patience,
             free,
         )
+        emit("too_few", patience=patience)
         waiting = rank.do(verbs.want(membership.iteration, membership.roster))
         if assigned := assign_slots(membership.taken, waiting):
             slot = min(assigned.values())

@@ -48,6 +48,7 @@ class UserCode:
         rank.failures.drop()
         size, reserve = rank.placed.active_world_size, rank.is_reserve
         emit("run", world_size=size, before=rank.size_before, reserve=reserve)
+        rank.goodput.called(clock.monotonic())
         rank.log_restart()
         if rank.is_reserve:
             return self._await_outcome(None)

@@ -7,12 +7,23 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from inprocess.attribution import one_line
 from inprocess.system import strict_json
 
-__all__ = ["DUMP", "FOLDER", "MAX_DUMP_BYTES", "MAX_FILE_BYTES", "folder", "parse", "parse_dump", "requests"]
+__all__ = [
+    "DUMP",
+    "FOLDER",
+    "MAX_DUMP_BYTES",
+    "MAX_FILE_BYTES",
+    "folder",
+    "parse",
+    "parse_dump",
+    "requests",
+    "stale_after",
+]
 
 #: below the run directory
 FOLDER = "live"
@@ -21,6 +32,8 @@ REQUESTS, DUMP = "requests", "dump-"
 FORMAT, DUMP_FORMAT, VERSION = "inprocess-live", "inprocess-dump", 1
 #: how often a file is renewed (seconds), and the longest time that is taken for that
 INTERVAL_S, MAX_INTERVAL_S = 2.0, 3600.0
+#: a file that is older is stale (seconds), and older than so many intervals at which it is renewed
+STALE_S, STALE_AFTER = 10.0, 5
 #: one file has far less
 MAX_FILE_BYTES, MAX_DUMP_BYTES = 1 << 16, 1 << 20
 MAX_TEXT = 300
@@ -73,6 +86,13 @@ def parse(data: Any) -> dict[str, Any]:
     if found["state"] not in STATES or found["role"] not in ROLES:
         raise ValueError("its state or its role is none that is known")
     return found
+
+
+def stale_after(live: Mapping[str, Any]) -> float:
+    """The age in seconds at which nobody renews it any more: its monitor is gone, its host, or the disk."""
+    interval = live.get("interval")
+    given = float(interval) if isinstance(interval, int | float) and 0 < interval < MAX_INTERVAL_S else 0.0
+    return max(STALE_S, STALE_AFTER * given)
 
 
 def parse_dump(data: bytes) -> dict[str, Any]:

@@ -39,6 +39,7 @@ KINDS = {
     "stacks": "All threads, innermost line first, before the abort began: `threads`, each with `name`, `main` and "
     "`frames`; `where` and `waits` of the main thread, `pings`. From outside: `text`.",
     "aborted": "The abort ladder has ended.",
+    "too_few": "There are too few ranks, and the restart waits for processes that join: `patience` (seconds).",
     "restart": "The end round has decided to go on: `restart` (its number), `why`, `records`, `record_count`, `stuck`, "
     "`stuck_count`, `waiting`, `removed` (members), `joined` (initial ranks), `roster`, `world_size`, `repeats`, "
     "`pause` (seconds); of the iteration that ended `pings`, and `kept` (those before the last `atomic()`).",

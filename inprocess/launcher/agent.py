@@ -32,6 +32,7 @@ from inprocess.launcher.decisions import (
 )
 from inprocess.launcher.ft_config import Settings
 from inprocess.launcher.meeting import NodeRendezvous
+from inprocess.launcher.metrics import MetricsProgram
 from inprocess.launcher.processes import Logs, WorkerLaunch, WorkerPool
 from inprocess.launcher.signals import Signals
 from inprocess.launcher.told import Told
@@ -68,6 +69,7 @@ class Setup:
     control: ControlServer
     meeting: NodeRendezvous
     signals: Signals
+    metrics: MetricsProgram
     #: of open descriptors, as the launcher was given them
     limits: DescriptorLimits
     #: between the signal to the workers and SIGKILL (seconds)
@@ -117,6 +119,7 @@ class Agent(LocalElasticAgent):
         worker_group.workers = workers
         worker_group.group_rank, worker_group.group_world_size = met.rank, met.nodes
         worker_group.master_addr, worker_group.master_port = met.host, met.port
+        self._setup.metrics.start(met.rank)
         ranks = [worker.global_rank for worker in workers]
         log.info(
             "node %d of %d %s ranks %s of %d; their store is at %s:%d (restart %d of all workers)",

@@ -15,6 +15,7 @@ from torch.distributed.argparse_util import env
 from inprocess.launcher import ft_config
 from inprocess.launcher.decisions import ANY_FAILED, DEFAULT_RESPAWNS, MIN_HEALTHY, Rules
 from inprocess.options import did_you_mean
+from inprocess.system.listening import listen_address
 
 __all__ = ["parse", "refuse", "rules"]
 
@@ -109,6 +110,15 @@ def _add(parser: argparse.ArgumentParser) -> None:
         help="Directory for the events of wrapped workers, which `inprocess report DIR` reads; on several nodes best a "
         "shared one. Default: that of the variable INPROCESS_RUN_DIR, or none.",
     )
+    parser.add_argument(
+        "--metrics",
+        action=env,
+        type=str,
+        default=None,
+        metavar="[HOST:]PORT",
+        help="Serve the metrics of the job to Prometheus, from the first node; without HOST on 127.0.0.1. Needs a run "
+        'directory, and pip install "inprocess[prometheus]".',
+    )
     for action in parser._actions:
         if action.dest == "max_restarts":
             action.help = (
@@ -126,8 +136,19 @@ def _check(given: argparse.Namespace) -> None:
             refuse(f"--{name.replace('_', '-')}={value:g}: pass a number of seconds, 0 or more")
     if given.max_restarts is not None and given.max_restarts < 0:
         refuse(f"--max-restarts={given.max_restarts}: must be 0 or more")
+    if given.metrics is not None:
+        _check_metrics(given)
     if not _is_range(given.nnodes):
         refuse(f"--nnodes={given.nnodes}: pass a number of nodes, 1 or more, or MIN:MAX")
+
+
+def _check_metrics(given: argparse.Namespace) -> None:
+    try:
+        listen_address(given.metrics)
+    except ValueError as error:
+        refuse(f"--metrics={given.metrics}: {error}")
+    if not (given.run_dir or os.environ.get("INPROCESS_RUN_DIR")):
+        refuse(f"--metrics={given.metrics}: it reads a run directory: pass --run-dir DIR, or set INPROCESS_RUN_DIR")
 
 
 def _is_range(nnodes: str) -> bool:

@@ -39,12 +39,19 @@ def _status(arguments: list[str]) -> None:
     sys.exit(status(arguments))
 
 
+def _metrics(arguments: list[str]) -> None:
+    from inprocess.reports.endpoint import main as metrics  # noqa: PLC0415  (`run` does not need it)
+
+    sys.exit(metrics(arguments))
+
+
 #: subcommand -> (what it calls, what it does)
 COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "run": (_run, "start the workers of a training job (torchrun's options and more)"),
     "status": (_status, "how every rank of a job is now, and where it is"),
     "report": (_report, "what happened in a job: its restarts, and why"),
     "timeline": (_timeline, "what every rank did when: a Perfetto trace, or a picture"),
+    "metrics": (_metrics, "serve the metrics of a job to Prometheus"),
 }
 #: option -> what it does
 OPTIONS = {"-h": "show this", "--help": "show this", "--version": "the versions of inprocess, torch and Python"}

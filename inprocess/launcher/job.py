@@ -39,6 +39,7 @@ from inprocess.launcher.agent import Agent, JobOver, NodeExcluded, Setup
 from inprocess.launcher.control import ControlServer
 from inprocess.launcher.decisions import MIN_HEALTHY
 from inprocess.launcher.meeting import NodeRendezvous
+from inprocess.launcher.metrics import MetricsProgram
 from inprocess.launcher.signals import Signals
 from inprocess.launcher.workers import GROW_VARIABLE, RESTART_VARIABLE
 from inprocess.options import did_you_mean
@@ -88,12 +89,15 @@ def _run(given: argparse.Namespace) -> None:
         spec = _spec(config, entrypoint, args, meeting)
         control = ControlServer(settings)
         stack.callback(control.close)
+        metrics = MetricsProgram(given.metrics, os.environ.get("INPROCESS_RUN_DIR", ""))
+        stack.callback(metrics.close)
         setup = Setup(
             rules=rules,
             settings=settings,
             control=control,
             meeting=meeting,
             signals=signals,
+            metrics=metrics,
             limits=descriptors.raise_limit(),
             grace=_grace(config),
             start_method=config.start_method,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from inprocess.reports.evidence import Evidence, gather
 from inprocess.reports.reading import Entry, Trail
 from inprocess.reports.verdict import Verdict, judge
 
-__all__ = ["PHASES", "Incident", "all_incidents", "goodput", "incidents"]
+__all__ = ["PHASES", "Incident", "all_incidents", "incidents"]
 
 #: parts of a restart, in order: from the fault to the interruption of the slowest rank, ...
 PHASES = (
@@ -164,23 +163,6 @@ def incidents(trail: Trail, first: int = 0) -> list[Incident]:
         found.append(_incident(cut, offset + cut.number, window, _steps_before(trail, since)))
         since = max(entry.at for entry in cut.entries)
     return found
-
-
-def goodput(trail: Trail, found: Sequence[Incident]) -> float | None:
-    """The share of the time in which the function made progress that was kept; None: it never ran."""
-    runs = [entry.at for entry in trail.of("run")]
-    if not runs:
-        return None
-    begin, end = trail.entries[0].at, trail.entries[-1].at
-    lost = runs[0] - begin
-    for incident in found:
-        later, earlier = bisect_right(runs, incident.at), bisect_left(runs, incident.at)
-        again = runs[later] if later < len(runs) else end
-        before = runs[earlier - 1] if earlier else begin
-        pings = max((w.pings or 0 for w in incident.evidence.witnesses.values()), default=0)
-        repeated = (incident.at - before) * min(1.0, incident.steps_lost / pings) if pings else 0.0
-        lost += again - incident.at + repeated
-    return max(0.0, min(1.0, 1.0 - lost / (end - begin))) if end > begin else 1.0
 
 
 # --- one incident -------------------------------------------------------------------------------------------------

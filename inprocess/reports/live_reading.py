@@ -19,8 +19,6 @@ from inprocess.system import clock, strict_json, whole_files
 
 __all__ = ["RankNow", "current", "fetch", "read"]
 
-#: a file that is older is stale (seconds), and older than so many intervals at which it is renewed
-STALE_S, STALE_AFTER = 10.0, 5
 #: how long an address may take for each part of its answer (seconds), and the longest answer (bytes)
 TIMEOUT_S, MAX_ANSWER_BYTES = 5.0, 64 << 20
 
@@ -48,9 +46,7 @@ class RankNow:
     @property
     def is_stale(self) -> bool:
         """Nobody renews it, though its rank is said to run: its monitor is gone, its host, or the disk."""
-        interval = self.live.get("interval")
-        given = float(interval) if isinstance(interval, int | float) and 0 < interval < 3600 else 0.0
-        return self.is_running and self.age > max(STALE_S, STALE_AFTER * given)
+        return self.is_running and self.age > live_files.stale_after(self.live)
 
     def to_json(self) -> dict[str, Any]:
         """The file's fields, and ``stale`` and ``age``."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
 from inprocess.attribution import one_line, ranges
+from inprocess.reports.accounting import Accounting
 from inprocess.reports.history import History
 from inprocess.reports.incident import PHASES, Incident
 from inprocess.reports.verdict import CLASSES
@@ -115,12 +116,12 @@ def incident_page(incident: Incident, history: History, job: str) -> str:
     return page(f"{incident.number}: {headline(incident)}", body)
 
 
-def index_page(jobs: Sequence[tuple[str, Sequence[Incident]]], share: float | None, folder: str) -> str:
+def index_page(jobs: Sequence[tuple[str, Sequence[Incident]]], time: Accounting | None, folder: str) -> str:
     """All incidents of a run directory, the latest first, with links to their pages below ``folder``."""
     found = [incident for _, incidents in jobs for incident in incidents]
     kinds = Counter(incident.verdict.kind for incident in found)
     facts = {
-        "goodput": "?" if share is None else f"{share:.1%}",
+        "goodput": "?" if time is None else f"{time.goodput:.1%}",
         "incidents": str(len(found)),
         "of them": safe(", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "none"),
         "steps lost": str(sum(incident.steps_lost for incident in found)),
@@ -139,8 +140,24 @@ def index_page(jobs: Sequence[tuple[str, Sequence[Incident]]], share: float | No
         "<h1>What happened</h1>",
         '<div class="facts">' + "".join(f"<div><b>{name}</b>{value}</div>" for name, value in facts.items()) + "</div>",
         f"<table>{head}{''.join(rows)}</table>" if rows else "<p>No incidents.</p>",
+        *([] if time is None else ["<h2>Where the time went</h2>", _time(time)]),
     ]
     return page("What happened", body)
+
+
+def _time(time: Accounting) -> str:
+    """The parts of the whole, with what was lost by class and phase."""
+    parts = [("productive", "", time.productive), ("start", "until the function was called", time.starting)]
+    for kind, phases in time.lost.items():
+        parts += [(f"lost: {kind}", name, seconds) for name, seconds in phases.items()]
+    parts += [("repeated", f"{time.repeated_steps} steps", time.repeated), ("replacements", "waiting", time.waiting)]
+    rows = [
+        f'<tr><td>{safe(name)}</td><td>{safe(what)}</td><td class="number">{seconds:.2f} s</td>'
+        f'<td class="number">{seconds / time.seconds:.1%}</td></tr>'
+        for name, what, seconds in parts
+        if seconds
+    ]
+    return f"<table>{''.join(rows)}</table>"
 
 
 def page(title: str, body: Iterable[str]) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from inprocess.attribution import one_line, ranges
+from inprocess.reports.accounting import Accounting, account, total
 from inprocess.reports.history import History, histories
-from inprocess.reports.incident import Incident, all_incidents, goodput
+from inprocess.reports.incident import Incident, all_incidents
 from inprocess.reports.reading import read
 
 __all__ = ["main"]
@@ -36,8 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     jobs = list(all_incidents(trails))
     found = [incident for _, each in jobs for incident in each]
     told_before = dict(zip([incident.number for incident in found], histories(found), strict=True))
-    shares = [share for trail, each in jobs if (share := goodput(trail, each)) is not None]
-    share = sum(shares) / len(shares) if shares else None
+    time = total(one for trail, each in jobs if (one := account(trail, each)) is not None)
     if given.incident is not None:
         found = [incident for incident in found if incident.number == given.incident]
         if not found:
@@ -46,18 +46,35 @@ def main(arguments: Sequence[str]) -> int:
     for problem in problems:
         print(f"inprocess report: {problem}", file=sys.stderr)
     if given.json:
-        told = {"incidents": [incident.to_json() for incident in found], "goodput": share, "problems": problems}
+        told: dict[str, object] = {"incidents": [incident.to_json() for incident in found]}
+        told |= {"goodput": time and time.goodput, "accounting": time and time.to_json(), "problems": problems}
         print(json.dumps(told, indent=2))
     elif given.incident is not None:
         print("\n".join(line for incident in found for line in _whole(incident, told_before[incident.number])))
     else:
-        print("\n".join(_table(found, share)))
+        print("\n".join(_table(found, time)))
     return 0
 
 
-def _table(found: Sequence[Incident], share: float | None) -> list[str]:
+def _table(found: Sequence[Incident], time: Accounting | None) -> list[str]:
     lines = [_line(incident) for incident in found] or ["no incidents"]
-    return [*lines, *([] if share is None else [f"goodput {share:.1%}"])]
+    if time is None:
+        return lines
+    return [*lines, *(_where_it_went(time) if found else []), f"goodput {time.goodput:.1%}"]
+
+
+def _where_it_went(time: Accounting) -> Iterator[str]:
+    """A line for each part of the time that is not empty; what was lost by class, with its two longest phases."""
+    yield f"of {time.seconds:.1f} s:"
+    parts = [("productive", time.productive, ""), ("start", time.starting, "")]
+    for kind, phases in sorted(time.lost.items(), key=lambda item: -sum(item[1].values())):
+        longest = sorted(phases.items(), key=lambda item: -item[1])[:2]
+        told = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in longest)
+        parts.append((f"lost: {kind}", sum(phases.values()), f"{time.restarts[kind]}x; {told}"))
+    parts += [("steps done again", time.repeated, f"{time.repeated_steps} steps"), ("replacements", time.waiting, "")]
+    for name, seconds, told in parts:
+        if seconds:
+            yield f"{name:>20} {seconds:10.2f} s {seconds / time.seconds:6.1%}  {told}".rstrip()
 
 
 def _line(incident: Incident) -> str:

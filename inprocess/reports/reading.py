@@ -14,7 +14,7 @@ from inprocess.events.files import MAX_FILE_BYTES, folder
 from inprocess.events.record import MAX_LINE_BYTES, Event, Header, parse
 from inprocess.system.whole_files import open_regular
 
-__all__ = ["Entry", "Source", "Trail", "read"]
+__all__ = ["Entry", "Source", "Trail", "lines", "read"]
 
 #: files that are read at most, and problems that are named
 MAX_FILES, MAX_PROBLEMS = 100_000, 50
@@ -91,7 +91,7 @@ class _Files:
     def read(self, path: str) -> None:
         source: Source | None = None
         name, bad = os.path.basename(path), 0
-        for number, line in enumerate(_lines(path), 1):
+        for number, line in enumerate(lines(path), 1):
             if not line.strip():
                 continue
             try:
@@ -164,7 +164,8 @@ def read(run_dir: str) -> tuple[list[Trail], list[str]]:
     return trails, files.problems
 
 
-def _lines(path: str) -> Iterator[bytes]:
+def lines(path: str) -> Iterator[bytes]:
+    """Of one file, as far as they are looked into."""
     with open(open_regular(path), "rb") as file:
         left = 2 * MAX_FILE_BYTES
         while left > 0 and (line := file.readline(MAX_LINE_BYTES + 2)):

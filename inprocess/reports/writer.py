@@ -14,13 +14,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from inprocess.reports.accounting import Accounting, account, merge, total
 from inprocess.reports.history import History, histories
-from inprocess.reports.incident import Incident, all_incidents, goodput
+from inprocess.reports.incident import Incident, all_incidents
 from inprocess.reports.page import incident_page, index_page
 from inprocess.reports.reading import Trail, read
-from inprocess.system import clock, whole_files
+from inprocess.system import clock, strict_json, whole_files
 
-__all__ = ["FOLDER", "main", "write"]
+__all__ = ["FOLDER", "SUMMARY", "main", "read_summary", "write"]
 
 #: below this in the run directory, a folder for each incident, such as 0003
 FOLDER = "incidents"
@@ -30,6 +31,8 @@ INDEX = "index.html"
 MAX_INCIDENTS = 200
 #: which incidents are there: job, call and iteration of the last one of each job
 MARK = "latest.json"
+#: where the time of each job went, with all of its incidents, also those that are not kept
+SUMMARY = "summary.json"
 #: of these, the latest, more may become known
 LATE = 5
 #: how much later an incident is written again of which something was missing (seconds), such as its first step
@@ -37,6 +40,8 @@ AGAIN_S = 6.0
 #: a file that was being written when its writer was killed is removed after so long (seconds)
 STALE_S = 3600.0
 MAX_MARK_BYTES = 1 << 16
+#: some 50,000 incidents
+MAX_SUMMARY_BYTES = 1 << 24
 
 
 def main(told: Mapping[str, Any]) -> int:
@@ -73,14 +78,38 @@ def write(run_dir: str) -> bool:
         if number > len(kept) - LATE or not _is_there(folder, incident):
             _write_one(folder, trail, incident, history)
     _tidy(folder, found[-1][1].number if found else 0)
-    shares = [share for trail, incidents in jobs if (share := goodput(trail, incidents)) is not None]
-    share = sum(shares) / len(shares) if shares else None
+    times = _account(run_dir, jobs)
     latest = [(trail.job, incidents[-MAX_INCIDENTS:]) for trail, incidents in jobs]
-    _replace(os.path.join(run_dir, INDEX), index_page(latest, share, FOLDER))
+    _replace(os.path.join(run_dir, INDEX), index_page(latest, total(times), FOLDER))
+    _replace(os.path.join(folder, SUMMARY), _summary(times))
     # last, when all is there
     marks = {trail.job: [incident.call, incident.iteration] for trail, incident in found}
     _replace(os.path.join(folder, MARK), json.dumps(marks))
     return not found or found[-1][1].is_whole
+
+
+def _account(run_dir: str, jobs: Sequence[tuple[Trail, list[Incident]]]) -> list[Accounting]:
+    """Of each job; of one whose oldest events are gone, with what the summary knew of them."""
+    before = {time.job: time for time in read_summary(run_dir)}
+    found = [time for trail, incidents in jobs if (time := account(trail, incidents)) is not None]
+    return [merge(before[time.job], time) if time.job in before else time for time in found]
+
+
+def _summary(times: Sequence[Accounting]) -> str:
+    told = {"format": "inprocess-summary", "version": 1, "jobs": [time.to_row() for time in times]}
+    return json.dumps(told) + "\n"
+
+
+def read_summary(run_dir: str) -> list[Accounting]:
+    """The time of each job, as it was when something was last written; empty where that is nothing, or damaged."""
+    data = _read(os.path.join(run_dir, FOLDER, SUMMARY), MAX_SUMMARY_BYTES)
+    try:
+        told = strict_json.parse(data, MAX_SUMMARY_BYTES)
+        if (told["format"], told["version"]) != ("inprocess-summary", 1):
+            return []
+        return [Accounting.from_row(row) for row in told["jobs"]]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return []
 
 
 def _is_there(folder: str, incident: Incident) -> bool:

@@ -15,9 +15,11 @@ from pathlib import Path
 
 from inprocess.testing.ports import ReservedPort
 
+from .needs import is_needed
+
 ETCD = shutil.which("etcd")
 MISSING = "no program etcd on PATH; on Debian and Ubuntu: apt-get install etcd-server"
-if ETCD is None and os.environ.get("INPROCESS_TESTS_NEED") == "etcd":
+if ETCD is None and is_needed("etcd"):
     raise RuntimeError(f"INPROCESS_TESTS_NEED=etcd: {MISSING}")
 #: longest wait for a cluster to be ready (seconds)
 READY = 30.0

@@ -154,7 +154,7 @@ def test_only_the_latest_are_kept(write: Written, tmp_path: Path, monkeypatch: A
         raises(write, number)
         writer.write(str(tmp_path))
         assert not stale.exists()
-    assert sorted(os.listdir(tmp_path / "incidents")) == ["0003", "0004", "latest.json"]
+    assert sorted(os.listdir(tmp_path / "incidents")) == ["0003", "0004", "latest.json", "summary.json"]
 
 
 def test_a_pipe_in_place_of_a_file_is_replaced(write: Written, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.events.record import Event, Header, to_line
 from inprocess.reports import program
-from inprocess.reports.incident import PHASES, all_incidents, goodput
+from inprocess.reports.accounting import account
+from inprocess.reports.incident import PHASES, all_incidents
 from inprocess.reports.reading import read
 
 TORCH = "/x/site-packages/torch/distributed/distributed_c10d.py:2810 in all_reduce"
@@ -256,7 +257,8 @@ def test_goodput_is_what_restarts_and_repeated_steps_leave(write: Written, tmp_p
     trails, _ = read(str(tmp_path))
     ((trail, found),) = all_incidents(trails)
     # 1 s to start, 9 ms for the restart, and half of the 2 s before it
-    assert goodput(trail, found) == pytest.approx(1 - (1 + 0.009 + 1) / 10.009)
+    time = account(trail, found)
+    assert time is not None and time.goodput == pytest.approx(1 - (1 + 0.009 + 1) / 10.009)
 
 
 def test_the_job_is_launched_again(write: Written, tmp_path: Path) -> None:

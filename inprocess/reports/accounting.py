@@ -1,0 +1,217 @@
+"""Where the time of a job went: what was productive, what each restart cost and why. The parts add up to the whole.
+
+It is the time of the job, not of each rank: a job restarts as a whole, so its ranks lose the same seconds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from inprocess.reports.incident import PHASES, Incident
+from inprocess.reports.reading import Trail
+
+__all__ = ["OTHER", "Accounting", "Loss", "account", "merge", "total"]
+
+#: the part of a restart of which nothing is known, in place of one of `PHASES`
+OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What one incident cost.
+
+    Attributes:
+        number: of the incident.
+        kind: class of its verdict.
+        seconds: from the fault until the function was called again, without ``waiting``.
+        waiting: of that time, for processes that replace others, since there were too few ranks.
+        repeated: before the fault, for steps that are done again.
+        steps: begun in the iteration that was interrupted.
+        repeated_steps: of these, those that are done again.
+        phases: how long each of `PHASES` took, to the first step; None: not known.
+    """
+
+    number: int
+    kind: str
+    seconds: float
+    waiting: float
+    repeated: float
+    steps: int
+    repeated_steps: int
+    phases: Mapping[str, float | None]
+
+    def by_phase(self) -> Iterator[tuple[str, float]]:
+        """Parts of ``seconds``. The last phase, to the first step, is none of them: the function runs."""
+        left = self.seconds
+        for name in PHASES[:-1]:
+            part = min(left, self.phases.get(name) or 0.0)
+            if part > 0.0:
+                left -= part
+                yield name, part
+        if left > 1e-6:  # less is an error of rounding
+            yield OTHER, left
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """The time of one job.
+
+    Attributes:
+        job: as in the header of the events; empty for several together.
+        begin, started, end: the first event, the function's first call and the last event (seconds since 1970).
+        losses: one for each incident, by number.
+        last_steps: begun in iterations that nothing interrupted.
+    """
+
+    job: str
+    begin: float
+    started: float
+    end: float
+    losses: tuple[Loss, ...] = ()
+    last_steps: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """The whole."""
+        return self.end - self.begin
+
+    @property
+    def starting(self) -> float:
+        """Before the function was called for the first time."""
+        return self.started - self.begin
+
+    @property
+    def lost(self) -> dict[str, dict[str, float]]:
+        """Class -> phase -> seconds."""
+        found: dict[str, dict[str, float]] = {}
+        for loss in self.losses:
+            phases = found.setdefault(loss.kind, {})
+            for name, seconds in loss.by_phase():
+                phases[name] = phases.get(name, 0.0) + seconds
+        return found
+
+    @property
+    def repeated(self) -> float:
+        return sum(loss.repeated for loss in self.losses)
+
+    @property
+    def waiting(self) -> float:
+        return sum(loss.waiting for loss in self.losses)
+
+    @property
+    def productive(self) -> float:
+        """What is left: the function ran, and what it did was kept."""
+        lost = sum(loss.seconds for loss in self.losses)
+        return max(0.0, self.seconds - self.starting - lost - self.repeated - self.waiting)
+
+    @property
+    def goodput(self) -> float:
+        """The productive share of the whole."""
+        return min(1.0, self.productive / self.seconds) if self.seconds > 0.0 else 1.0
+
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        """Class -> incidents."""
+        return Counter(loss.kind for loss in self.losses)
+
+    @property
+    def repeated_steps(self) -> int:
+        return sum(loss.repeated_steps for loss in self.losses)
+
+    @property
+    def kept_steps(self) -> int:
+        return max(0, sum(loss.steps for loss in self.losses) + self.last_steps - self.repeated_steps)
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``inprocess report --json`` prints it; in seconds."""
+        lost = {kind: {name: round(s, 6) for name, s in phases.items()} for kind, phases in self.lost.items()}
+        parts = ("seconds", "productive", "starting", "repeated", "waiting")
+        return {name: round(getattr(self, name), 6) for name in parts} | {
+            "lost": lost,
+            "restarts": dict(self.restarts),
+            "kept_steps": self.kept_steps,
+            "repeated_steps": self.repeated_steps,
+        }
+
+    def to_row(self) -> dict[str, Any]:
+        """All of it, for `from_row`."""
+        return asdict(self)
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Accounting:
+        """Raises ValueError, TypeError or KeyError for anything but what `to_row` made."""
+        losses = tuple(Loss(**each) for each in row["losses"])
+        found = cls(**{**row, "losses": losses})
+        numbers = [found.begin, found.started, found.end, found.last_steps]
+        for loss in losses:
+            if not isinstance(loss.kind, str):
+                raise TypeError("the class of an incident is no text")
+            numbers += [loss.number, loss.seconds, loss.waiting, loss.repeated, loss.steps, loss.repeated_steps]
+            numbers += [seconds for seconds in loss.phases.values() if seconds is not None]
+        if not isinstance(found.job, str) or not all(isinstance(each, int | float) for each in numbers):
+            raise TypeError("a field is of another type")
+        return found
+
+
+def account(trail: Trail, found: Sequence[Incident]) -> Accounting | None:
+    """Of one job with these incidents; None: its function never ran."""
+    runs = [entry.at for entry in trail.of("run")]
+    if not runs:
+        return None
+    begin, end = trail.entries[0].at, trail.entries[-1].at
+    waits = [entry.at for entry in trail.of("too_few")]
+    losses, since = [], runs[0]
+    for index, incident in enumerate(found):
+        later, earlier = bisect_right(runs, incident.at), bisect_left(runs, incident.at)
+        # of two that overlap, the time belongs to the later one from its fault on
+        at = min(max(incident.at, since), end)
+        following = found[index + 1].at if index + 1 < len(found) else end
+        again = runs[later] if later < len(runs) else end
+        until = max(at, min(again, following) if following > at else again)
+        waited = next((until - wait for wait in waits if at <= wait < until), 0.0)
+        pings = max((witness.pings or 0 for witness in incident.evidence.witnesses.values()), default=0)
+        ran = at - max(since, runs[earlier - 1] if earlier else begin)
+        repeated = ran * min(1.0, incident.steps_lost / pings) if pings and ran > 0.0 else 0.0
+        seconds, kind = until - at - waited, incident.verdict.kind
+        steps = incident.steps_lost
+        losses.append(Loss(incident.number, kind, seconds, waited, repeated, pings, steps, dict(incident.phases)))
+        since = until
+    return Accounting(trail.job, begin, runs[0], end, tuple(losses), _last_steps(trail))
+
+
+def _last_steps(trail: Trail) -> int:
+    steps: dict[int, int] = {}
+    for entry in trail.of("left"):
+        pings = entry.event.attributes.get("pings")
+        if entry.event.attributes.get("how") == "completed" and isinstance(pings, int):
+            steps[entry.event.call] = max(pings, steps.get(entry.event.call, 0))
+    return sum(steps.values())
+
+
+def total(each: Iterable[Accounting]) -> Accounting | None:
+    """Several jobs together; None: of none is anything known."""
+    jobs = list(each)
+    if not jobs:
+        return None
+    return Accounting(
+        ", ".join(job.job for job in jobs),
+        0.0,
+        sum(job.starting for job in jobs),
+        sum(job.seconds for job in jobs),
+        tuple(loss for job in jobs for loss in job.losses),
+        sum(job.last_steps for job in jobs),
+    )
+
+
+def merge(before: Accounting, now: Accounting) -> Accounting:
+    """What was known ``before`` of the same job, when its oldest events, which are gone by now, were still there."""
+    if not before.begin < now.begin <= before.end:
+        return now
+    first = now.losses[0].number if now.losses else float("inf")
+    old = tuple(loss for loss in before.losses if loss.number <= first)  # of the first, too, something may be gone
+    new = tuple(loss for loss in now.losses if not old or loss.number > old[-1].number)
+    return Accounting(now.job, before.begin, before.started, now.end, old + new, max(before.last_steps, now.last_steps))
