@@ -15,7 +15,7 @@ from inprocess.events.record import Event, Header, to_line
 from inprocess.system import clock
 from inprocess.system.logs import get_logger
 
-__all__ = ["EventFile", "folder"]
+__all__ = ["EventFile", "folder", "host_in_names"]
 
 log = get_logger("inprocess")
 #: a file that is larger (bytes) is set aside, in place of the one that was set aside before
@@ -31,13 +31,17 @@ def folder(run_dir: str) -> str:
     return os.path.join(run_dir, FOLDER)
 
 
+def host_in_names(host: str) -> str:
+    """A host as the names of its files have it."""
+    return re.sub(r"[^A-Za-z0-9.-]", "_", host)[:100]
+
+
 class EventFile:
     """One process's file. Made once per process and run directory, and used by one thread at a time."""
 
     def __init__(self, run_dir: str, header: Header) -> None:
         self.run_dir, self._header = run_dir, header
-        host = re.sub(r"[^A-Za-z0-9.-]", "_", header.host)[:100]
-        name = f"{header.role}-{header.initial_rank}-{host}-{header.pid}.jsonl"
+        name = f"{header.role}-{header.initial_rank}-{host_in_names(header.host)}-{header.pid}.jsonl"
         self.path = os.path.join(folder(run_dir), name)
         self._fd, self._size = -1, 0
         # the last write was cut short

@@ -104,10 +104,11 @@ def _add(parser: argparse.ArgumentParser) -> None:
         "--run_dir",
         action=env,
         type=str,
-        default="",
+        default=None,
         metavar="DIR",
         help="Directory for the events of wrapped workers, which `inprocess report DIR` reads; on several nodes best a "
-        "shared one. Default: that of the variable INPROCESS_RUN_DIR, or none.",
+        "shared one. `none`: there is none. Default: that of the variable INPROCESS_RUN_DIR, or a new one below "
+        "./inprocess-runs, which the launcher names in its first line.",
     )
     for action in parser._actions:
         if action.dest == "max_restarts":
