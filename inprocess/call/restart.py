@@ -94,7 +94,7 @@ class Restarting:
         )
         rank.do(verbs.end_round(rank.membership, arrival))
         following = rank.membership.iteration + 1
-        self._start.next_iteration(rank.take("next", following, rank.options.barrier_timeout, rank.name_missing("end")))
+        self._start.next_iteration(rank.take_round("next", following, rank.options.barrier_timeout, "end"))
         return Event.OK
 
     def _spot(self) -> Spot | None:
