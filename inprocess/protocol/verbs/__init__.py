@@ -51,13 +51,16 @@ from inprocess.protocol.verbs.tickets import (
 from inprocess.protocol.verbs.upkeep import (
     await_over,
     beat,
+    drop_digest,
     find_standby,
     forget,
     gone,
+    publish_digest,
     publish_rendezvous,
     publish_standby,
     read_beat,
     read_beats,
+    read_digest,
 )
 
 __all__ = [
@@ -80,6 +83,7 @@ __all__ = [
     "await_rendezvous",
     "await_start",
     "beat",
+    "drop_digest",
     "end_round",
     "find_standby",
     "find_ticket",
@@ -97,10 +101,12 @@ __all__ = [
     "join",
     "look_next",
     "missing",
+    "publish_digest",
     "publish_rendezvous",
     "publish_standby",
     "read_beat",
     "read_beats",
+    "read_digest",
     "recount",
     "refuse_behind",
     "refuse_other_size",
