@@ -46,7 +46,9 @@ class Base:
 def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Base]:
     monkeypatch.setattr(relay, "SEND_S", 0.0)
     monkeypatch.setattr(relay, "FETCH_S", 0.0)
-    yield Base()
+    made = Base()
+    yield made
+    del made.store, made.server  # pytest keeps the rest for longer
 
 
 def _membership(member: int, *roster: int) -> Membership:
