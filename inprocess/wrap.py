@@ -76,7 +76,8 @@ class Wrapper:
         monitor_process_pidfile: absolute path of its pid file, likewise; for ``python -m inprocess.wait_daemon``. A
             process that replaces another one (``INPROCESS_RESTART``) puts a dot and its own id behind it.
         run_dir: directory for the events of all ranks, made where there is none; a relative one is below the working
-            directory. None: the one in the environment variable ``INPROCESS_RUN_DIR``, or none.
+            directory. None: the one in the environment variable ``INPROCESS_RUN_DIR`` (``none``
+            is none), which `inprocess run` sets, or none.
         completion: hook after everybody returned.
         terminate: hook before the call raises.
         standby_stores: how many monitors, besides that of rank 0, can go on with the job where the host of its store is

@@ -23,6 +23,8 @@ server.become_subreaper()
 server.heed_ctrl_c()
 # torch asks the name server for the name of every peer; one lost answer costs five seconds
 os.environ.setdefault("RES_OPTIONS", process.NO_NAME_SERVER)
+# else every launcher of a test made a directory
+os.environ.setdefault("INPROCESS_RUN_DIR", "none")
 # as most users have it: streams with buffers, whose locks a fork copies
 os.environ.pop("PYTHONUNBUFFERED", None)
 

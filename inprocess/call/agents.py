@@ -17,6 +17,7 @@ from inprocess.call.job import Job
 from inprocess.call.launch_variables import run_dir
 from inprocess.call.mailbox import Mailbox
 from inprocess.call.thread import JoinRequest, MonitorThread
+from inprocess.call.waiting import Absentees
 from inprocess.collectives import nccl
 from inprocess.collectives.deferred_release import held
 from inprocess.exception import OptionError, RestartError, StoreLost, TimeoutError
@@ -134,6 +135,10 @@ class Agents:
         if self._store is None and self._tried is not None:
             self._store, self._tried = prefixed(self._spec, self._tried), None
         self._store = self._store or connect(self._spec, timeout)
+
+    def absentees(self, membership: Membership, name: str) -> Absentees:
+        """Says who has not come yet to the round of this name."""
+        return Absentees(self._spec, membership, name)
 
     def await_lease(self, iteration: int, timeout: float) -> None:
         """Wait for the monitor's first heartbeat, unless the iteration is interrupted meanwhile.

@@ -73,9 +73,9 @@ def master_port() -> int:
 
 
 def run_dir(given: str | None) -> str | None:
-    """The directory for events: that of the option, or of INPROCESS_RUN_DIR."""
+    """The directory for events: that of the option, or of INPROCESS_RUN_DIR, where ``none`` is none."""
     path = given or os.environ.get("INPROCESS_RUN_DIR", "").strip()
-    return os.path.abspath(path) if path else None
+    return os.path.abspath(path) if path and (given or path != "none") else None
 
 
 def elsewhere(launch: Launch) -> str:

@@ -159,6 +159,18 @@ class Rank:
             raise TimeoutError(overdue(timeout))
         return letter
 
+    def take_round(self, name: str, iteration: int, timeout: float | None, among: str) -> Any:
+        """As `take`, for what is decided when all have arrived in a round (``among``). Says meanwhile who has not."""
+        begin, waiting = clock.monotonic(), self.agents.absentees(self.membership, among)
+        left = timeout
+        while left is None or left > waiting.progress.left:
+            letter = self.agents.mailbox.take(name, iteration, max(0.0, waiting.progress.left))
+            if letter is not None:
+                return letter
+            waiting.look()
+            left = None if timeout is None else timeout - (clock.monotonic() - begin)
+        return self.take(name, iteration, max(0.0, left), self.name_missing(among))
+
     def name_missing(self, name: str) -> Callable[[float], str]:
         """For `take`: who has not arrived in the round of this name."""
 

@@ -96,7 +96,7 @@ class Restarting:
         )
         rank.do(verbs.end_round(rank.membership, arrival))
         following = rank.membership.iteration + 1
-        decision: Decision = rank.take("next", following, rank.options.barrier_timeout, rank.name_missing("end"))
+        decision: Decision = rank.take_round("next", following, rank.options.barrier_timeout, "end")
         rank.account(any(record.interruption in STANDSTILL for record in decision.records))
         self._start.next_iteration(decision)
         return Event.OK

@@ -31,6 +31,7 @@ from inprocess.stores.tcp import PrefixStore
 from inprocess.system import clock
 from inprocess.system.interpreter import sleep_with_progress
 from inprocess.system.logs import get_logger
+from inprocess.system.progress import Progress
 
 log = get_logger("inprocess")
 
@@ -54,11 +55,14 @@ class Starting:
         rank = self._rank
         timeout = rank.options.barrier_timeout
         begin = clock.monotonic()
-        entered: Membership = rank.take("entered", JOINING, timeout, rank.name_missing("end"))
+        entered: Membership = rank.take_round("entered", JOINING, timeout, "end")
         if not entered.was_founder:
             log.warning("%s: job already running; waiting for a free slot", rank.who)
         left = max(0.0, timeout - (clock.monotonic() - begin)) if entered.was_founder else None
-        let_in: Admission = rank.take("let in", JOINING, left, rank.name_missing("end"))
+        if entered.was_founder:
+            let_in: Admission = rank.take_round("let in", JOINING, left, "end")
+        else:
+            let_in = rank.take("let in", JOINING, left, rank.name_missing("end"))
         rank.membership.become(let_in.membership)
         if let_in.decision is None:
             log.warning("%s: the job completed before there was a slot for this process", rank.who)
@@ -122,7 +126,7 @@ class Starting:
         numbers = (proposed.rank, proposed.world_size, proposed.active_world_size, proposed.active_rank)
         arrival = Arrival(ArrivalKind.RANK, *numbers)
         rank.do(verbs.start_round(rank.membership, arrival))
-        start = rank.take("start", rank.membership.iteration, rank.options.barrier_timeout, rank.name_missing("start"))
+        start = rank.take_round("start", rank.membership.iteration, rank.options.barrier_timeout, "start")
         if not start.go:
             return self._not_started()
         verbs.refuse_other_size(rank.membership.iteration, start, arrival)
@@ -213,7 +217,15 @@ class Starting:
             slot = min(assigned.values())
             record = InterruptionRecord(slot, Interruption.JOINED, initial_rank=slot, message="it was waited for")
             rank.do(verbs.interrupt(membership.iteration, record))
-        sleep_with_progress(patience)
+        progress = Progress()
+        while (left := patience - progress.seconds) > 0:
+            sleep_with_progress(max(0.0, min(left, progress.left)))
+            if progress.due():
+                log.log(
+                    rank.level(),
+                    "waiting for processes that replace initial ranks %s, for %.0f of %.0f s",
+                    *(free, progress.seconds, patience),
+                )
 
     def check(self) -> Event:
         """The health check before the function runs."""

@@ -15,7 +15,7 @@ from inprocess.events.record import Event, Header, to_line
 from inprocess.system import clock
 from inprocess.system.logs import get_logger
 
-__all__ = ["EventFile", "folder", "stem"]
+__all__ = ["RELAYED", "EventFile", "file_name", "folder", "host_in_names"]
 
 log = get_logger("inprocess")
 #: a file that is larger (bytes) is set aside, in place of the one that was set aside before
@@ -24,6 +24,8 @@ MAX_FILE_BYTES = 4 << 20
 RETRY_S = 5.0
 #: the events are below this in the run directory
 FOLDER = "events"
+#: the role in the name of a file that came through the store, see ``monitor/relay``
+RELAYED = "relayed"
 
 
 def folder(run_dir: str) -> str:
@@ -31,10 +33,14 @@ def folder(run_dir: str) -> str:
     return os.path.join(run_dir, FOLDER)
 
 
-def stem(header: Header) -> str:
-    """The name of a process's files, without the ending."""
-    host = re.sub(r"[^A-Za-z0-9.-]", "_", header.host)[:100]
-    return f"{header.role}-{header.initial_rank}-{host}-{header.pid}"
+def host_in_names(host: str) -> str:
+    """A host as the names of its files have it."""
+    return re.sub(r"[^A-Za-z0-9.-]", "_", host)[:100]
+
+
+def file_name(header: Header, role: str = "", ending: str = "jsonl") -> str:
+    """Of the file of this process; ``role``: in place of its own."""
+    return f"{role or header.role}-{header.initial_rank}-{host_in_names(header.host)}-{header.pid}.{ending}"
 
 
 class EventFile:
@@ -42,7 +48,7 @@ class EventFile:
 
     def __init__(self, run_dir: str, header: Header) -> None:
         self.run_dir, self._header = run_dir, header
-        self.path = os.path.join(folder(run_dir), f"{stem(header)}.jsonl")
+        self.path = os.path.join(folder(run_dir), file_name(header))
         self._fd, self._size = -1, 0
         # the last write was cut short
         self._is_torn = False

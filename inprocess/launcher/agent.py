@@ -34,6 +34,7 @@ from inprocess.launcher.ft_config import Settings
 from inprocess.launcher.meeting import NodeRendezvous
 from inprocess.launcher.metrics import MetricsProgram
 from inprocess.launcher.processes import Logs, WorkerLaunch, WorkerPool
+from inprocess.launcher.run_dir import RunDirectory
 from inprocess.launcher.signals import Signals
 from inprocess.launcher.told import Told
 from inprocess.launcher.workers import GROW_VARIABLE, RESTART_VARIABLE, WorkerSlot, joining, process_spec
@@ -68,6 +69,7 @@ class Setup:
     settings: Settings
     control: ControlServer
     meeting: NodeRendezvous
+    run_dir: RunDirectory
     signals: Signals
     metrics: MetricsProgram
     #: of open descriptors, as the launcher was given them
@@ -108,6 +110,7 @@ class Agent(LocalElasticAgent):
 
         def meet() -> tuple[Any, list[Worker]]:
             met = meeting.next()
+            self._setup.run_dir.open(meeting.agree)
             workers = joining(met) or self._assign_worker_ranks(met.store, met.rank, met.nodes, spec)
             meeting.settle(workers[0].global_rank)
             return met, workers
@@ -119,7 +122,7 @@ class Agent(LocalElasticAgent):
         worker_group.workers = workers
         worker_group.group_rank, worker_group.group_world_size = met.rank, met.nodes
         worker_group.master_addr, worker_group.master_port = met.host, met.port
-        self._setup.metrics.start(met.rank)
+        self._setup.metrics.start(met.rank, self._setup.run_dir.path)
         ranks = [worker.global_rank for worker in workers]
         log.info(
             "node %d of %d %s ranks %s of %d; their store is at %s:%d (restart %d of all workers)",
@@ -168,7 +171,7 @@ class Agent(LocalElasticAgent):
             "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         }
-        env["LOCAL_RANK"] = str(worker.local_rank)
+        env |= self._setup.run_dir.environment() | {"LOCAL_RANK": str(worker.local_rank)}
         if self._joins:
             env[RESTART_VARIABLE] = "1"
         if self._grows:

@@ -14,6 +14,7 @@ from torch.distributed.argparse_util import env
 
 from inprocess.launcher import ft_config
 from inprocess.launcher.decisions import ANY_FAILED, DEFAULT_RESPAWNS, MIN_HEALTHY, Rules
+from inprocess.launcher.run_dir import chosen
 from inprocess.options import did_you_mean
 from inprocess.system.listening import listen_address
 
@@ -105,10 +106,11 @@ def _add(parser: argparse.ArgumentParser) -> None:
         "--run_dir",
         action=env,
         type=str,
-        default="",
+        default=None,
         metavar="DIR",
         help="Directory for the events of wrapped workers, which `inprocess report DIR` reads; on several nodes best a "
-        "shared one. Default: that of the variable INPROCESS_RUN_DIR, or none.",
+        "shared one. `none`: there is none. Default: that of the variable INPROCESS_RUN_DIR, or a new one below "
+        "./inprocess-runs, which the launcher names in its first line.",
     )
     parser.add_argument(
         "--metrics",
@@ -147,8 +149,8 @@ def _check_metrics(given: argparse.Namespace) -> None:
         listen_address(given.metrics)
     except ValueError as error:
         refuse(f"--metrics={given.metrics}: {error}")
-    if not (given.run_dir or os.environ.get("INPROCESS_RUN_DIR")):
-        refuse(f"--metrics={given.metrics}: it reads a run directory: pass --run-dir DIR, or set INPROCESS_RUN_DIR")
+    if chosen(given.run_dir, os.environ) == "":
+        refuse(f"--metrics={given.metrics}: it reads a run directory, and there is to be none: pass --run-dir DIR")
 
 
 def _is_range(nnodes: str) -> bool:

@@ -40,6 +40,7 @@ from inprocess.launcher.control import ControlServer
 from inprocess.launcher.decisions import MIN_HEALTHY
 from inprocess.launcher.meeting import NodeRendezvous
 from inprocess.launcher.metrics import MetricsProgram
+from inprocess.launcher.run_dir import RunDirectory, chosen
 from inprocess.launcher.signals import Signals
 from inprocess.launcher.workers import GROW_VARIABLE, RESTART_VARIABLE
 from inprocess.options import did_you_mean
@@ -77,8 +78,7 @@ def _run(given: argparse.Namespace) -> None:
         arguments.refuse(error)
     for name in (RESTART_VARIABLE, GROW_VARIABLE):  # of a launcher that is itself a worker
         os.environ.pop(name, None)
-    if given.run_dir:
-        os.environ["INPROCESS_RUN_DIR"] = os.path.abspath(given.run_dir)
+    run_dir = RunDirectory(chosen(given.run_dir, os.environ), given.run_name)
     name = _name(entrypoint, args)
     leaves = False
     with contextlib.ExitStack() as stack:
@@ -89,13 +89,15 @@ def _run(given: argparse.Namespace) -> None:
         spec = _spec(config, entrypoint, args, meeting)
         control = ControlServer(settings)
         stack.callback(control.close)
-        metrics = MetricsProgram(given.metrics, os.environ.get("INPROCESS_RUN_DIR", ""))
+        metrics = MetricsProgram(given.metrics)
         stack.callback(metrics.close)
+        stack.callback(run_dir.close)
         setup = Setup(
             rules=rules,
             settings=settings,
             control=control,
             meeting=meeting,
+            run_dir=run_dir,
             signals=signals,
             metrics=metrics,
             limits=descriptors.raise_limit(),
@@ -129,6 +131,7 @@ def _finish(result: RunResult | None, agent: Agent, name: str, config: LaunchCon
 
 def _choose_rendezvous(given: argparse.Namespace) -> None:
     """As torchrun does: one node needs no address that somebody chose."""
+    given.run_name = "" if given.rdzv_id == "none" else str(given.rdzv_id)  # "none" is torch's default
     alone = given.rdzv_backend == "static" and not given.rdzv_endpoint and given.master_port is None
     if given.standalone or (alone and torchrun.parse_min_max_nnodes(given.nnodes)[1] == 1):
         given.rdzv_backend, given.rdzv_endpoint, given.rdzv_id = "c10d", "localhost:0", str(uuid.uuid4())

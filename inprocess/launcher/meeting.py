@@ -15,10 +15,12 @@ they know into the one that a new launcher serves at the same endpoint. Keys, al
     alive/<owner>       grows while that launcher lives; its neighbour in the table looks at it, by its own clock
     restart/<g>         why all workers of generation g are to be restarted
     ended               why the job has ended
+    run_dir             the name of the directory for events, see ``run_dir``
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -31,8 +33,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, Rend
 
 from inprocess.exception import StoreLost
 from inprocess.launcher import shared_table
-from inprocess.launcher.decisions import keep_ranks
-from inprocess.launcher.generation import Generation, NodeEvent
+from inprocess.launcher.generation import Generation, NodeEvent, agree_on_rank
 from inprocess.launcher.node_watch import NodeWatch
 from inprocess.launcher.nodes import DONE, LEFT, LOST, RUNNING, Block, Table
 from inprocess.launcher.shared_table import Silence
@@ -100,6 +101,7 @@ class NodeRendezvous:
         self._me = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._met: Generation | None = None
         self._root: Any = None
+        self._agreed: dict[str, str] = {}
         self._server: Any = None
         self._watch: NodeWatch | None = None
         self._done = self._open = False
@@ -199,7 +201,7 @@ class NodeRendezvous:
         place = PrefixStore(f"inprocess/{number}" if self._static else "inprocess", info.store)
         rank = info.rank
         if not self._static:
-            rank, number = self._agree(place, info.rank, info.world_size)
+            rank, number = agree_on_rank(place, info.rank, info.world_size, self._preferred_rank, self._last() + 1)
         if rank == 0:
             if not self._static:
                 number = max(number, self._root.add("generations", 1) - 1)
@@ -217,15 +219,13 @@ class NodeRendezvous:
             number += 1
         return int(number)
 
-    def _agree(self, place: Any, rank: int, nodes: int) -> tuple[int, int]:
-        """This node's rank, and the lowest number that the generation may have.
-
-        A node keeps its rank where that is possible; torch sorts by name and process id. The number is above those that
-        any of them knows: a new store counts from 0, and log files of an earlier generation would be replaced.
-        """
-        place.set(f"rank/{rank}", json.dumps([self._preferred_rank, self._last() + 1]))
-        wanted = [strict_json.parse(text) for text in place.multi_get([f"rank/{each}" for each in range(nodes)])]
-        return keep_ranks([int(before) for before, _ in wanted])[rank], max(int(number) for _, number in wanted)
+    def agree(self, key: str, proposal: str) -> str:
+        """What the first node of this job proposed, also where its store was lost since; before `settle`."""
+        if self._root is not None and not self.alone:
+            with contextlib.suppress(RuntimeError):  # whoever looks after the store says so
+                proposal = self._root.compare_set(key, "", proposal).decode(errors="replace")
+        self._agreed[key] = proposal
+        return proposal
 
     def _own_address(self) -> str:
         if self._local_addr or self._master_addr:
@@ -358,9 +358,9 @@ class NodeRendezvous:
         except (OSError, StoreLost):
             return False
         self._root = PrefixStore("inprocess", PrefixStore(self.handler.get_run_id(), store))
-        self._root.compare_set(f"table/{self._met.generation}", "", self._table.text())
-        if self._running:
-            self._root.compare_set("running", "", self._running)
+        known = {**self._agreed, f"table/{self._met.generation}": self._table.text(), "running": self._running}
+        for key in filter(known.get, known):
+            self._root.compare_set(key, "", known[key])
         log.info("the store of the rendezvous answers again; the other nodes can join")
         self.lost = False
         return True

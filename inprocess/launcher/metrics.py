@@ -28,15 +28,18 @@ sys.exit(main(json.loads(sys.argv[2])))
 class MetricsProgram:
     """`inprocess metrics` for a run directory; ``listen``: ``[HOST:]PORT``, or None for no such program."""
 
-    def __init__(self, listen: str | None, run_dir: str) -> None:
-        self._listen, self._run_dir = listen, run_dir
+    def __init__(self, listen: str | None) -> None:
+        self._listen = listen
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, node: int) -> None:
-        """The workers of this node are about to start."""
+    def start(self, node: int, run_dir: str | None) -> None:
+        """The workers of this node are about to start; ``run_dir``: where they write, None: nowhere."""
         if self._listen is None or node != 0 or self._process is not None:
             return
-        given = [self._run_dir, "--listen", self._listen, "--of-launcher"]
+        if run_dir is None:
+            log.warning("--metrics=%s: there is no run directory to make them from; pass --run-dir DIR", self._listen)
+            return
+        given = [run_dir, "--listen", self._listen, "--of-launcher"]
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", CODE, json.dumps(sys.path), json.dumps(given)],

@@ -16,6 +16,7 @@ from inprocess.live.beside import Beside
 from inprocess.system import clock
 from inprocess.system.interpreter import SLICE
 from inprocess.system.logs import get_logger
+from inprocess.system.progress import Progress
 
 __all__ = ["Doing", "Gather", "Look", "Shown", "all_do", "all_ready", "join_with_progress", "in_words"]
 
@@ -36,12 +37,14 @@ SAID_EVERY = 10.0
 FREE, BUSY, ON_DISK = range(3)
 
 
-def join_with_progress(work: Beside, seconds: float, shown: Shown) -> bool:
-    """Whether it has ended in time. What only tidies up gets less."""
-    begin = clock.monotonic()
+def join_with_progress(work: Beside, seconds: float, shown: Shown, what: str = "") -> bool:
+    """Whether it has ended in time. What only tidies up gets less. ``what`` is waited for, for the log."""
+    begin, progress = clock.monotonic(), Progress()
     while True:
         with shown():
             ended = work.ended(min(SLICE, seconds))
+        if what and not ended and progress.due():
+            log.info("waiting for %s of step %d, for %.0f s", what, work.step, progress.seconds)
         if ended or clock.monotonic() - begin >= (min(seconds, TIDY) if work.is_done else seconds):
             return ended
 

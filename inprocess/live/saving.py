@@ -22,6 +22,7 @@ from inprocess.live.present import LiveParts
 from inprocess.live.transfer import Wire, gather
 from inprocess.system.interpreter import SLICE
 from inprocess.system.logs import get_logger
+from inprocess.system.progress import Progress
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -86,6 +87,8 @@ class Saving:
         self._replicator: Replicator | None = None
         #: of its own for checkpoints, on the host; weakly: who has destroyed it has no threads of it left
         self._savers: weakref.ref[ProcessGroup] | None = None
+        #: the checkpoint that is being written, or was the last time anybody looked
+        self._written: Progress | None = None
         #: put before the names of this rank's tensors in a checkpoint, and whether it writes the rest for all of these
         self._family, self._leads = "", True
 
@@ -147,6 +150,8 @@ class Saving:
 
     def keep(self, present: LiveParts) -> None:
         """Whatever is due at this step."""
+        if self._written is not None and self._written.due():
+            self._say_progress(self._written.seconds)
         if self.copy_every.is_due(present.step):
             self._copy(present)
             self.copy_every.done(present.step, self._around.tell)
@@ -162,12 +167,21 @@ class Saving:
             with self._around.atomic():
                 self._replicator.begin(buffer)
 
+    def _say_progress(self, seconds: float) -> None:
+        """Of the last checkpoint, which may be there."""
+        disk = self.disk
+        if disk is None or disk.writer.is_done or disk.writer.ended(0):
+            self._written = None
+        elif self._around.rank == 0:
+            log.info("the checkpoint of step %d is being written into %s, for %.0f s", disk.writer.step, disk, seconds)
+
     def _save(self, disk: Checkpoints, present: LiveParts) -> None:
         if not self._is_free(disk.writer, present.step, "checkpoint", f"written into {disk}"):
             return
         staged = disk.stage(present.step, present, self._family, self._leads)
         with self._around.atomic():
             disk.begin(staged, self._savers)
+            self._written = Progress()
 
     def _is_free(self, work: Beside, step: int, what: str, where: str) -> bool:
         """Whether the one before has ended, on all ranks. All come to the same answer."""
@@ -184,7 +198,9 @@ class Saving:
         around, replicator = self._around, self._replicator
         if replicator is not None and not join_with_progress(replicator.sender, timeout, around.shown):
             log.warning("rank %d: the last copy has not been sent within %g s; it is given up", around.rank, timeout)
-        if self.disk is not None and not join_with_progress(self.disk.writer, timeout, around.shown):
+        if self.disk is not None and not join_with_progress(
+            self.disk.writer, timeout, around.shown, "the checkpoint" if around.rank == 0 else ""
+        ):
             writer = self.disk.writer
             what = "old checkpoints are being removed" if writer.is_done else f"step {writer.step} is being written"
             log.warning(

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from inprocess.exception import LiveStateError
 from inprocess.live.tree import Record
-from inprocess.system import clock
 from inprocess.system.logs import get_logger
+from inprocess.system.progress import Progress
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 log = get_logger("inprocess.live")
 #: bytes that are sent at once: so many are under way while the ones before are checked
 PIECE = 1 << 26
-#: seconds between two lines about a long transfer
-SHOWN_EVERY = 5.0
 #: numbers that are summed together for a checksum
 BLOCK = 1 << 12
 
@@ -157,13 +155,13 @@ class Shown:
 
     def __init__(self, what: str, size: int) -> None:
         self._what, self._size, self._done = what, size, 0
-        self._next = clock.monotonic() + SHOWN_EVERY
+        self._progress = Progress()
 
     def more(self, size: int) -> None:
         self._done += size
-        if clock.monotonic() >= self._next:
-            self._next += SHOWN_EVERY
-            log.info("%s: %.1f of %.1f GB", self._what, self._done / 1e9, self._size / 1e9)
+        if self._progress.due():
+            done, rate = self._done / 1e9, self._done / 1e9 / self._progress.seconds
+            log.info("%s: %.1f of %.1f GB, %.2f GB/s", self._what, done, self._size / 1e9, rate)
 
 
 def pieces(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:

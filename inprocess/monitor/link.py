@@ -21,6 +21,7 @@ from inprocess.monitor.board import LEASE, Board
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.connections import Connections, driving
 from inprocess.monitor.events import Connected, Event, Interrupted, Joined, Over, Spoken, StandbyChanged, Unbegun, Woken
+from inprocess.monitor.relay import Relay
 from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import Decision
@@ -55,6 +56,7 @@ class Link:
         self._standby: StandbyRole | None = None
         #: no heartbeats any more: the rank votes
         self._moves = threading.Event()
+        self.relay = Relay(config, self._with_store)
         self._rendezvous = IterationServers(config.rendezvous_host, config.serve_host, config.bind)
         #: the member's view of the job
         self.membership = _membership(config)
@@ -289,8 +291,12 @@ class Link:
             self._rendezvous.close_before(self.membership.iteration + 1)
             self.ended.set()
             return
+        before = self.membership
         self._move(Membership.apply, decision)
         self._tell_interrupted(iteration)
+        if iteration > verbs.JOINING:
+            failed = {record.initial_rank for record in decision.records if record.initial_rank is not None}
+            self.relay.happened(iteration, before, self.membership, failed)
 
     def _tell_interrupted(self, iteration: int) -> None:
         membership = self.membership

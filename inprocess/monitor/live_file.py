@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from inprocess.events import live_files
-from inprocess.events.files import stem
+from inprocess.events.files import file_name
 from inprocess.events.record import Header
 from inprocess.monitor import pidfile
 from inprocess.monitor.board import ACTIVE, RESERVES, STACKS_BYTES, STEPS, Board
@@ -74,7 +74,7 @@ class LiveFile:
         self._folder = live_files.folder(config.run_dir or "")
         self._requests = live_files.requests(config.run_dir or "")
         self._host = socket.gethostname()
-        self._name = f"{stem(Header(config.job, 'monitor', config.rank, os.getpid(), self._host))}.json"
+        self._name = file_name(Header(config.job, "monitor", config.rank, os.getpid(), self._host), ending="json")
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._work, name="inprocess-live", daemon=True)
         #: requests that were answered and are still there, and when the folder of requests was changed

@@ -245,7 +245,8 @@ class Monitor:
         signum = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
         oom_kills = cgroup.oom_kills() - self._oom_kills
         emit("died", how=how, exit_code=exit_code, signal=signum, oom_kills=oom_kills)
-        self._on_incident(self._board.snapshot().iteration, 1)
+        self._on_incident(iteration := self._board.snapshot().iteration, 1)
+        self._link.relay.happened(iteration, self._link.membership, None, {self._config.rank})
         self._finish(lambda: self._link.speak(self._killed or record), self._config.barrier_timeout)
 
     def _on_control(self) -> None:
@@ -377,6 +378,7 @@ class Monitor:
 
     def leave(self) -> None:
         """The last thing, when the events have been written."""
+        self._link.relay.leave()
         if not self._live.leave():
             self._give_back()
         self._incidents.leave(self._completed)

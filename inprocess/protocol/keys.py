@@ -11,6 +11,7 @@ Keys, below the prefix of the call; ``i`` is the iteration, -1 is the join::
     i/wanted           it waits for somebody to join
     gone/<member>      has no further need of the store  gone#, over   all have none: its host may go
     ticket/<n>         a process that wants to join      ticket#       how many tickets
+    digest/<member>    what a member's monitor knows of the last incident, where hosts have directories of their own
     standby/<member>   host:port of the arbiter in a member's monitor, see ``failover``
     roster             who is in the job, eight iterations ago or less
 """

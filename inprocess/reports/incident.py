@@ -209,7 +209,8 @@ def _last(trail: Trail, cuts: Sequence[_Cut]) -> _Cut | None:
 
 
 def _incident(cut: _Cut, number: int, window: Sequence[Entry], start: int) -> Incident:
-    told = cut.entries[0]
+    # what came through the store says less of what all ranks agreed on
+    told = next((entry for entry in cut.entries if "records" in entry.event.attributes), cut.entries[0])
     is_decided = told.kind in ("restart", "abort")
     decided = max(entry.at for entry in cut.entries) if is_decided else float("inf")
     attributes = told.event.attributes if is_decided else {}

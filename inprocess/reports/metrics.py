@@ -232,7 +232,7 @@ def _latest(ranks: Iterable[Live], now: float) -> list[Live]:
 
 
 def _is_up(rank: Live, now: float) -> bool:
-    return rank["state"] == "running" and now - rank["wall_time"] < stale_after(rank)
+    return bool(rank["state"] == "running" and now - rank["wall_time"] < stale_after(rank))
 
 
 def _of_ranks(ranks: Sequence[Live], now: float) -> dict[str, Samples]:

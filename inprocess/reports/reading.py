@@ -10,7 +10,7 @@ from itertools import chain
 from operator import attrgetter
 
 from inprocess.attribution import one_line
-from inprocess.events.files import MAX_FILE_BYTES, folder
+from inprocess.events.files import MAX_FILE_BYTES, RELAYED, folder
 from inprocess.events.record import MAX_LINE_BYTES, Event, Header, parse
 from inprocess.system.whole_files import open_regular
 
@@ -146,6 +146,9 @@ def read(run_dir: str) -> tuple[list[Trail], list[str]]:
     files = _Files()
     # what was set aside first
     names = sorted(os.listdir(below), key=lambda name: (name.removesuffix(".1"), not name.endswith(".1")))
+    there = set(names)
+    # what went through the store, since that rank's own file was not here
+    names = [name for name in names if not (name.startswith(RELAYED) and f"rank{name.removeprefix(RELAYED)}" in there)]
     for name in names[:MAX_FILES]:
         if not name.endswith((".jsonl", ".jsonl.1")):
             files.blame(f"{one_line(name, 200)}: no file of events")

@@ -30,6 +30,10 @@ __all__ = ["Command", "Missing"]
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "INPROCESS_", "PYTEST_")
 
 
+#: a launcher makes no directory for events where the test did not ask for one
+QUIET = {"INPROCESS_RUN_DIR": "none"}
+
+
 class Missing(AssertionError):
     """Something did not come in time; the text has what had been printed."""
 
@@ -41,7 +45,7 @@ class Command:
         arguments: a script and its arguments, or ``["inprocess", "run", ...]`` as on a command line.
         deadline: for all waits together, by ``time.monotonic()``.
         env: variables besides those of this process, None removes one; what a launcher sets (``RANK``, ``MASTER_ADDR``
-            ...) is left out.
+            ...) is left out, and `inprocess run` makes no default directory for events (``INPROCESS_RUN_DIR=none``).
         merged: what it writes to standard error is in ``out`` as well, in its order.
         folder: where it runs; default: here.
         prepare: called in the process before anything else, with its variables; travels by pickle.
@@ -76,7 +80,7 @@ class Command:
         }
         self._seen = dict.fromkeys(self._pipes, b"")
         inherited = {name: text for name, text in os.environ.items() if not name.startswith(LAUNCHERS)}
-        given: dict[str, str | None] = {**inherited, **own_variables(self._folder), **(env or {})}
+        given: dict[str, str | None] = {**inherited, **QUIET, **own_variables(self._folder), **(env or {})}
         variables = {name: text for name, text in given.items() if text is not None}
         start_server()
         self._known = set(leaks.descendants_of(os.getpid()))

@@ -22,6 +22,8 @@ WORKER = str(Path(__file__).with_name("worker.py"))
 ROOT = Path(__file__).parents[2]
 #: what a launcher inherits, beside what a test adds
 KEPT = ("PATH", "HOME", "LANG", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
+#: else every launcher made a directory
+QUIET = {"INPROCESS_RUN_DIR": "none"}
 #: a ceiling for a test's waits together (seconds)
 CEILING = 40.0
 #: a variable of the test's launchers: how late they tell of failures (seconds)
@@ -127,7 +129,9 @@ class Launcher(Command):
     def __init__(self, arguments: list[str], env: Mapping[str, str], deadline: float) -> None:
         # modules that other tests import have set some
         alien = {name: None for name in os.environ if name not in KEPT}
-        super().__init__(["inprocess", "run", *arguments], deadline, env=alien | dict(env), folder=ROOT, prepare=hold)
+        super().__init__(
+            ["inprocess", "run", *arguments], deadline, env=alien | QUIET | dict(env), folder=ROOT, prepare=hold
+        )
 
     @contextlib.contextmanager
     def unread(self) -> Iterator[None]:

@@ -49,8 +49,8 @@ def test_a_port_that_is_taken_is_told_and_the_job_goes_on(run: Run, hub: Hub, tm
 def test_that_it_has_ended_is_told_at_the_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, listen: str | None, node: int, code: int | None
 ) -> None:
-    program = MetricsProgram(listen, str(tmp_path))
-    program.start(node)
+    program = MetricsProgram(listen)
+    program.start(node, str(tmp_path))
     assert (program._process is None) == (code is None)
     if program._process is not None:
         assert program._process.wait() == code
@@ -76,7 +76,10 @@ def test_it_ends_with_a_launcher_that_is_killed(run: Run, hub: Hub, tmp_path: Pa
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--metrics", "9464"), "--metrics=9464: it reads a run directory: pass --run-dir DIR, or set"),
+        (
+            ("--metrics", "9464"),
+            "--metrics=9464: it reads a run directory, and there is to be none: pass --run-dir DIR",
+        ),
         (("--metrics", "x", "--run-dir", "/tmp/r"), "--metrics=x: 'x' is no port: pass [HOST:]PORT"),
     ],
 )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import random
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,12 +14,14 @@ import torch
 
 from inprocess import LiveState
 from inprocess.exception import LiveStateError, OptionError, StateLost
-from inprocess.live import randoms, transfer, tree
+from inprocess.live import patience, randoms, transfer, tree
 from inprocess.live import state as live_state
+from inprocess.live.beside import Beside
 from inprocess.live.copies import Copies
 from inprocess.live.every import Schedule
 from inprocess.live.plan import NOTHING, Shard
 from inprocess.system import clock
+from inprocess.system.progress import EVERY_S
 
 
 def setup_module() -> None:
@@ -108,11 +113,11 @@ def test_a_long_transfer_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, cap
     caplog.set_level("INFO", "inprocess.live")
     shown = transfer.Shown("the state of step 7 from rank 3", 4 * 10**9)
     for _ in range(4):
-        now += 0.6 * transfer.SHOWN_EVERY
+        now += 0.625 * EVERY_S
         shown.more(10**9)
     assert [record.message for record in caplog.records] == [
-        "the state of step 7 from rank 3: 2.0 of 4.0 GB",
-        "the state of step 7 from rank 3: 4.0 of 4.0 GB",
+        "the state of step 7 from rank 3: 2.0 of 4.0 GB, 0.16 GB/s",
+        "the state of step 7 from rank 3: 4.0 of 4.0 GB, 0.16 GB/s",
     ]
 
 
@@ -378,3 +383,24 @@ def test_a_checksum_finds_a_block_in_another_place() -> None:
 @pytest.mark.parametrize("tensor", [torch.tensor(3.0), torch.ones(2, 3).t(), torch.ones(0, 3), torch.ones(4, 4)[::2]])
 def test_bytes_of_any_tensor(tensor: torch.Tensor) -> None:
     assert transfer.flat(tensor).numel() == tensor.nbytes
+
+
+def test_a_wait_for_a_checkpoint_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "inprocess.live")
+    late, written = 0.0, threading.Event()
+    monkeypatch.setattr(clock, "monotonic", lambda: late)
+    monkeypatch.setattr(patience, "SLICE", 0.01)
+    work = Beside("a checkpoint")
+    work.begin(7, written.wait)
+
+    @contextlib.contextmanager
+    def shown() -> Iterator[None]:
+        """Each slice takes seven seconds; it is written in the third."""
+        nonlocal late
+        late += 7.0
+        if late >= 21.0:
+            written.set()
+        yield
+
+    assert patience.join_with_progress(work, 10**6, shown, "the checkpoint")
+    assert caplog.records[0].message == "waiting for the checkpoint of step 7, for 14 s"

@@ -319,6 +319,32 @@ def test_two_jobs_share_a_directory(write: Written, tmp_path: Path) -> None:
     assert [incident.number for _, found in all_incidents(trails) for incident in found] == [1, 2]
 
 
+def test_what_came_through_the_store_says_less_of_what_was_agreed_on(write: Written, tmp_path: Path) -> None:
+    """A restart of a rank on another host, without the records, comes first."""
+    for rank in range(2):
+        write(rank, 1.0, "interrupted")
+        write(rank, 1.0, "stacks", **stacks("train.py:7 in step", "train.py:1 in <module>", where="train.py:7 in step"))
+    write(1, 1.0049, "restart", "end round", 1, restart=1, pings=4)
+    stuck = [record(1, "soft_timeout", "no progress", "train.py:7 in step")]
+    restart(write, range(1), 1.0, [record(1, "soft_timeout")], stuck=stuck)
+    incident = the_one(tmp_path)
+    assert (incident.verdict.initial_rank, incident.verdict.kind) == (1, "hang")
+
+
+def test_nothing_counts_twice_that_came_through_the_store(write: Written, tmp_path: Path) -> None:
+    a_fault(write)
+    below = tmp_path / "events"
+    own = below / "rank-0-job.jsonl"
+    relayed = below / "relayed-0-job.jsonl"
+    relayed.write_bytes(own.read_bytes())
+    ((trail,), _) = read(str(tmp_path))
+    both = len(trail.entries)
+    own.unlink()
+    ((trail,), problems) = read(str(tmp_path))
+    assert problems == []
+    assert len(trail.entries) == both
+
+
 @pytest.mark.parametrize(("name", "words"), [("none", "is no directory"), (".", "no folder 'events' in it")])
 def test_no_run_directory(tmp_path: Path, capsys: Any, name: str, words: str) -> None:
     assert program.main([str(tmp_path / name)]) == 2

@@ -256,6 +256,11 @@ def missing(iteration: int, name: str, roster: Iterable[int]) -> Verb[list[int]]
     return absent
 
 
+def arrived(iteration: int, name: str) -> Verb[int]:
+    """How many members have arrived in a round, for progress lines."""
+    return read_count(f"{iteration}/{name}#")
+
+
 # --- around the rounds --------------------------------------------------------------------------------------------
 
 

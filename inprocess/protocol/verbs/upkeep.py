@@ -20,13 +20,16 @@ from inprocess.protocol.verbs.shared import count_in, read_count, read_each, tel
 __all__ = [
     "await_over",
     "beat",
+    "drop_digest",
     "find_standby",
     "forget",
     "gone",
+    "publish_digest",
     "publish_rendezvous",
     "publish_standby",
     "read_beat",
     "read_beats",
+    "read_digest",
 ]
 
 
@@ -62,6 +65,22 @@ def find_standby(member: int) -> Verb[str]:
     """The address of a member's arbiter; empty where there is none yet."""
     raw = yield Read(key := f"standby/{member}")
     return "" if raw is None else load_address(raw, key)
+
+
+def publish_digest(member: int, text: str) -> Verb[None]:
+    """What this member's monitor knows of the last incident; in place of what it knew of the one before."""
+    yield Set(f"digest/{member}", text)
+
+
+def read_digest(member: int) -> Verb[bytes]:
+    """What a member's monitor published; empty where that is nothing."""
+    raw = yield Read(f"digest/{member}")
+    return b"" if raw is None else bytes(raw)
+
+
+def drop_digest(member: int) -> Verb[None]:
+    """Of a member that has gone."""
+    yield Delete(f"digest/{member}")
 
 
 def gone(member: int, members: int) -> Verb[None]:

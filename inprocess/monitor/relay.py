@@ -1,0 +1,201 @@
+"""Evidence of ranks whose events are on another host, through the store.
+
+Where hosts have run directories of their own, the first ones' reports would know nothing of the others' ranks. So after
+an incident each monitor looks whether the events of those who write reports lie beside its own. Where they do not, it
+puts what is most important, 4 kB at most, into the store; and those who write reports fetch what they do not have, and
+lay it beside their own events.
+
+All of it runs in threads of its own that nobody waits for, but for a moment at the end of the process: a disk or a
+store that does not answer costs a line in the report.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+from inprocess.events import stream
+from inprocess.events.digest import cut, lines_of
+from inprocess.events.files import MAX_FILE_BYTES, RELAYED, file_name, folder
+from inprocess.events.record import MAX_LINE_BYTES, Event, Header, parse
+from inprocess.monitor.configuration import MonitorConfig
+from inprocess.protocol import verbs
+from inprocess.protocol.membership import Membership
+from inprocess.stores.driver import execute
+from inprocess.system.logs import get_logger
+
+__all__ = ["Relay"]
+
+log = get_logger("inprocess.monitor")
+#: after the decision: the others' events are written by then; and when they are fetched (seconds)
+SEND_S, FETCH_S = 0.3, 0.6
+#: how long the end of the process waits for what is being sent (seconds)
+LEAVE_S = 1.0
+#: the first members whose reports are to be whole, and those of which evidence travels, beside those that failed
+READERS, SENDERS = 3, 256
+#: of the rank's own file, from its end (bytes)
+TAIL_BYTES = 1 << 18
+Action = Callable[[Any], object]
+
+
+class Relay:
+    """Of one call, in a monitor.
+
+    Args:
+        config: of the monitor.
+        with_store: does something over a connection of its own; blocks.
+    """
+
+    def __init__(self, config: MonitorConfig, with_store: Callable[[Action], object]) -> None:
+        self._run_dir, self._job, self._call = config.run_dir or "", config.job, config.call
+        self._rank, self._pid, self._with_store = config.rank, config.training_pid, with_store
+        self._hurry = threading.Event()
+        self._sends: threading.Thread | None = None
+        self._fetches: threading.Thread | None = None
+        # members that had gone when something was fetched; the next time their digests go, too
+        self._gone: set[int] = set()
+
+    def happened(self, iteration: int, before: Membership, now: Membership | None, failed: Collection[int]) -> None:
+        """An iteration was interrupted; nothing here waits.
+
+        Args:
+            iteration: that one.
+            before: who was in it.
+            now: who is in the next one; None: that is not decided yet, and this rank is dead.
+            failed: initial ranks that are known to have failed.
+        """
+        member, is_decided = before.member, now is not None
+        now = now or before
+        if not self._run_dir or member not in before.roster:
+            return
+        if before.slot_of(member) in failed or member in before.roster[:SENDERS]:
+            readers = {before.slot_of(each) for each in (*now.roster[:READERS], *before.roster[:READERS])}
+            self._sends = self._begin(self._sends, lambda: self._send(member, iteration, readers - {self._rank}))
+        if is_decided and member in now.roster[:READERS]:
+            removed = set(before.roster) - set(now.roster)
+            named = [each for each in before.roster if each in removed or before.slot_of(each) in failed]
+            wanted = dict.fromkeys((*before.roster[:SENDERS], *named))
+            slots = {each: before.slot_of(each) for each in wanted if each != member}
+            self._fetches = self._begin(self._fetches, lambda: self._fetch(slots, removed))
+
+    def leave(self) -> None:
+        """The process ends: what it knows, perhaps how its rank died, is sent at once."""
+        self._hurry.set()
+        if self._sends is not None:
+            self._sends.join(LEAVE_S)
+
+    def _begin(self, before: threading.Thread | None, action: Callable[[], None]) -> threading.Thread:
+        if before is not None and before.is_alive():  # it waits for a disk or the store
+            return before
+        thread = threading.Thread(target=_quietly, args=(action,), name="relay", daemon=True)
+        thread.start()
+        return thread
+
+    # --- sending ------------------------------------------------------------------------------------------------
+
+    def _send(self, member: int, iteration: int, readers: Iterable[int]) -> None:
+        self._hurry.wait(SEND_S)
+        if all(self._is_here(slot) for slot in readers):
+            return
+        rank = Header(self._job, "rank", self._rank, self._pid)
+        monitor = Header(self._job, "monitor", self._rank, os.getpid())
+        path = os.path.join(folder(self._run_dir), file_name(rank))
+        sources = [(rank, self._about(_tail(path), iteration)), (monitor, self._about(stream.recent(), iteration))]
+        if text := cut(sources).decode():
+            self._with_store(lambda connection: execute(verbs.publish_digest(member, text), connection))
+
+    def _about(self, events: Sequence[Event], iteration: int) -> list[Event]:
+        return [each for each in events if each.call == self._call and each.iteration in (iteration, iteration + 1)]
+
+    def _is_here(self, slot: int) -> bool:
+        """Whether the events of this rank are written beside those of this one."""
+        below = folder(self._run_dir)
+        names = [name for name in os.listdir(below) if name.startswith(f"rank-{slot}-")]
+        return any(self._job == _job_of(os.path.join(below, name)) for name in names)
+
+    # --- fetching -----------------------------------------------------------------------------------------------
+
+    def _fetch(self, slots: dict[int, int], removed: set[int]) -> None:
+        threading.Event().wait(FETCH_S)
+        gone, self._gone = self._gone, removed
+        missing = [member for member, slot in slots.items() if not self._is_here(slot)]
+        if not missing and not gone:
+            return
+
+        def action(connection: Any) -> None:
+            for member in missing:
+                self._keep(execute(verbs.read_digest(member), connection))
+            for member in gone - removed:
+                execute(verbs.drop_digest(member), connection)
+
+        self._with_store(action)
+
+    def _keep(self, data: bytes) -> None:
+        """Lay it beside this process's own events."""
+        if not data:
+            return
+        try:
+            header, lines = lines_of(data, self._job)
+        except ValueError as error:
+            log.warning("the evidence of another rank cannot be read: %s", error)
+            return
+        if header is None:
+            return
+        path = os.path.join(folder(self._run_dir), file_name(header, RELAYED))
+        there = set(_read(path, MAX_FILE_BYTES).splitlines(keepends=True))
+        new = b"".join(line for line in lines if line not in there or b'"format"' in line)
+        if new.count(b"\n") <= sum(b'"format"' in line for line in lines):
+            return  # nothing but headers
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(path, flags, 0o600)
+        try:
+            found = os.fstat(fd)
+            if stat.S_ISREG(found.st_mode) and found.st_size < MAX_FILE_BYTES:
+                os.write(fd, new)
+        finally:
+            os.close(fd)
+
+
+def _quietly(action: Callable[[], None]) -> None:
+    """A report without a line is no reason to do anything else."""
+    try:
+        action()
+    except Exception as error:
+        log.info("evidence does not travel through the store: %s", error)
+
+
+def _read(path: str, size: int, end: bool = False) -> bytes:
+    """The first bytes of a file, or the last ones; nothing where it is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b""
+    try:
+        found = os.fstat(fd)
+        return os.pread(fd, size, max(0, found.st_size - size) if end else 0) if stat.S_ISREG(found.st_mode) else b""
+    finally:
+        os.close(fd)
+
+
+def _tail(path: str) -> list[Event]:
+    events = []
+    for line in _read(path, TAIL_BYTES, end=True).splitlines():
+        try:
+            found = parse(line)
+        except ValueError:  # the first one may be half a line
+            continue
+        if isinstance(found, Event):
+            events.append(found)
+    return events
+
+
+def _job_of(path: str) -> str | None:
+    """Of the first header of a file."""
+    try:
+        found = parse(_read(path, MAX_LINE_BYTES).partition(b"\n")[0])
+    except ValueError:
+        return None
+    return found.job if isinstance(found, Header) else None
