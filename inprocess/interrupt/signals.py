@@ -14,6 +14,7 @@ from typing import Any
 from inprocess.exception import OptionError, RankShouldRestart, RestartError
 from inprocess.interrupt.frames import leave_alone, whereabouts
 from inprocess.interrupt.gate import Gate
+from inprocess.interrupt.loader_workers import WorkerDeaths
 from inprocess.system import clock
 from inprocess.system.logs import get_logger
 
@@ -48,6 +49,7 @@ class Interrupter:
         self.raised = raised
         self.signum = _free_signal() if signum is None else _usable(signum)
         self._previous: Any = None
+        self._worker_deaths = WorkerDeaths()
         self._gate: Gate | None = None
         self.main_thread = 0
         self._installed = False
@@ -73,6 +75,7 @@ class Interrupter:
         self.main_thread = threading.get_ident()
         self._previous = signal.signal(self.signum, self._handle)
         self._installed = True
+        self._worker_deaths.install()
 
     def restore(self) -> None:
         """Put the previous handler back; nothing is sent or raised any more. Main thread; harmless when repeated."""
@@ -81,6 +84,7 @@ class Interrupter:
                 return
             self._installed = False
             self._gate = None
+            self._worker_deaths.restore()
             if signal.getsignal(self.signum) == self._handle:
                 _replace_handler(self.signum, self._previous)
 

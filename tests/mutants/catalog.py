@@ -737,7 +737,26 @@ raised = _in("interrupt/*.py", "tests/threads/test_interrupt.py")
 closed = _in("interrupt/*.py", "tests/threads/test_interrupt_atomic.py")
 parked = _in("interrupt/*.py", "tests/threads/test_parked.py")
 forked = _in("interrupt/forks.py", "tests/threads/test_forks.py")
+workers = _in("interrupt/loader_workers.py", "tests/threads/test_loader_workers.py")
 INTERRUPTION = (
+    workers(
+        "dead_loader_worker_strikes_anywhere",
+        "torch's handler of SIGCHLD raises in the middle of a restart",
+        "if _is_in_function(handler):",
+        "if True:",
+    ),
+    workers(
+        "dead_loader_worker_in_own_lines",
+        "it raises in this library's lines that the function has called",
+        "if frame.f_code.co_filename.startswith(PACKAGE):",
+        "if False:",
+    ),
+    workers(
+        "dead_loader_worker_is_swallowed",
+        "the function never learns that a worker of its DataLoader died",
+        "                raise\n",
+        "                pass\n",
+    ),
     forked(
         "child_returns",
         "a child that returns from the function speaks for its rank",

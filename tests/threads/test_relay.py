@@ -86,6 +86,7 @@ def test_from_one_directory_to_another(base: Base, tmp_path: Path) -> None:
     for member in (1, 2):
         ones[member].happened(0, _membership(member), _membership(member, 0, 1), {2})
         _wait(ones[member]._sends)
+    _wait(ones[1]._fetches)
     ones[0].happened(0, _membership(0), _membership(0, 0, 1), {2})
     _wait(ones[0]._fetches, ones[0]._sends)
     names = {name for name in os.listdir(tmp_path / "0" / "events") if name.startswith("relayed-")}
@@ -115,8 +116,8 @@ def test_files_of_another_job_are_not_those_of_this_one(base: Base, tmp_path: Pa
         _write(tmp_path, rank, "interrupted", job="before")
     one = _relay(2, tmp_path, base.use)
     one.happened(0, _membership(2), _membership(2), ())
-    _wait(one._sends)
-    assert base.connections == 1
+    _wait(one._sends, one._fetches)
+    assert base.connections == 2  # one to send, one to fetch
     assert execute(verbs.read_digest(2), base.store)
 
 
