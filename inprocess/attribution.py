@@ -205,8 +205,11 @@ def name_of(rank: int, initial_rank: int) -> str:
 
 
 def is_echo(record: InterruptionRecord) -> bool:
-    """Whether it tells only what a rank saw of another one's failure."""
-    return any(echo in record.message.lower() for echo in _ECHOES)
+    """Whether it tells only what a rank saw of another one's failure.
+
+    A connection that was closed in `multiprocessing` led to a process of the rank's own, such as a DataLoader's worker.
+    """
+    return "/multiprocessing/" not in record.where and any(echo in record.message.lower() for echo in _ECHOES)
 
 
 def _ranks(group: Sequence[InterruptionRecord]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from inprocess.attribution import RETURNED, Interruption, InterruptionRecord, is_echo, ranges
@@ -196,7 +196,11 @@ def _raised(evidence: Evidence) -> list[_Finding]:
         at = _at(witness, "raised", "left")
         where, told = _short(record.where), (str(record),)
         if record.interruption is Interruption.EXCEPTION and not is_echo(record):
-            found.append(_Finding(rank, _class_of(record.message), 0.95, where, record.message, told, at))
+            lost_worker = "/multiprocessing/" in record.where and _is_in_data(
+                map(str, witness.of("raised").get("lines", ()))
+            )
+            kind = "input" if lost_worker else _class_of(record.message)
+            found.append(_Finding(rank, kind, 0.95, where, record.message, told, at))
         elif record.interruption is Interruption.BASE_EXCEPTION:
             left = _left(witness, record.message, at)
             found.append(_Finding(rank, left.kind, left.confidence, where, record.message, told, at))
@@ -326,7 +330,11 @@ def _class_of(message: str) -> str:
 
 
 def _hang_class(witness: Witness) -> str:
-    return "input" if any(part in frame for frame in witness.frames for part in _DATA) else "hang"
+    return "input" if _is_in_data(witness.frames) else "hang"
+
+
+def _is_in_data(frames: Iterable[str]) -> bool:
+    return any(part in frame for frame in frames for part in _DATA)
 
 
 def _waits(witness: Witness) -> bool:

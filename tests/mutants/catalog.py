@@ -2086,8 +2086,8 @@ REPORTS = (
     reports(
         "loader_is_a_hang",
         "a rank that waits for its loader hangs like any other",
-        'return "input" if any(',
-        'return "hang" if any(',
+        'return "input" if _is_in_data(',
+        'return "hang" if _is_in_data(',
     ),
     reports(
         "saved_steps_are_lost",

@@ -98,6 +98,20 @@ def test_what_an_exception_says(write: Written, tmp_path: Path, message: str, ki
     assert (found.initial_rank, found.kind, found.where, found.also) == (1, kind, "train.py:41 step", ())
 
 
+@pytest.mark.parametrize(
+    ("through", "kind"), [("/torch/utils/data/dataloader.py:9 in __next__", "input"), ("/x.py:1", "exception")]
+)
+def test_a_connection_to_a_process_of_its_own(write: Written, tmp_path: Path, through: str, kind: str) -> None:
+    place = "/lib/multiprocessing/connection.py:395 in _recv"
+    told = record(1, "exception", "ConnectionResetError: [Errno 104] Connection reset by peer", place)
+    echo = record(0, "exception", "RuntimeError: Connection closed by peer [127.0.0.1]:4711")
+    write(0, 0.9, "raised", **echo)
+    write(1, 1.0, "raised", **told, lines=["/home/me/train.py:41 in step", through, place])
+    restart(write, range(2), 1.0, [echo, told])
+    found = the_one(tmp_path).verdict
+    assert (found.initial_rank, found.kind, found.also) == (1, kind, ())
+
+
 CLOSED = "RuntimeError: Connection closed by peer [127.0.0.1]:4711"
 
 
