@@ -221,8 +221,9 @@ class _Picture:
         verdict = incident.verdict
         who = "" if verdict.initial_rank is None else f" rank {verdict.initial_rank}:"
         where = f" at {verdict.where}" if verdict.where else ""
-        sizes = f"{'?' if incident.before is None else incident.before} -> {incident.after} ranks"
-        return one_line(f"restart {incident.number}:{who} {verdict.kind}{where}; {sizes}; {verdict.message}", 300)
+        return one_line(
+            f"restart {incident.number}:{who} {verdict.kind}{where}; {incident.sizes} ranks; {verdict.message}", 300
+        )
 
     # --- rows ------------------------------------------------------------------------------------------------------
 

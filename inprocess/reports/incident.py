@@ -27,6 +27,7 @@ PHASES = (
 )
 #: what is in the next iteration
 _AFTERWARDS = {Phase.ASSIGN.value, Phase.START.value, Phase.INITIALIZE.value, "run", "first_step"}
+ENDED = "the job ended"
 #: two ranks' events of one restart are at most so far apart (seconds)
 SPREAD_S = 600.0
 
@@ -40,7 +41,7 @@ class Incident:
         at: when it began (seconds since 1970).
         verdict: who failed, and how.
         before: active ranks in the iteration that was interrupted; None: not known.
-        after: and in the next one; 0: there is none.
+        after: and in the next one; 0: there is none; None: not known.
         phases: seconds for each of `PHASES`, on the rank that was the last to leave the function; None: not known.
         steps_lost: steps that are done again: those since the last ``atomic()``, or what `LiveState` says.
         decision: ``restart``, or why the job ended.
@@ -53,13 +54,19 @@ class Incident:
     at: float
     verdict: Verdict
     before: int | None
-    after: int
+    after: int | None
     phases: Mapping[str, float | None]
     steps_lost: int
     decision: str
     evidence: Evidence
     call: int = 0
     iteration: int = 0
+
+    @property
+    def sizes(self) -> str:
+        """Active ranks before and after, such as ``4 -> 3``; ``?`` where that is not known."""
+        before, after = ("?" if size is None else str(size) for size in (self.before, self.after))
+        return f"{before} -> {after}"
 
     @property
     def host(self) -> str:
@@ -82,7 +89,7 @@ class Incident:
     @property
     def is_whole(self) -> bool:
         """Nothing more is to be expected."""
-        return self.decision != "restart" or all(seconds is not None for seconds in self.phases.values())
+        return self.decision.startswith(ENDED) or all(seconds is not None for seconds in self.phases.values())
 
     def stacks(self) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
         """Ranks with the same stack, and the stack, innermost line first; those that stand alone come first."""
@@ -225,13 +232,14 @@ def _incident(cut: _Cut, number: int, window: Sequence[Entry], start: int) -> In
     phases = _phases(window, fault, cut.at)
     goes_on = told.kind == "restart"
     runs = [entry for entry in window if entry.kind == "run" and entry.at > cut.at] if goes_on else []
-    ended = {"abort": f"the job ended: {why}", "restart": "restart"}.get(told.kind, _without_a_decision(window))
+    ended = {"abort": f"{ENDED}: {why}", "restart": "restart"}.get(told.kind, _without_a_decision(window))
+    is_over = ended.startswith(ENDED)
     return Incident(
         number,
         fault,
         judge(evidence),
         next((size for entry in runs if (size := _size(entry, "before"))), None) or _size_before(window, cut.at),
-        next((size for entry in runs if (size := _size(entry, "world_size"))), 0),
+        next((size for entry in runs if (size := _size(entry, "world_size"))), 0 if is_over else None),
         phases,
         _steps_lost(window, evidence, start),
         ended,
@@ -262,7 +270,7 @@ def _without_a_decision(window: Sequence[Entry]) -> str:
     """Where no rank has said what was decided: it may be that none could."""
     over = {entry.rank for entry in window if entry.kind in ("left", "died")}
     if over >= {entry.rank for entry in window} or any(entry.kind == "store_lost" for entry in window):
-        return "the job ended"
+        return ENDED
     return "the events end here: the job is still at it, or could not write what followed"
 
 

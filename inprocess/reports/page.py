@@ -45,6 +45,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 td, th { text-align: left; padding: .2rem 1.25rem .2rem 0; vertical-align: top }
 td.number { text-align: right }
 .dot { display: inline-block; width: .8rem; height: .8rem; border-radius: 3px; margin-right: .5rem }
+.picture { overflow-x: auto } .picture svg { display: block; width: 100%; min-width: 40rem; height: auto }
 ul { padding-left: 1.2rem; margin: .25rem 0 } li { overflow-wrap: anywhere }
 summary { cursor: pointer }
 """
@@ -83,11 +84,10 @@ def incident_page(incident: Incident, history: History, job: str) -> str:
     verdict = incident.verdict
     when = _when(incident, "%Y-%m-%d %H:%M:%S UTC")
     witness = incident.evidence.witnesses.get(-1 if verdict.initial_rank is None else verdict.initial_rank)
-    before = "?" if incident.before is None else incident.before
     facts = {
         "class": f'<span class="kind">{safe(verdict.kind)}</span>',
         "how sure": f"{verdict.confidence:.0%}",
-        "ranks": f"{before} &rarr; {incident.after}",
+        "ranks": safe(incident.sizes).replace("-&gt;", "&rarr;"),
         "restart": safe(_milliseconds(_restart(incident))),
         "steps lost": str(incident.steps_lost),
         "host": safe(incident.host or "?", 200),
@@ -116,8 +116,13 @@ def incident_page(incident: Incident, history: History, job: str) -> str:
     return page(f"{incident.number}: {headline(incident)}", body)
 
 
-def index_page(jobs: Sequence[tuple[str, Sequence[Incident]]], time: Accounting | None, folder: str) -> str:
-    """All incidents of a run directory, the latest first, with links to their pages below ``folder``."""
+def index_page(
+    jobs: Sequence[tuple[str, Sequence[Incident]]], time: Accounting | None, folder: str, picture: str
+) -> str:
+    """All incidents of a run directory, the latest first, with links to their pages below ``folder``.
+
+    ``picture``: the timeline as SVG, which becomes a part of the page as it is.
+    """
     found = [incident for _, incidents in jobs for incident in incidents]
     kinds = Counter(incident.verdict.kind for incident in found)
     facts = {
@@ -129,7 +134,7 @@ def index_page(jobs: Sequence[tuple[str, Sequence[Incident]]], time: Accounting 
     rows = [
         f'<tr><td class="number">{incident.number}</td><td>{_when(incident, "%H:%M:%S")}</td>'
         f'<td><a href="{folder}/{incident.number:04d}/incident.html">{safe(headline(incident), 300)}</a></td>'
-        f"<td>{'?' if incident.before is None else incident.before} &rarr; {incident.after}</td>"
+        f"<td>{safe(incident.sizes).replace('-&gt;', '&rarr;')}</td>"
         f'<td class="number">{_milliseconds(_restart(incident))}</td><td class="number">{incident.steps_lost}</td></tr>'
         for incident in reversed(found)
     ]
@@ -139,6 +144,7 @@ def index_page(jobs: Sequence[tuple[str, Sequence[Incident]]], time: Accounting 
         f'<p class="over">Job {names}</p>',
         "<h1>What happened</h1>",
         '<div class="facts">' + "".join(f"<div><b>{name}</b>{value}</div>" for name, value in facts.items()) + "</div>",
+        f'<div class="picture">{picture}</div>',
         f"<table>{head}{''.join(rows)}</table>" if rows else "<p>No incidents.</p>",
         *([] if time is None else ["<h2>Where the time went</h2>", _time(time)]),
     ]

@@ -252,7 +252,7 @@ def _restarts(trace: _Trace, track: int, flows: _Flows, end: float) -> None:
             "confidence": verdict.confidence,
             "steps lost": incident.steps_lost,
             "decision": incident.decision,
-            "ranks": f"{'?' if incident.before is None else incident.before} -> {incident.after}",
+            "ranks": incident.sizes,
         }
         name = f"restart {incident.number}{who}: {verdict.kind}"
         for moment, kind, each in _walk(Slice(at, since, name, tuple(parts), told)):

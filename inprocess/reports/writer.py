@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inprocess.reports.accounting import Accounting, account, merge, total
+from inprocess.reports.drawing import svg
 from inprocess.reports.history import History, histories
 from inprocess.reports.incident import Incident, all_incidents
 from inprocess.reports.page import incident_page, index_page
@@ -80,7 +81,7 @@ def write(run_dir: str) -> bool:
     _tidy(folder, found[-1][1].number if found else 0)
     times = _account(run_dir, jobs)
     latest = [(trail.job, incidents[-MAX_INCIDENTS:]) for trail, incidents in jobs]
-    _replace(os.path.join(run_dir, INDEX), index_page(latest, total(times), FOLDER))
+    _replace(os.path.join(run_dir, INDEX), index_page(latest, total(times), FOLDER, svg(jobs)))
     _replace(os.path.join(folder, SUMMARY), _summary(times))
     # last, when all is there
     marks = {trail.job: [incident.call, incident.iteration] for trail, incident in found}

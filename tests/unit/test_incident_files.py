@@ -74,10 +74,23 @@ def test_files_of_two_incidents(write: Written, tmp_path: Path) -> None:
     assert told(tmp_path, 1)["ranks"][0]["stack"] == ["/x/site-packages/torch/y.py:1 in all_reduce"]
     page = page_of(tmp_path, 2)
     assert "Rank 2: exception at train.py:7 train" in page and "ranks 0-1" in page
-    assert Tags((tmp_path / "index.html").read_text()).links == [f"incidents/000{n}/incident.html" for n in (2, 1)]
+    index = (tmp_path / "index.html").read_text()
+    assert Tags(index).links == [f"incidents/000{n}/incident.html" for n in (2, 1)]
+    assert index.count("<svg") == 1 and "3 ranks, 2 restarts" in index and "restart 2: rank 2: exception" in index
     assert json.loads((tmp_path / "incidents/latest.json").read_text()) == {"job": [0, 1]}
     modes = {oct(path.stat().st_mode & 0o777) for path in (tmp_path / "incidents").rglob("*") if path.is_file()}
     assert modes == {"0o600"}
+
+
+def test_nobody_has_begun_again_yet(write: Written, tmp_path: Path) -> None:
+    """While the others are waited for, the number of ranks is not known, and not 0."""
+    write(0, 0.0, "run", world_size=2, before=0)
+    write(1, 0.0, "run", world_size=2, before=0)
+    write(1, 1.0, "raised", **record(1, "exception", "ValueError: x"))
+    write(0, 1.1, "interrupted")
+    assert not writer.write(str(tmp_path))
+    assert told(tmp_path, 1)["world_size"] == {"before": 2, "after": None}
+    assert "2 &rarr; ?" in page_of(tmp_path, 1) and "2 &rarr; ?" in (tmp_path / "index.html").read_text()
 
 
 def test_texts_in_a_page_may_hold_anything(write: Written, tmp_path: Path) -> None:
