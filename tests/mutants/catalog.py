@@ -2135,7 +2135,7 @@ REPORTS = (
     incidents(
         "written_once",
         "an incident without its first step stays so",
-        'return self.decision != "restart" or all(',
+        "return self.decision.startswith(ENDED) or all(",
         "return True or all(",
     ),
     incidents(
