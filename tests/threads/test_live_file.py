@@ -288,8 +288,10 @@ def test_the_monitor_is_gone(kept: Kept) -> None:
     rank = kept.start()
     kept.live.leave()
     kept.live._thread.join(SOON)
+    os.kill(kept.process.pid, signal.SIGSTOP)
+    os.waitpid(kept.process.pid, os.WUNTRACED)
     (answer,) = dump.ask(kept.run_dir, [rank], 0.05).values()
-    assert answer["why"] == "no answer within 0.05 s" and answer["process"]["state"] == "S"
+    assert answer["why"] == "no answer within 0.05 s" and answer["process"]["state"] == "T"
     assert left_over(kept) == []
 
 
