@@ -9,7 +9,7 @@ import signal
 from inprocess.monitor import pidfile
 from inprocess.system import procfs
 
-__all__ = ["exit_status", "how_died"]
+__all__ = ["codes", "exit_status", "how_died"]
 
 
 def exit_status(pid: int, started: str, pidfd: int) -> int | None:
@@ -30,3 +30,11 @@ def how_died(status: int | None) -> str:
     with contextlib.suppress(ValueError):
         return f"killed by {signal.Signals(signum).name}"
     return f"killed by signal {signum}"
+
+
+def codes(status: int | None) -> dict[str, int | None]:
+    """``exit_code`` and ``signal``, each None where it does not apply or is not known."""
+    return {
+        "exit_code": os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None,
+        "signal": os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None,
+    }

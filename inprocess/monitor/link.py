@@ -293,10 +293,10 @@ class Link:
             return
         before = self.membership
         self._move(Membership.apply, decision)
-        self._tell_interrupted(iteration)
         if iteration > verbs.JOINING:
             failed = {record.initial_rank for record in decision.records if record.initial_rank is not None}
             self.relay.happened(iteration, before, self.membership, failed)
+        self._tell_interrupted(iteration)
 
     def _tell_interrupted(self, iteration: int) -> None:
         membership = self.membership

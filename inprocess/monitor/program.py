@@ -22,16 +22,14 @@ from typing import Any, NoReturn
 from inprocess.attribution import Interruption, InterruptionRecord, one_line
 from inprocess.events import stream
 from inprocess.events.record import Header
-from inprocess.events.stream import emit
-from inprocess.monitor import events, pidfile, policy, stacks
+from inprocess.monitor import events, pidfile, policy, relay, stacks
 from inprocess.monitor.board import WATCHED, Board
 from inprocess.monitor.configuration import MonitorConfig
-from inprocess.monitor.endings import exit_status, how_died
+from inprocess.monitor.endings import codes, exit_status, how_died
 from inprocess.monitor.files import Files
 from inprocess.monitor.incidents import IncidentReports
 from inprocess.monitor.link import Link
 from inprocess.monitor.live_file import LiveFile
-from inprocess.monitor.policy import Snapshot
 from inprocess.protocol import verbs
 from inprocess.system import cgroup, clock, descriptors, procfs
 from inprocess.system.json_lines import Lines, send_now
@@ -65,7 +63,7 @@ class Monitor:
         self._link = Link(config, board, self.post, predecessor)
         locate(self._position)
         stream.begin(config.run_dir, lambda: Header(config.job, "monitor", config.rank, os.getpid()))
-        emit("watching", training_pid=config.training_pid)
+        stream.emit("watching", training_pid=config.training_pid)
         self._oom_kills = cgroup.oom_kills()
         self._started = pidfile.start_time(config.training_pid)
         self._view = policy.View(config.rank, self._link.limits, config.iteration)
@@ -156,7 +154,7 @@ class Monitor:
                 self._view = dataclasses.replace(self._view, reported=action.iteration)
                 self._link.report(action.iteration, action.record)
                 silent = (now - (seen.ping or seen.progress)) / 1e9
-                emit("no_progress", record=action.record.to_dict(), silent_for=silent)
+                stream.emit("no_progress", record=action.record.to_dict(), silent_for=silent)
                 self._look_at_process()
                 log.warning("iteration %d: %s", action.iteration, action.record)
             else:
@@ -169,7 +167,7 @@ class Monitor:
         if self._unheard.is_sure((until - now) / 1e9, now / 1e9):
             self._on_lost("no heartbeat gets through")
 
-    def _current_view(self, now: int, seen: Snapshot) -> policy.View:
+    def _current_view(self, now: int, seen: policy.Snapshot) -> policy.View:
         link, view = self._link, self._view
         iteration = link.membership.iteration if link.inside else verbs.JOINING
         interrupted, when = link.interrupted
@@ -195,12 +193,12 @@ class Monitor:
             self._take_stacks()
             self._signal(signal.SIGTERM)  # before SIGCONT: a stopped process takes it first thing when it wakes
             self._signal(signal.SIGCONT)
-            emit("killed", record=kill.record.to_dict(), at_once=False)
+            stream.emit("killed", record=kill.record.to_dict(), at_once=False)
             log.error("ending the training process %d: %s", self._pid, kill.record)
             if descriptors.await_readable(self._training, self._config.termination_grace_time):
                 return
         self._signal(signal.SIGKILL)
-        emit("killed", record=kill.record.to_dict(), at_once=True)
+        stream.emit("killed", record=kill.record.to_dict(), at_once=True)
         log.error("killed the training process %d: %s", self._pid, kill.record)
         if not descriptors.await_readable(self._training, self._config.termination_grace_time):
             log.error("process %d did not exit after SIGKILL (a device driver?); it will never run again", self._pid)
@@ -212,11 +210,11 @@ class Monitor:
 
     def _look_at_process(self) -> None:
         """What the kernel says of the rank: stopped, waiting for a device, running."""
-        emit("process", **procfs.state_of(self._pid))
+        stream.emit("process", **procfs.state_of(self._pid))
 
     def _take_stacks(self) -> None:
         if self._config.stacks_signal and (threads := stacks.take(self._training, self._config)):
-            emit("stacks", threads=threads)
+            stream.emit("stacks", threads=threads)
 
     def _stacks_for_others(self) -> list[dict[str, Any]]:
         """Of a rank that runs and does not answer. While it is in the call it handles the signal: before it leaves, it
@@ -236,17 +234,14 @@ class Monitor:
         self._poll.unregister(self._training)
         if not self._protecting:
             return
-        rank = self._board.snapshot().rank
+        seen = self._board.snapshot()
         status = exit_status(self._pid, self._started, self._training)
         how = how_died(status)
-        record = InterruptionRecord(rank, Interruption.TERMINATED, initial_rank=self._config.rank, message=how)
+        record = InterruptionRecord(seen.rank, Interruption.TERMINATED, initial_rank=self._config.rank, message=how)
         log.warning("the training process %d is gone: %s", self._pid, how)
-        exit_code = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
-        signum = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
-        oom_kills = cgroup.oom_kills() - self._oom_kills
-        emit("died", how=how, exit_code=exit_code, signal=signum, oom_kills=oom_kills)
-        self._on_incident(iteration := self._board.snapshot().iteration, 1)
-        self._link.relay.happened(iteration, self._link.membership, None, {self._config.rank})
+        stream.emit("died", how=how, **codes(status), oom_kills=cgroup.oom_kills() - self._oom_kills)
+        self._link.relay.happened(seen.iteration, self._link.membership, None, {self._config.rank})
+        self._on_incident(seen.iteration, 1)
         self._finish(lambda: self._link.speak(self._killed or record), self._config.barrier_timeout)
 
     def _on_control(self) -> None:
@@ -368,8 +363,10 @@ class Monitor:
 
     def _on_incident(self, iteration: int, turn: int) -> None:
         """``turn``: how many members are to have its report written before this one."""
-        seconds = self._incidents.happened(iteration, turn)
-        if seconds is not None:
+        if self._config.run_dir is not None:
+            self._at(relay.SEND_S, self._link.relay.send)
+            self._at(relay.FETCH_S, self._link.relay.fetch)
+        if (seconds := self._incidents.happened(iteration, turn)) is not None:
             self._at(seconds, self._write_report)
 
     def _write_report(self) -> None:
@@ -398,7 +395,7 @@ class Monitor:
             self._leave()
         elif self._lost_at is None and not self._link.ended.is_set():
             log.error("store lost: %s", text)
-            emit("store_lost", text=text)
+            stream.emit("store_lost", text=text)
             self._lost_at = clock.monotonic_ns()
 
 

@@ -43,9 +43,7 @@ class Base:
 
 
 @pytest.fixture
-def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Base]:
-    monkeypatch.setattr(relay, "SEND_S", 0.0)
-    monkeypatch.setattr(relay, "FETCH_S", 0.0)
+def base() -> Iterator[Base]:
     made = Base()
     yield made
     del made.store, made.server  # pytest keeps the rest for longer
@@ -55,12 +53,21 @@ def _membership(member: int, *roster: int) -> Membership:
     return Membership(member, roster or (0, 1, 2), iteration=0)
 
 
-def _relay(member: int, run_dir: Path, with_store: Any) -> Relay:
+class _Due(Relay):
+    """Whose monitor's timers strike at once."""
+
+    def happened(self, *what: Any) -> None:
+        super().happened(*what)
+        self.send()
+        self.fetch()
+
+
+def _relay(member: int, run_dir: Path, with_store: Any, kind: type[Relay] = _Due) -> Relay:
     roster = (0, 1, 2)
     config = MonitorConfig(
         member=member, roster=roster, rank=member, store="", run_dir=str(run_dir), job=JOB, training_pid=PID
     )
-    return Relay(config, with_store)
+    return kind(config, with_store)
 
 
 def _write(run_dir: Path, rank: int, *kinds: str, job: str = JOB) -> Header:
@@ -121,13 +128,11 @@ def test_files_of_another_job_are_not_those_of_this_one(base: Base, tmp_path: Pa
     assert execute(verbs.read_digest(2), base.store)
 
 
-def test_how_a_rank_died_is_sent_before_its_monitor_ends(
-    base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(relay, "SEND_S", 3600.0)
+def test_how_a_rank_died_is_sent_before_its_monitor_ends(base: Base, tmp_path: Path) -> None:
     _write(tmp_path / "2", 2, "interrupted")
-    one = _relay(2, tmp_path / "2", base.use)
+    one = _relay(2, tmp_path / "2", base.use, Relay)
     one.happened(0, _membership(2), None, {2})
+    assert one._sends is None  # nothing begins while the restart goes on
     one.leave()
     _wait(one._sends)
     assert b'"interrupted"' in execute(verbs.read_digest(2), base.store)
@@ -135,7 +140,6 @@ def test_how_a_rank_died_is_sent_before_its_monitor_ends(
 
 
 def test_a_store_that_is_lost_or_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "SEND_S", 0.0)
     monkeypatch.setattr(relay, "LEAVE_S", 0.05)
     answers, released = [StoreLost("gone")], threading.Event()
 
