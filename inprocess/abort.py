@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import itertools
 import logging
 import queue
 import sys
@@ -95,13 +96,18 @@ class Ladder:
 
     def run(self) -> list[StepResult]:
         """Run all steps; errors are logged and returned, never raised."""
-        end = clock.monotonic() + self._deadline
+        end, count = clock.monotonic() + self._deadline, len(self._rungs)
+        limits = [end - RESERVE_S * (count - index - 1) for index in range(count)]
         results: list[StepResult] = []
         threads: list[_Thread] = []  # none of which hangs; to start one for each step would take 0.1 ms
         try:
-            for index, rung in enumerate(self._rungs):
-                reserved = RESERVE_S * (len(self._rungs) - index - 1)
-                results += _try(rung, max(end - reserved - clock.monotonic(), RESERVE_S), threads)
+            index = 0
+            while index < count:
+                # those of one step are taken in one go: to be woken after each took 1 ms of a restart
+                alone = [rung[0] for rung in itertools.takewhile(lambda rung: len(rung) == 1, self._rungs[index:])]
+                found = _run([alone] if alone else [[step] for step in self._rungs[index]], limits[index:], threads)
+                results += found
+                index += len(found) if alone else 1
         except BaseException:  # Ctrl-C; a step may hang
             for thread in threads:
                 thread.abandon()
@@ -111,45 +117,93 @@ class Ladder:
         return results
 
 
-def _try(steps: Sequence[Step], timeout: float, threads: list[_Thread]) -> list[StepResult]:
-    while len(threads) < len(steps):
+def _run(turns: Sequence[Sequence[Step]], limits: Sequence[float], threads: list[_Thread]) -> list[StepResult]:
+    """All turns at the same time, a thread each: the results of their steps, as far as the first of a turn that hangs.
+
+    ``limits``: until when (s) the first, second, ... step of a turn is waited for.
+    """
+    while len(threads) < len(turns):
         threads.append(_Thread())  # one by one: where there is no thread left, those that started are ended
-    attempts = [thread.attempt(*step) for thread, step in zip(threads, steps, strict=False)]
-    end = clock.monotonic() + timeout
-    results = [attempt.result(max(0.0, end - clock.monotonic())) for attempt in attempts]
-    for thread, result in zip(tuple(threads), results, strict=False):
-        level = logging.WARNING if result.error else logging.DEBUG
-        log.log(level, "abort: the step %r %s", result.name, result.outcome())
-        if result.hung:
+    given = [thread.take(_Turn(steps)) for thread, steps in zip(threads, turns, strict=False)]
+    results: list[StepResult] = []
+    for thread, turn in zip(tuple(threads), given, strict=False):
+        found = turn.results(limits)
+        for result in found:
+            level = logging.WARNING if result.error else logging.DEBUG
+            log.log(level, "abort: the step %r %s", result.name, result.outcome())
+        if found[-1].hung:
             thread.abandon()
             threads.remove(thread)
+        results += found
     return results
 
 
 class _Thread:
-    """Takes one step after the other. One that is left to itself gets no other step, however late it comes back."""
+    """Takes one turn after the other. One that is left to itself gets no other turn, however late it comes back."""
 
     def __init__(self) -> None:
-        self._attempts: queue.SimpleQueue[_Attempt | None] = queue.SimpleQueue()
+        self._turns: queue.SimpleQueue[_Turn | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="inprocess-abort", daemon=True)
         self._thread.start()
 
-    def attempt(self, name: str, action: Callable[[], object]) -> _Attempt:
-        attempt = _Attempt(name, action)
-        self._attempts.put(attempt)
-        return attempt
+    def take(self, turn: _Turn) -> _Turn:
+        self._turns.put(turn)
+        return turn
 
     def abandon(self) -> None:
-        self._attempts.put(None)
+        self._turns.put(None)
 
     def end(self) -> None:
         self.abandon()
         self._thread.join()
 
     def _work(self) -> None:
-        while (attempt := self._attempts.get()) is not None:
+        while (turn := self._turns.get()) is not None:
+            turn.act()
+            del turn  # what its actions refer to must not outlive it here
+
+
+class _Turn:
+    """Steps that a thread takes one after the other."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._attempts = [_Attempt(*step) for step in steps]
+        self._running = threading.Lock()
+        self._running.acquire()
+        # held while a step begins, and while the turn is given up
+        self._changing = threading.Lock()
+        self._is_given_up = False
+
+    def act(self) -> None:
+        for attempt in self._attempts:
+            with self._changing:
+                if self._is_given_up:
+                    return
+                attempt.begin()
             attempt.act()
-            del attempt  # what its action refers to must not outlive it here
+        self._running.release()
+
+    def results(self, limits: Sequence[float]) -> list[StepResult]:
+        """Of all steps, or as far as the first that hangs: then the turn is given up."""
+        for place, (attempt, limit) in enumerate(zip(self._attempts, limits, strict=False)):
+            if self._hangs(attempt, limit):
+                return [*(each.result() for each in self._attempts[:place]), attempt.as_hung()]
+        return [attempt.result() for attempt in self._attempts]
+
+    def _hangs(self, attempt: _Attempt, limit: float) -> bool:
+        """Whether it goes on after ``limit``, and for longer than `RESERVE_S`."""
+        while attempt.ended_at is None:
+            now = clock.monotonic()
+            begun_at = attempt.begun_at
+            until = max(limit, (now if begun_at is None else begun_at) + RESERVE_S)
+            if self._running.acquire(timeout=max(0.0, until - now)):  # the whole turn has ended
+                self._running.release()
+                return False
+            with self._changing:
+                if begun_at is not None and attempt.ended_at is None:
+                    self._is_given_up = True
+                    return True
+        return False
 
 
 class _Attempt:
@@ -157,23 +211,29 @@ class _Attempt:
 
     def __init__(self, name: str, action: Callable[[], object]) -> None:
         self._name, self._action, self._error = name, action, ""
-        self._begin = self._end = clock.monotonic()
-        self._running = threading.Lock()
-        self._running.acquire()
+        self.begun_at: float | None = None
+        self.ended_at: float | None = None
+
+    def begin(self) -> None:
+        self.begun_at = clock.monotonic()
 
     def act(self) -> None:
         try:
             self._action()
         except BaseException as raised:
             self._error = traceback.format_exception_only(type(raised), raised)[-1].strip()
-        self._end = clock.monotonic()
-        self._running.release()
+        self.ended_at = clock.monotonic()
 
-    def result(self, timeout: float) -> StepResult:
-        if not self._running.acquire(timeout=timeout):
-            waited = clock.monotonic() - self._begin
-            return StepResult(self._name, waited, "did not end in time: abandoned, still running", hung=True)
-        return StepResult(self._name, self._end - self._begin, self._error)
+    def result(self) -> StepResult:
+        return StepResult(self._name, self._seconds(), self._error)
+
+    def as_hung(self) -> StepResult:
+        return StepResult(self._name, self._seconds(), "did not end in time: abandoned, still running", hung=True)
+
+    def _seconds(self) -> float:
+        """Of a step that has begun."""
+        assert self.begun_at is not None
+        return (clock.monotonic() if self.ended_at is None else self.ended_at) - self.begun_at
 
 
 class AbortTorchDistributed(Abort):

@@ -15,6 +15,7 @@ from typing import Any
 
 from inprocess.attribution import Interruption, ranges
 from inprocess.call.mailbox import Mailbox
+from inprocess.collectives.deferred_release import held
 from inprocess.events.stream import emit, is_wanted
 from inprocess.exception import BadMessage, InternalError, RankShouldRestart, RestartAbort, RestartError, StoreLost
 from inprocess.failover.member import Member
@@ -237,6 +238,7 @@ class MonitorThread(threading.Thread):
             execute(verbs.forget(iteration, self._own), store)
             if not first:
                 self._member.meet(self._own, store)
+            held.free()
         else:
             self._release_assignment()
         outcome: Outcome = execute(verbs.await_outcome(iteration), store)

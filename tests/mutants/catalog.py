@@ -1057,14 +1057,13 @@ LADDER = (
     ladder(
         "ladder_stops",
         "a step of the abort that fails stops the next",
-        "                results += _try(rung, max(end - reserved - clock.monotonic(), RESERVE_S), threads)\n",
-        "                results += _try(rung, max(end - reserved - clock.monotonic(), RESERVE_S), threads)\n"
-        "                if results[-1].error:\n                    break\n",
+        "            attempt.act()\n",
+        "            attempt.act()\n            self._is_given_up = bool(attempt._error)\n",
     ),
     ladder(
         "steps_without_deadline",
         "a step of the abort that hangs stops the next",
-        "self._running.acquire(timeout=timeout)",
+        "self._running.acquire(timeout=max(0.0, until - now))",
         "self._running.acquire()",
     ),
     ladder(
@@ -1078,6 +1077,12 @@ LADDER = (
         "the steps after one that hangs wait for it",
         "            threads.remove(thread)\n",
         "",
+    ),
+    ladder(
+        "late_thread_goes_on",
+        "a step of the abort that was given up goes on with the others, which run twice",
+        "                if self._is_given_up:\n",
+        "                if False:\n",
     ),
     ladder(
         "nccl_one_by_one",

@@ -115,10 +115,10 @@ def test_no_thread_is_left_where_one_cannot_be_started(monkeypatch: pytest.Monke
 def test_ctrl_c_does_not_wait_for_a_step_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
 
-    def interrupt(attempt: object, timeout: float) -> None:
+    def interrupt(turn: object, limits: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(abort._Attempt, "result", interrupt)
+    monkeypatch.setattr(abort._Turn, "results", interrupt)
     with pytest.raises(KeyboardInterrupt):
         Ladder([("hangs", release.wait)]).run()
     release.set()
