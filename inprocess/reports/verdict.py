@@ -28,7 +28,7 @@ CLASSES = {
     "host_lost": "Nothing was heard of the host, not even of its monitor.",
     "store_lost": "The store was lost.",
     "gpu": "A GPU failed, as CUDA, NCCL or a health check says.",
-    "preemption": "The rank was asked to leave, as by a scheduler.",
+    "preemption": "The rank was asked to leave (SIGTERM), as by a scheduler.",
     "request": "No failure: a restart was asked for, or a process joined.",
 }
 _OUT_OF_MEMORY = re.compile(
@@ -157,6 +157,9 @@ def _dead(witness: Witness, record: InterruptionRecord) -> _Finding:
         return _Finding(witness.rank, "oom", 0.95, "", how, (how, told), at)
     if left := witness.of("left"):
         return _left(witness, str(left.get("why", "")), at)
+    if how == "killed by SIGTERM":
+        told = (how, "that is how schedulers ask a process to leave; nothing else is known of who sent it")
+        return _Finding(witness.rank, "preemption", 0.8, "", how, told, at)
     if how.startswith("killed by"):
         return _Finding(witness.rank, "signal", 0.95, "", how, (how,), at)
     if "exited with code" in how:

@@ -167,6 +167,7 @@ def test_events_that_end_before_the_job(write: Written, tmp_path: Path) -> None:
         ({"how": "killed by SIGKILL", "signal": 9, "oom_kills": 0}, "signal", 0.95),
         ({"how": "killed by SIGKILL", "signal": 9, "oom_kills": 1}, "oom", 0.95),
         ({"how": "killed by SIGSEGV", "signal": 11, "oom_kills": 1}, "signal", 0.95),
+        ({"how": "killed by SIGTERM", "signal": 15, "oom_kills": 0}, "preemption", 0.8),
         ({"how": "the training process exited with code 3", "exit_code": 3, "oom_kills": 0}, "exit", 0.95),
         ({"how": "the training process ended"}, "signal", 0.5),
     ],
