@@ -106,7 +106,7 @@ class Growth:
         found.update(_descriptor(target) for target in leaks.descriptors().values() if target.startswith(os.sep))
         found["child processes"] = len(leaks.children_of(os.getpid()))
         self.groups = []
-        for module in _modules():
+        for module in modules():
             for name, attribute, value in _variables(module):
                 if isinstance(value, _CONTAINERS):
                     kind = f"the {type(value).__name__} {name}"
@@ -115,7 +115,7 @@ class Growth:
                 self.groups += [
                     f"{name}{key}{_at(_lines(module, attribute, _assigns))}"
                     for key, part in _with_values(value)
-                    if _is_group(part)
+                    if is_group(part)
                 ]
         found.update(dict(self._registered.sizes(_kept())))
         self._counts.append(found)
@@ -152,22 +152,28 @@ def _descriptor(file: str) -> str:
 def _variables(module: ModuleType) -> Iterator[tuple[str, str, Any]]:
     """(whole name, last name, value) of what a module of the program has: in itself, in its classes, and in its objects
     of these."""
-    for name, value in _public(vars(module)):
+    for name, value in public(vars(module)):
         yield f"{module.__name__}.{name}", name, value
         if _is_of(value, module):
-            for inner, part in _public(getattr(value, "__dict__", {})):
+            for inner, part in public(getattr(value, "__dict__", {})):
                 yield f"{module.__name__}.{name}.{inner}", inner, part
+
+
+def owners(module: ModuleType) -> list[Any]:
+    """A module of the program, its classes, and its objects of these, as far as they have variables."""
+    inner = [value for _, value in public(vars(module)) if _is_of(value, module) and hasattr(value, "__dict__")]
+    return [module, *inner]
 
 
 def _kept() -> Iterator[tuple[str, Any]]:
     """Names and values of what the modules of the program keep."""
-    for module in _modules():
+    for module in modules():
         yield from (
             (f"{name}{key}", part) for name, _, value in _variables(module) for key, part in _with_values(value)
         )
 
 
-def _public(space: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def public(space: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Without Python's own names; a copy, which other threads do not change."""
     return [(name, value) for name, value in list(space.items()) if not name.startswith("__")]
 
@@ -184,7 +190,7 @@ def _size(container: Any) -> int:
     return len(container) + sum(len(value) for value in list(inner) if isinstance(value, _CONTAINERS))
 
 
-def _modules() -> Iterator[ModuleType]:
+def modules() -> Iterator[ModuleType]:
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(module, ModuleType) and file and _is_programs(os.path.abspath(file)):
@@ -197,7 +203,7 @@ def _is_of(value: object, module: ModuleType) -> bool:
     return owner.__module__ == module.__name__
 
 
-def _is_group(value: object) -> bool:
+def is_group(value: object) -> bool:
     dist = sys.modules.get("torch.distributed")
     return dist is not None and isinstance(value, dist.ProcessGroup)
 
@@ -224,7 +230,7 @@ def _lines(module: ModuleType, name: str, does: Does) -> list[str]:
 
 
 def _everywhere(name: str, does: Does) -> Iterator[str]:
-    for module in _modules():
+    for module in modules():
         yield from _search(module, name, does)
 
 
