@@ -34,6 +34,8 @@ SEED = "INPROCESS_DOCTOR_SEED"
 EXCEPTIONS = 3
 #: lines that write files, of which each gets a run of its own
 FILES = 3
+#: so much of an error is told (characters)
+TEXT = 160
 #: a hang is tried where `soft_timeout` can be as short (seconds)
 SOFT = 8.0
 
@@ -122,21 +124,14 @@ class Examination:
             **more,
         )
 
-    def _text(self, rank: RankResult) -> str:
-        """With what the program ended on a rank."""
-        event = next(iter(rank.of("exception")), {})
-        how = event.get("cause") or f"{event.get('type')}: {event.get('message')}"
-        if not event:
-            how = f"exit code {rank.exitcode}"
-        text = self._trials.shown(" ".join(how.split()))
-        return f"{text[:240]}{f', in {self._line(rank)}' if self._line(rank) else ''}"
+    def _error(self, seen: Seen) -> tuple[str, str]:
+        """What a run failed with, with its place; and the place alone."""
+        text, line = (self._trials.shown(" ".join(each.split())) for each in seen.error())
+        return f"{text[:TEXT]}{f', in {line}' if line else ''}", place_in(line)
 
-    def _line(self, rank: RankResult) -> str:
-        return next((self._trials.shown(event["line"]) for event in rank.of("exception")), "")
-
-    def _culprit(self, seen: Seen) -> RankResult:
-        """The rank whose error says most: one of the program's own rather than what the others made of it."""
-        return min(seen.failed, key=lambda rank: (not self._line(rank), rank.exception == "RestartAbort", rank.rank))
+    def _place(self, seen: Seen) -> str:
+        """Where in the program it was when it was ended."""
+        return next((self._trials.shown(place) for place in seen.places() if self._is_users(place)), "")
 
     # --- without faults -------------------------------------------------------------------------------------------
 
@@ -148,23 +143,23 @@ class Examination:
         off = [event for _, event in seen.events("wrapper") if not event["enabled"]]
         if off and not list(seen.events("call")):
             yield found("wrapper", "the wrapper has enabled=False", place_in(self._trials.shown(off[0]["where"])))
-        early = [event for rank in seen.failed if "is initialized already" in rank.message for event in _early(rank)]
+        refused = [rank for rank in seen.ranks if "is initialized already" in rank.message]
+        early = [event for rank in refused for event in _early(rank)]
         if early:
             for line in dict.fromkeys(self._trials.shown(event["where"]) for event in early):
                 yield found(
-                    "group-outside", f"a process group is made outside the wrapped function, in {line}", _at(line)
+                    "group-outside", f"a process group is made outside the wrapped function, in {line}", place_in(line)
                 )
             self._mend |= {OUTSIDE}
             self._first = seen = self._run("again, with these process groups made inside")
-        if seen.failed:
-            rank = self._culprit(seen)
-            level = "warning" if early else "problem"
-            yield found("ends", f"without a fault it ends with {self._text(rank)}", _at(self._line(rank)), level)
+        if seen.has_failed:
+            text, place = self._error(seen)
+            yield found("ends", f"without a fault it ends with {text}", place, "warning" if early else "problem")
             self._restarts = False
         elif not list(seen.events("call")) and not off and not seen.is_late:
             yield found("wrapper", "no function that inprocess.Wrapper has wrapped is called")
         elif seen.is_late and not list(seen.events("step")):
-            place = self._trials.shown(seen.place())
+            place = self._place(seen)
             yield found("ends", f"it makes no step and does not end; it is at {place or 'an unknown place'}", place)
             self._restarts = False
 
@@ -193,8 +188,8 @@ class Examination:
         faults = self._draw([Raise()] * EXCEPTIONS)
         seen = self._run("exceptions", faults)
         kept = [text for _, event in seen.events("group_kept") for text in event["where"]]
-        if seen.failed and kept:
-            text = self._text(self._culprit(seen))
+        if seen.has_failed and kept:
+            text, _ = self._error(seen)
             for each in dict.fromkeys(map(self._trials.shown, kept)):
                 places = places_in(each) or [""]
                 what = f"after a restart it ends with {text}; a group of the run before is in {each}"
@@ -203,14 +198,14 @@ class Examination:
             seen = self._run("exceptions again, without the process groups that were kept", faults)
         yield from self._swallowed(seen)
         yield from growth.findings(seen, self._trials.shown)
-        if seen.failed:
-            rank = self._culprit(seen)
-            yield found("restart", f"after a restart it ends with {self._text(rank)}", _at(self._line(rank)))
+        if seen.has_failed:
+            text, place = self._error(seen)
+            yield found("restart", f"after a restart it ends with {text}", place)
             self._restarts = False
         elif seen.is_late:
-            place = self._trials.shown(seen.place())
+            place = self._place(seen)
             yield found("restart", f"after an exception it does not go on; it is at {place}", place)
-        elif seen.has_ended and self._first.has_ended and seen.entries > 1:
+        elif seen.has_ended and self._first.has_ended and seen.entries > 1 and self._first.entries == 1:
             self._resumes = seen.steps() < self._facts.steps
             yield from self._lost(seen)
 
@@ -241,7 +236,7 @@ class Examination:
                 )
         entered = {event["iteration"] for _, event in seen.events("enter")}
         for rank, event in seen.events("fault"):
-            if event["iteration"] is not None and event["iteration"] + 1 not in entered and not seen.failed:
+            if event["iteration"] is not None and event["iteration"] + 1 not in entered and not seen.has_failed:
                 line = event["line"]
                 handler = handler_around(os.path.join(seen.folder, place_in(line)), ERRORS)
                 where = shown(handler or place_in(line))
@@ -264,22 +259,14 @@ class Examination:
         seen = self._run("a hang, and a death", faults, options=options)
         hang = next((at for at, fault in faults.items() if isinstance(fault, Hang)), None)
         death = next((at for at, fault in faults.items() if isinstance(fault, Kill)), None)
-        if hang is not None and seen.struck(hang):
-            rank = seen.ranks[hang.rank]
-            if (rank.exitcode or 0) < 0 or (seen.is_late and seen.entries < 2):
-                line = rank.of("fault")[0]["line"]
-                what = f"a rank that hangs is not interrupted in time, at {self._trials.shown(line)}"
-                yield found("hang", what, _at(self._trials.shown(line)))
-                return
-        if death is None or not seen.struck(death):
-            return
-        if seen.failed:
-            rank = self._culprit(seen)
-            what = f"with {self._trials.nproc - 1} of {self._trials.nproc} ranks it ends with {self._text(rank)}"
-            yield found("fewer-ranks", what, _at(self._line(rank)))
-        elif seen.is_late:
-            place = self._trials.shown(seen.place())
-            yield found("fewer-ranks", f"with a rank less it does not go on; it is at {place}", place)
+        if hang is not None and seen.struck(hang) and not seen.ranks[hang.rank].of("enter", iteration=1):
+            line = self._trials.shown(seen.ranks[hang.rank].of("fault")[0]["line"])
+            yield found("hang", f"a rank that hangs does not come back to the function, at {line}", place_in(line))
+        elif death is not None and seen.struck(death) and not seen.has_ended and not seen.is_enough:
+            left = f"with {self._trials.nproc - 1} of {self._trials.nproc} ranks"
+            text, place = self._error(seen) if seen.has_failed else ("", self._place(seen))
+            how = f"ends with {text}" if text else f"does not go on; it is at {place}"
+            yield found("fewer-ranks", f"{left} it {how}", place)
 
     # --- files ----------------------------------------------------------------------------------------------------
 
@@ -297,8 +284,8 @@ class Examination:
             name = os.path.basename(path)
             where = place_in(self._trials.shown(line))
             said = f"killed while {self._trials.shown(line)} writes {name}, a new start"
-            if seen.failed:
-                yield found("checkpoint", f"{said} ends with {self._text(self._culprit(seen))}", where)
+            if seen.has_failed:
+                yield found("checkpoint", f"{said} ends with {self._error(seen)[0]}", where)
             elif self._resumes and seen.has_ended and event["again"] and seen.steps() >= self._facts.steps:
                 yield found("checkpoint", f"{said} begins with the first step again", where)
         if len(self._facts.files) > FILES:
@@ -348,11 +335,6 @@ def _early(rank: RankResult) -> list[dict[str, Any]]:
     """Groups that were made before the first entry of a function."""
     entered = min((event["t"] for event in rank.of("enter")), default=float("inf"))
     return [event for event in rank.of("group_outside") if event["t"] < entered]
-
-
-def _at(line: str) -> str:
-    """``train.py:12`` of ``train.py:12 in load``."""
-    return place_in(line)
 
 
 def _is_temporary(path: str) -> bool:

@@ -16,12 +16,12 @@ from typing import Any
 
 from torch.optim import optimizer as optimizers
 
-from inprocess.call_wrapper import CallWrapper
 from inprocess.doctor.script_mending import Mending
 from inprocess.interrupt.signals import Interrupter
 from inprocess.system import clock
+from inprocess.system.errors import in_words
 from inprocess.testing.coordinates import Point
-from inprocess.testing.growth import users_line
+from inprocess.testing.growth import line_of, users_line
 from inprocess.testing.instruments import Instruments, change
 from inprocess.testing.process import run_script
 from inprocess.testing.rank import Context
@@ -60,7 +60,8 @@ class Examined:
 
 
 class Observer(Instruments):
-    """Of one rank. Its events: ``wrapper``, ``step``, ``pace``, ``file``, ``swallowed``, ``group_inside``."""
+    """Of one rank. Its events: ``wrapper``, ``options``, ``step``, ``pace``, ``error``, ``file``, ``swallowed`` and
+    ``group_inside``."""
 
     def __init__(self, context: Context, script: Examined) -> None:
         super().__init__(context, script.options)
@@ -106,6 +107,9 @@ class Observer(Instruments):
             self._last, self._longest = clock.monotonic(), 0.0
             try:
                 return fn(*args, **kwargs)
+            except Exception as error:
+                self._context.emit("error", text=in_words(error), line=line_of(error))
+                raise
             finally:
                 self._context.emit("pace", pings=call._pings, optimized=self._optimized, longest=self._longest)
 
@@ -160,8 +164,9 @@ class Observer(Instruments):
 
     def _protected(self) -> contextlib.AbstractContextManager[None]:
         """Faults that are not about files do not cut one in half, which would hide what else they show."""
-        call: CallWrapper | None = self._call
-        return contextlib.nullcontext() if call is None else call.atomic()
+        # not by the call's own atomic(), which counts as progress
+        gate = None if self._call is None else self._call._gate
+        return contextlib.nullcontext() if gate is None else gate.atomic
 
     def _note_file(self, file: Any, mode: str) -> None:
         if not isinstance(file, str | os.PathLike) or not set(mode) & set("wx+a"):

@@ -7,7 +7,7 @@ import pickle
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,8 @@ FILE, TOGETHER = 8 << 20, 64 << 20
 FILES = 5000
 #: steps that a run makes after its last restart before it is ended, where it has not ended by itself
 STEPS = 2
+#: runs of the function that fail without a fault before it is taken to fail each time
+AGAIN = 3
 _FRAME = re.compile(r'File "([^"]+)", line (\d+) in ')
 
 
@@ -39,8 +41,9 @@ class Seen:
     ranks: list[RankResult] = field(repr=False)
     #: it was ended, for it had not ended in time
     is_late: bool
-    #: it was ended, for it had shown what it was for
+    #: it was ended, for it had shown what it was for, or that it fails again and again
     is_enough: bool
+    is_failing: bool
     faults: Mapping[At, Fault]
     folder: str
 
@@ -57,23 +60,32 @@ class Seen:
         return max((len(rank.of("enter")) for rank in self.ranks), default=0)
 
     @property
-    def failed(self) -> list[RankResult]:
-        """Ranks on which the program ended with an exception that no fault was; an exit with code 0 is none."""
-        mine = {at.rank for at, fault in self.faults.items() if fault.ends and self.struck(at)}
-        return [
-            rank
-            for rank in self.ranks
-            if rank.rank not in mine and (rank.exception or rank.exitcode) and not self._was_ended(rank)
-            if not (rank.exception == "SystemExit" and rank.exitcode == 0)
-        ]
+    def has_failed(self) -> bool:
+        """The function fails in each run, or the program ended with an error on a rank that no fault has ended."""
+        return self.is_failing or any(self._has_failed(rank) for rank in self.ranks)
 
-    def _was_ended(self, rank: RankResult) -> bool:
-        return (self.is_late or self.is_enough) and not rank.exception
+    def _has_failed(self, rank: RankResult) -> bool:
+        killed = any(at.rank == rank.rank and fault.ends and self.struck(at) for at, fault in self.faults.items())
+        if killed or (rank.exception == "SystemExit" and rank.exitcode == 0):
+            return False
+        return bool(rank.exception) or bool(rank.exitcode and not (self.is_late or self.is_enough or self.is_failing))
 
     @property
     def has_ended(self) -> bool:
         """By itself, and well."""
-        return not (self.is_late or self.is_enough or self.failed)
+        return not (self.is_late or self.is_enough or self.has_failed)
+
+    def error(self) -> tuple[str, str]:
+        """With what the function or the program failed last: the error in words, and ``train.py:12 in load``."""
+        inside = [(event["text"], event["line"]) for event in errors(self.ranks)]
+        whole = [
+            (f"{event['type']}: {event['message']}", event["line"])
+            for rank in self.ranks
+            if self._has_failed(rank)
+            for event in rank.of("exception")
+        ]
+        codes = [(f"exit code {rank.exitcode}", "") for rank in self.ranks if self._has_failed(rank)]
+        return next(iter([*inside[-1:], *sorted(whole, key=lambda pair: not pair[1]), *codes]), ("", ""))
 
     def steps(self, iteration: int | None = None) -> int:
         """The most steps that a rank made in a run of the function: the last one, or that of this iteration."""
@@ -92,12 +104,18 @@ class Seen:
                     continue
         return found
 
-    def place(self) -> str:
-        """Where the main thread of the first rank was when the run was ended, in the program."""
-        for rank in self.ranks:
-            for file, line in reversed(_FRAME.findall(rank.stacks.rpartition("Current thread")[2] or rank.stacks)[:1]):
-                return f"{file}:{line}"
-        return ""
+    def places(self) -> list[str]:
+        """Where the main threads were when the run was ended, from the innermost line outwards, rank by rank."""
+        stacks = [rank.stacks.rpartition("Current thread")[2] for rank in self.ranks]
+        return [f"{file}:{line}" for stack in stacks for file, line in _FRAME.findall(stack)]
+
+
+def errors(ranks: Sequence[Any]) -> list[dict[str, Any]]:
+    """Events of what the function itself has raised in runs without a fault, by time; of ranks or their results."""
+    events = [event for rank in ranks for event in rank.events]
+    disturbed = {event["iteration"] for event in events if event["event"] == "fault"}
+    found = [event for event in events if event["event"] == "error" and event["iteration"] not in disturbed]
+    return sorted(found, key=lambda event: float(event["t"]))
 
 
 def _steps(pace: Mapping[str, Any]) -> int:
@@ -186,7 +204,7 @@ class Trials:
             ranks, is_late = [rank.result() for rank in run.ranks], False
         finally:
             run.close()
-        return Seen(ranks, is_late, watch.is_enough, faults, folder)
+        return Seen(ranks, is_late, watch.is_enough, watch.is_failing, faults, folder)
 
     def shown(self, text: str) -> str:
         """A text in which files of a copy have their names in the working directory."""
@@ -249,9 +267,12 @@ class _Watch:
 
     def __init__(self, run: Run, faults: Mapping[At, Fault], may_end: bool) -> None:
         self._run, self._faults, self._may_end = run, faults, may_end
-        self.is_enough = False
+        self.is_enough = self.is_failing = False
 
     def __call__(self) -> float:
+        if len({event["iteration"] for event in errors(self._run.ranks)}) >= AGAIN:
+            self.is_failing = True
+            raise _EnoughError
         if self._may_end and self._faults and self._gone_on():
             self.is_enough = True
             raise _EnoughError
