@@ -106,7 +106,9 @@ class Observer(Instruments):
             self._steps = self._optimized = 0
             self._last, self._longest = clock.monotonic(), 0.0
             try:
-                return fn(*args, **kwargs)
+                value = fn(*args, **kwargs)
+                self._note_return(call._gate)
+                return value
             except Exception as error:
                 self._context.emit("error", text=in_words(error), line=line_of(error))
                 raise
@@ -150,6 +152,11 @@ class Observer(Instruments):
     def _swallowed(self, report: Callable[..., None], gate: Any, who: str, where: str, dropped: bool) -> None:
         self._context.emit("swallowed", where=where, dropped=dropped)
         report(gate, who, where, dropped)
+
+    def _note_return(self, gate: Any) -> None:
+        """The function returns: not what it does when it is interrupted."""
+        if gate is not None and gate.interrupting and gate._raised_where:
+            self._context.emit("swallowed", where=gate._raised_where, dropped=False)
 
     # --- files ----------------------------------------------------------------------------------------------------
 

@@ -113,7 +113,7 @@ class Growth:
                     found[kind] = _size(value)
                     self._modules[kind] = (module, attribute)
                 self.groups += [
-                    f"{name}{key}{_at(_lines(module, attribute, _assigns))}"
+                    f"{name}{key}{_at(_lines(module, attribute, _enlarges if key else _assigns))}"
                     for key, part in _with_values(value)
                     if is_group(part)
                 ]

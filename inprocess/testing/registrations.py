@@ -131,11 +131,10 @@ def _name_of(number: int) -> str:
 
 def _find(name: str) -> Any:
     """``torch.nn.Module``, of what is imported already; None otherwise."""
-    first, *rest = name.split(".")
-    found: Any = sys.modules.get(first, gc if first == "gc" else None)
-    for part in rest:
-        found = getattr(found, part, None)
-    return found
+    module, _, last = name.rpartition(".")
+    if name in sys.modules:  # also where its package has no such name
+        return sys.modules[name]
+    return getattr(_find(module), last, None) if module else None
 
 
 def _with_hooks(value: object) -> list[Any]:

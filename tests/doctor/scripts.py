@@ -5,7 +5,7 @@ import atexit, functools, gc, json, logging, os, signal, subprocess, sys, thread
 import torch
 import torch.distributed as dist
 import inprocess
-from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 def saved():
     return json.load(open("step.json")) if os.path.exists("step.json") else 0
@@ -68,7 +68,7 @@ def train(steps, call: inprocess.CallWrapper = None):
     MODEL.register_forward_hook(handle)  # hooks of __main__.MODEL
     MODEL.weight.register_hook(handle)  # hooks of __main__.MODEL
     torch.nn.modules.module.register_module_forward_hook(handle)  # hooks of all modules
-    torch.optim.optimizer.register_optimizer_step_post_hook(handle)  # hooks of all optimizers
+    register_optimizer_step_post_hook(handle)  # hooks of all optimizers
     atexit.register(handle)  # functions registered with atexit
     logging.getLogger("training").addHandler(logging.NullHandler())  # handlers of loggers
     sys.path.append(f"plugins{call.iteration}")  # entries in sys.path
@@ -85,7 +85,7 @@ def train(steps, call: inprocess.CallWrapper = None):
 train(12)
 """
 
-#: a group that is kept; BaseException; half a file, which is not seen in the error but in the steps
+#: a group that is kept; and half a file, which shows in the steps, not in an error
 HIDES = """
 GROUPS = {}
 
@@ -105,14 +105,10 @@ def train(steps, call: inprocess.CallWrapper = None):
     dist.init_process_group("gloo")
     for step in range(steps_so_far(), steps):
         call.ping()
-        try:
-            work(step)
-            dist.all_reduce(torch.ones(1), group=metrics())
-            if dist.get_rank() == 0:
-                open("steps.txt", "w").write(str(step + 1))  # checkpoint
-        except BaseException:  # swallows
-            if not torch.distributed.is_initialized():
-                raise
+        work(step)
+        dist.all_reduce(torch.ones(1), group=metrics())
+        if dist.get_rank() == 0:
+            open("steps.txt", "w").write(str(step + 1))  # checkpoint
     dist.destroy_process_group()
 
 train(12)
@@ -164,7 +160,7 @@ def train(steps, call: inprocess.CallWrapper = None):
         dist.init_process_group("gloo")
     for step in range(steps):
         call.ping()
-        work(step)  # restart
+        dist.all_reduce(torch.ones(1))  # restart
 
 train(12)
 """
@@ -173,6 +169,12 @@ train(12)
 CATCHES = CLEAN.replace(
     "        call.ping()\n",
     "        try:\n            call.ping()\n        except Exception:  # swallows\n            pass\n",
+)
+
+#: a rank that lets no interruption out of a step
+SWALLOWS = CLEAN.replace(
+    "        work(step)\n",
+    "        try:\n            time.sleep(0.1)\n            work(step)\n        except BaseException:  # swallows\n            continue\n",
 )
 
 #: groups that are made at import
