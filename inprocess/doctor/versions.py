@@ -68,17 +68,17 @@ def nccl(_: Settings) -> Iterator[Finding]:
     yield from nccl_version(found)
 
 
-#: up to this one NCCL has no `ncclCommAbort` that can run in several threads at once
-LOWEST_NCCL = (2, 18)
+#: the one that torch 2.9 brings
+LOWEST_NCCL = (2, 27)
 
 
 def nccl_version(found: tuple[int, ...]) -> Iterator[Finding]:
     if found[:2] < LOWEST_NCCL:
         yield Finding(
             "versions.nccl",
-            "warning",
+            "note",
             f"NCCL {_text(found)} is older than {_text(LOWEST_NCCL)}",
-            "aborting its groups was only checked against newer sources",
+            "the abort of its groups was written against the sources of NCCL 2.29",
             "install a build of torch with a newer NCCL",
         )
 
@@ -128,7 +128,7 @@ CHECKS = (
     ),
     Check(
         "versions.nccl",
-        "NCCL is not older than those against which the abort was checked",
+        "NCCL is not older than the one that torch 2.9 brings: the abort was written against NCCL 2.29",
         "install a build of torch with a newer NCCL",
         nccl,
     ),
