@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -76,6 +79,28 @@ def test_nothing_restarts(environ: dict[str, str]) -> None:
     found = {finding["check"]: finding for finding in told["findings"]}
     assert set(found) >= {*NAMES, "names.interface"}
     assert all(found[name]["level"] == "problem" and "wire7" in found[name]["what"] for name in NAMES)
+
+
+def test_on_a_terminal_until_ctrl_c(environ: dict[str, str], tmp_path: Path) -> None:
+    """It shows what it does, and leaves nothing."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "inprocess", "doctor", "--nproc", "2"]
+    env = {**environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=theirs)
+    os.close(theirs)
+    try:
+        shown = ""
+        while "restart: " not in shown:
+            shown += os.read(ours, 4096).decode()
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=SOON_S)
+    finally:
+        process.kill()
+        process.communicate()
+        os.close(ours)
+    assert process.returncode == 128 + signal.SIGINT
+    assert out == b"" and "\r\x1b[Klimits.shm: " in shown
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_it_needs_torch_and_psutil_only() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import types
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
@@ -340,3 +341,46 @@ def test_the_sample_of_the_page_has_the_figures() -> None:
     for each in TRIALS:
         (line,) = (line for line in sample.splitlines() if each.what in line)
         assert each.figure is None or line.endswith(f" {each.figure.median * 1e3:.0f} ms")
+
+
+# --- a script -------------------------------------------------------------------------------------------------------
+
+
+def test_a_script_is_examined(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With its arguments and as many ranks; what is found in it counts like the rest."""
+    (script := tmp_path / "train.py").touch()
+    asked: list[Any] = []
+
+    def examine(command: list[str], nproc: int, progress: Callable[[str], None]) -> Iterable[Finding]:
+        asked.append((command, nproc))
+        return [Finding("script.x", "problem", "what", "why", "remedy", "train.py:7")]
+
+    monkeypatch.setitem(sys.modules, "inprocess.doctor.script", types.SimpleNamespace(examine=examine))
+    monkeypatch.setattr(checks.examine, "__defaults__", ((),))
+    monkeypatch.setattr(trial, "run", lambda nproc, progress: iter(CLEAN))
+    assert program.main(["--nproc", "2", "--json", "--", str(script), "--json", "--", "x"]) == 1
+    assert asked == [([str(script), "--json", "--", "x"], 2)]
+    told = json.loads(capsys.readouterr().out)
+    assert [finding["where"] for finding in told["findings"]] == ["train.py:7"]
+
+
+def test_options_and_step_reach_the_checks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(checks.examine, "__defaults__", (timeouts.CHECKS,))
+    monkeypatch.setattr(trial, "run", lambda nproc, progress: iter(CLEAN))
+    assert program.main(["--option", "soft_timeout=600", "--step", "0.5"]) == 1
+    out = capsys.readouterr().out
+    assert "PROBLEM  timeouts.order: soft_timeout=600s must be less than hard_timeout=90s" in out
+    assert program.main(["--step", "30"]) == 0
+    assert "WARNING  timeouts.step: soft_timeout=60 s, and a step takes up to 30 s" in capsys.readouterr().out
+
+
+def test_no_job_where_torch_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def missing(_: Settings) -> Iterable[Finding]:
+        yield Finding("versions.torch", "problem", "none", "why", "remedy")
+
+    monkeypatch.setattr(checks.examine, "__defaults__", ((Check("versions.torch", "", "", missing),),))
+    assert program.main(["--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["restarts"] == {} and set(told["skipped"]) == {f"restart.{each.name}" for each in TRIALS}
