@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-__all__ = ["Check", "Finding", "Settings"]
+__all__ = ["Check", "Finding", "NothingToLookAt", "Settings"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,24 @@ class Settings:
     environ: Mapping[str, str]
     #: folder in which proc, sys and dev are; tests have one of their own
     root: str = "/"
+    #: timeouts and intervals that are meant for `Wrapper`, by name (seconds)
+    options: Mapping[str, float] = field(default_factory=dict)
+    #: the longest step of the training (seconds); None: nobody has said
+    step: float | None = None
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole job; those of this host where the variables do not say."""
+        text = self.environ.get("WORLD_SIZE", "")
+        return max(self.nproc, int(text)) if text.isascii() and text.isdecimal() else self.nproc
+
+    @property
+    def is_on_several_hosts(self) -> bool:
+        return self.world_size > self.nproc
+
+
+class NothingToLookAt(Exception):
+    """A check does not apply here; the text says why."""
 
 
 @dataclass(frozen=True)
