@@ -87,6 +87,9 @@ QUICK = (
     # the doctor: a machine that lacks something, and one that does not
     "doctor/test_machine.py::test_a_port_in_use",
     "doctor/test_program.py::test_nothing_is_wrong",
+    "doctor/test_script.py::test_nothing_to_restart[FAILS]",
+    "doctor/test_script.py::test_the_page_lists_the_checks",
+    "doctor/test_script.py::test_what_grows",
     # what users copy
     "testing/test_planted.py",
     "testing/test_runs.py::test_the_same_result_as_without_a_fault",

@@ -65,6 +65,8 @@ def _once(trials: Trials, seed: int, progress: Callable[[str], None]) -> Iterato
             if (finding.check, finding.where or finding.what) not in told:
                 told.add((finding.check, finding.where or finding.what))
                 yield finding
+        if told:
+            yield found("schedule", f"{SEED}={seed}, {trials.nproc} ranks", level="note")
 
 
 @dataclass

@@ -150,6 +150,12 @@ SCRIPT_CHECKS = (
         "The doctor's runs use a copy of the working directory; elsewhere they meet the files of the run before.",
         "Use a relative path, or another one where the variable INPROCESS_DOCTOR is set.",
     ),
+    ScriptCheck(
+        "script.schedule",
+        "where the faults struck: ranks and steps are drawn by chance, from a seed; told where anything else was found",
+        "The same seed draws the same faults, so that a correction can be tried against them.",
+        "INPROCESS_DOCTOR_SEED=7 inprocess doctor -- train.py, with the number that is named.",
+    ),
 )
 _BY_ID = {check.id: check for check in SCRIPT_CHECKS}
 

@@ -10,7 +10,7 @@ from inprocess.options import did_you_mean
 __all__ = ["CHECKS"]
 
 #: variables that users set for this library
-OURS = ("INPROCESS_RUN_DIR",)
+OURS = ("INPROCESS_RUN_DIR", "INPROCESS_DOCTOR_SEED")
 #: and those of its launcher and its tests
 INNER = ("INPROCESS_LAUNCHER", "INPROCESS_LAUNCHER_KEY", "INPROCESS_RESTART", "INPROCESS_GROW", "INPROCESS_TEST")
 #: how long NCCL may try a connection to a rank that is gone (seconds)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +34,9 @@ def doctor(tmp_path, monkeypatch):
         run.findings = list(examine(["train.py"], nproc, run.said.append))
         print(*run.said, *run.findings, sep="\n")
         assert [path.name for path in tmp_path.iterdir() if path.suffix != ".txt"] == ["train.py"]
+        if run.findings:
+            note = run.findings.pop()
+            assert (note.check, note.level, note.what) == ("script.schedule", "note", f"{SEED}=7, {nproc} ranks")
         return {(each.check.removeprefix("script."), each.level, each.where) for each in run.findings}
 
     return run
@@ -47,20 +55,24 @@ def problem(text: str, check: str) -> tuple[str, str, str]:
 
 
 @pytest.mark.slow
-def test_three_bugs_in_one_run(tmp_path, monkeypatch):
+def test_three_bugs_in_one_run_of_the_command(tmp_path):
     """Each of them hides another one."""
     shutil.copy(HERE / "planted.py", tmp_path)
-    monkeypatch.chdir(tmp_path)
     lines = (tmp_path / "planted.py").read_text().splitlines()
     assert len(lines) <= 60
-    findings = list(examine(["planted.py"], 4, print))
-    found = {each.check: lines[int(each.where.partition(":")[2]) - 1].strip() for each in findings}
+    variables = os.environ | {"PYTHONPATH": str(HERE.parents[1]), "RES_OPTIONS": "attempts:0"}
+    command = [sys.executable, "-m", "inprocess", "doctor", "--json", "--", "planted.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    findings = [each for each in json.loads(done.stdout)["findings"] if each["check"].startswith("script.")]
+    found = {each["check"]: lines[int(each["where"].partition(":")[2]) - 1].strip() for each in findings[:-1]}
     assert found == {
         "script.group-outside": 'dist.init_process_group("gloo")',
         "script.containers": "HOOKS.append(hook)",
         "script.checkpoint": 'torch.save(state, "checkpoints/last.pt")',
     }
-    assert all(each.level == "problem" and each.why and each.remedy for each in findings)
+    assert all(each["level"] == "problem" and each["why"] and each["remedy"] for each in findings[:-1])
+    assert findings[-1]["check"] == "script.schedule" and SEED in findings[-1]["what"]
     assert [path.name for path in tmp_path.iterdir()] == ["planted.py"], "what the runs write is not here"
 
 
@@ -90,7 +102,6 @@ def test_what_grows(doctor):
         "different values of sys.excepthook",
     ):
         assert any(what.startswith(f"{kind}: ") for what in whats), kind
-    print(whats)
 
 
 @pytest.mark.slow
@@ -166,6 +177,13 @@ def test_wrong_usage(tmp_path, monkeypatch):
     monkeypatch.setenv(SEED, "x")
     with pytest.raises(OptionError, match=f"{SEED}='x' is not a number"):
         examine([__file__], 2, print)
+
+
+def test_the_page_lists_the_checks() -> None:
+    page = (HERE.parents[1] / "docs/doctor.md").read_text()
+    rows = re.findall(r"^\| `(script\.[a-z-]+)` \| (.*?) \| (.*?) \|$", page, re.MULTILINE)
+    assert rows == [(check.id, check.about, check.remedy) for check in SCRIPT_CHECKS]
+    assert SEED in page
 
 
 def test_each_check_is_complete() -> None:
