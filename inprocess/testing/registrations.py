@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import gc
 import logging
 import signal
 import sys

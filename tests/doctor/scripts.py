@@ -174,7 +174,13 @@ CATCHES = CLEAN.replace(
 #: a rank that lets no interruption out of a step
 SWALLOWS = CLEAN.replace(
     "        work(step)\n",
-    "        try:\n            time.sleep(0.1)\n            work(step)\n        except BaseException:  # swallows\n            continue\n",
+    """
+        try:
+            time.sleep(0.1)
+            work(step)
+        except BaseException:  # swallows
+            continue
+""",
 )
 
 #: groups that are made at import
