@@ -61,11 +61,12 @@ def _once(trials: Trials, seed: int, progress: Callable[[str], None]) -> Iterato
     told = set()
     with trials:
         progress(f"script: its runs use a copy of {os.getcwd()}; faults are drawn with {SEED}={seed}")
-        for finding in Examination(trials, random.Random(seed), progress).findings():
+        examination = Examination(trials, random.Random(seed), progress)
+        for finding in examination.findings():
             if (finding.check, finding.where or finding.what) not in told:
                 told.add((finding.check, finding.where or finding.what))
                 yield finding
-        if told:
+        if told and examination.has_drawn:
             yield found("schedule", f"{SEED}={seed}, {trials.nproc} ranks", level="note")
 
 
@@ -98,6 +99,8 @@ class Examination:
         #: whether training goes on from a later step after a restart; None where that is not known
         self._resumes: bool | None = None
         self._restarts = True
+        #: whether there were faults by chance
+        self.has_drawn = False
 
     def findings(self) -> Iterator[Finding]:
         """All of them; ends early where nothing more can be seen."""
@@ -258,7 +261,11 @@ class Examination:
             self._progress(f"script: no hang is tried: a step takes {longest:.2g} s")
         faults = self._draw([*([Hang()] if hangs else []), *([Kill()] if dies else [])])
         options = {"soft_timeout": soft, "hard_timeout": soft + 2} if hangs else {}
+        if not faults:
+            return
         seen = self._run("a hang, and a death", faults, options=options)
+        if list(seen.events("too_few")) or "RetryController ends the job" in seen.error()[0]:
+            seen = self._run("again, with a process that replaces the dead one", faults, options=options, respawn=1)
         hang = next((at for at, fault in faults.items() if isinstance(fault, Hang)), None)
         death = next((at for at, fault in faults.items() if isinstance(fault, Kill)), None)
         if hang is not None and seen.struck(hang) and not seen.ranks[hang.rank].of("enter", iteration=1):
@@ -297,6 +304,7 @@ class Examination:
     def _draw(self, kinds: list[Fault]) -> dict[At, Fault]:
         """One fault in each of the first iterations, each on another rank where there are as many."""
         facts, chance, faults = self._facts, self._chance, {}
+        self.has_drawn = True
         lowest = min(max(1, facts.begins_to_save + 1), max(facts.steps - len(kinds) - 1, 0))
         step = chance.randint(lowest, max(lowest, facts.steps // 2))
         ranks = chance.sample(range(self._trials.nproc), self._trials.nproc)

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch.optim import optimizer as optimizers
 
+from inprocess import events
 from inprocess.doctor.script_mending import Mending
 from inprocess.interrupt.signals import Interrupter
 from inprocess.system import clock
@@ -60,8 +61,8 @@ class Examined:
 
 
 class Observer(Instruments):
-    """Of one rank. Its events: ``wrapper``, ``options``, ``step``, ``pace``, ``error``, ``file``, ``swallowed`` and
-    ``group_inside``."""
+    """Of one rank. Its events: ``wrapper``, ``options``, ``step``, ``pace``, ``error``, ``file``, ``swallowed``,
+    ``group_inside`` and ``too_few``."""
 
     def __init__(self, context: Context, script: Examined) -> None:
         super().__init__(context, script.options)
@@ -80,6 +81,11 @@ class Observer(Instruments):
         change(Interrupter, "report_swallowed", self._swallowed)
         optimizers.register_optimizer_step_pre_hook(self._optimizes)
         sys.addaudithook(self._audit)
+        events.subscribe(self._waits)
+
+    def _waits(self, event: events.Event) -> None:
+        if event.kind == "too_few":
+            self._context.emit("too_few")
 
     def _sees_files(self) -> bool:
         return True

@@ -160,6 +160,7 @@ class Trials:
         by_optimizer: bool = False,
         options: Mapping[str, Any] | None = None,
         folder: str | None = None,
+        respawn: int = 0,
         until_enough: bool = False,
     ) -> Seen:
         """One run.
@@ -170,6 +171,7 @@ class Trials:
             by_optimizer: the steps of optimizers count in place of pings.
             options: of ``Wrapper``.
             folder: that of an earlier run, with its files; None: a new copy.
+            respawn: so many ranks that die are replaced.
             until_enough: whether it may be ended when all faults have struck and the ranks have gone on.
         """
         faults = dict(faults or {})
@@ -193,9 +195,10 @@ class Trials:
             faults=faults,
             args={"max_repeats": repeats},
             env={"INPROCESS_DOCTOR": "1", "INPROCESS_RUN_DIR": "none"},
+            respawn=respawn,
             as_program=True,
         )
-        watch = _Watch(run, faults, until_enough)
+        watch = _Watch(run, faults, until_enough, bool(respawn))
         try:
             ranks, is_late = list(run.wait(LIMIT, check=False, act=watch)), False
         except Deadline as late:
@@ -265,15 +268,16 @@ class _EnoughError(Exception):
 class _Watch:
     """Called while ranks run; answers when it wants to be called again (monotonic)."""
 
-    def __init__(self, run: Run, faults: Mapping[At, Fault], may_end: bool) -> None:
-        self._run, self._faults, self._may_end = run, faults, may_end
+    def __init__(self, run: Run, faults: Mapping[At, Fault], may_end: bool, replaces: bool) -> None:
+        self._run, self._faults, self._may_end, self._replaces = run, faults, may_end, replaces
         self.is_enough = self.is_failing = False
 
     def __call__(self) -> float:
         if len({event["iteration"] for event in errors(self._run.ranks)}) >= AGAIN:
             self.is_failing = True
             raise _EnoughError
-        if self._may_end and self._faults and self._gone_on():
+        waits = any(event["event"] == "too_few" for rank in self._run.ranks for event in rank.events)
+        if (waits and not self._replaces) or (self._may_end and self._faults and self._gone_on()):
             self.is_enough = True
             raise _EnoughError
         return float("inf")

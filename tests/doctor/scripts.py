@@ -152,6 +152,11 @@ train(12)
 #: a hang that no timeout notices
 UNPROTECTED = CLEAN.replace("        call.ping()", "        with call.disable_hang_protection(): call.ping()  # hang")
 
+#: which waits for a process that replaces the one that died
+WAITS = "from inprocess.initialize import RetryController\n" + CLEAN.replace(
+    "Wrapper()", "Wrapper(initialize=RetryController(min_world_size=2, wait_for_replacement=60))"
+)
+
 #: what is made in the first run alone
 ONCE = """
 @inprocess.Wrapper()
