@@ -89,7 +89,7 @@ QUICK = (
     "doctor/test_program.py::test_nothing_is_wrong",
     "doctor/test_script.py::test_nothing_to_restart[FAILS]",
     "doctor/test_script.py::test_the_page_lists_the_checks",
-    "doctor/test_script.py::test_what_grows",
+    "doctor/test_script.py::test_groups_that_are_made_at_import",
     # what users copy
     "testing/test_planted.py",
     "testing/test_runs.py::test_the_same_result_as_without_a_fault",
