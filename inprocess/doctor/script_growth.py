@@ -30,4 +30,5 @@ def findings(seen: Seen, shown: Callable[[str], str]) -> Iterator[Finding]:
         check = next((name for begin, name in _KINDS.items() if line.startswith(begin)), "registrations")
         what, _, by = line.partition("; ")
         level = "warning" if check == "handlers" else "problem"
-        yield found(check, f"more with each restart: {what}; {by}", next(iter(places_in(by)), ""), level)
+        told = f"; {by}" if by else ""
+        yield found(check, f"more with each restart: {what}{told}", next(iter(places_in(by)), ""), level)

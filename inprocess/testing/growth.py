@@ -134,6 +134,8 @@ class Growth:
     def _by(self, name: str) -> str:
         if name in self._modules:
             return _at(_lines(*self._modules[name], _enlarges), "; it grows")
+        if name.startswith("different values of "):
+            return _at(list(_everywhere(name.rpartition(".")[2], _assigns)), "; it is replaced")
         if name.endswith((" in sys.path", " in sys.meta_path", " in gc.callbacks")):
             return _at(list(_everywhere(name.rpartition(".")[2], _enlarges)), "; more are added")
         made = self._made | self._registered.made

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import os
 import signal
 import sys
 import threading
@@ -81,7 +82,9 @@ class Registrations:
             yield ALL_OPTIMIZERS, sum(len(getattr(optimizer, f"_global_optimizer_{x}_hooks")) for x in ("pre", "post"))
         for name, value in variables:
             if callable(info := getattr(value, "cache_info", None)) and hasattr(info(), "currsize"):
-                yield f"results in the cache of {name}", info().currsize
+                kind = f"results in the cache of {name}"
+                yield kind, info().currsize
+                self.made[kind] = _defined(value)
             owners = _with_hooks(value)
             if owners:
                 kind = f"hooks of {name}"
@@ -114,6 +117,12 @@ class Registrations:
             return original(*args, **kwargs)
 
         setattr(owner, name, noted)
+
+
+def _defined(cached: Any) -> str:
+    """Where a function with a cache is defined."""
+    code = getattr(getattr(cached, "__wrapped__", None), "__code__", None)
+    return f"{os.path.relpath(code.co_filename)}:{code.co_firstlineno}" if code else ""
 
 
 def _signal(number: Any) -> str:

@@ -45,7 +45,7 @@ GROWS = """
 MODEL = torch.nn.Linear(2, 2)
 FILES, LISTENERS = [], {}
 
-@functools.lru_cache(maxsize=None)
+@functools.lru_cache(maxsize=None)  # results in the cache of __main__.cached
 def cached(call):
     return 1
 
@@ -64,7 +64,7 @@ def train(steps, call: inprocess.CallWrapper = None):
     FILES.append(open(f"log{call.iteration}", "a"))  # descriptors
     subprocess.Popen(["sleep", "100"])  # children
     LISTENERS[key] = 1  # containers
-    cached(key)  # results in the cache
+    cached(key)
     MODEL.register_forward_hook(handle)  # hooks of __main__.MODEL
     MODEL.weight.register_hook(handle)  # hooks of __main__.MODEL
     torch.nn.modules.module.register_module_forward_hook(handle)  # hooks of all modules
@@ -75,7 +75,7 @@ def train(steps, call: inprocess.CallWrapper = None):
     sys.meta_path.append(Importer())  # importers in sys.meta_path
     gc.callbacks.append(handle)  # functions in gc.callbacks
     signal.signal(signal.SIGUSR1, lambda *args: key)  # different handlers of SIGUSR1
-    sys.excepthook = lambda *args: key
+    sys.excepthook = lambda *args: key  # different values of sys.excepthook
     for step in range(saved(), steps):
         call.ping()
         work(step)
