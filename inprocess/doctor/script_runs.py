@@ -68,7 +68,8 @@ class Seen:
         killed = any(at.rank == rank.rank and fault.ends and self.struck(at) for at, fault in self.faults.items())
         if killed or (rank.exception == "SystemExit" and rank.exitcode == 0):
             return False
-        return bool(rank.exception) or bool(rank.exitcode and not (self.is_late or self.is_enough or self.is_failing))
+        # of a run that was too late, the ranks were ended with a code; of the others they are ended only afterwards
+        return bool(rank.exception) or bool(rank.exitcode and not self.is_late)
 
     @property
     def has_ended(self) -> bool:

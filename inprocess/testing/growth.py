@@ -113,7 +113,7 @@ class Growth:
                     found[kind] = _size(value)
                     self._modules[kind] = (module, attribute)
                 self.groups += [
-                    f"{name}{key}{_at(_lines(module, attribute, _enlarges if key else _assigns))}"
+                    f"{name}{key}{_at(_given(module, attribute, key))}"
                     for key, part in _with_values(value)
                     if is_group(part)
                 ]
@@ -229,6 +229,16 @@ def _lines(module: ModuleType, name: str, does: Does) -> list[str]:
     """Where the program does this to something with this name; in its module first, else in any."""
     found = list(_search(module, name, does))
     return list(dict.fromkeys(found or _everywhere(name, does)))
+
+
+def _given(module: ModuleType, name: str, key: str) -> list[str]:
+    """Where the variable gets its value, or a dict the one of this key (``['a']``)."""
+
+    def does(node: Any, name: str) -> bool:
+        targets = [t for t in getattr(node, "targets", []) if isinstance(t, ast.Subscript) and _is_named(t.value, name)]
+        return any(f"[{ast.unparse(target.slice)}]" == key for target in targets)
+
+    return (key and (_lines(module, name, does) or _lines(module, name, _enlarges))) or _lines(module, name, _assigns)
 
 
 def _everywhere(name: str, does: Does) -> Iterator[str]:

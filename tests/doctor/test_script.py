@@ -168,6 +168,11 @@ def test_nothing_to_restart(doctor, monkeypatch, text):
     assert len(doctor.said) == 2, "nothing more is tried"
 
 
+def test_a_rank_that_dies_by_itself(doctor):
+    assert doctor(scripts.DIES) == {("ends", "problem", "")}
+    assert "exit code -9" in doctor.findings[0].what
+
+
 def test_the_users_files_stay_as_they_are(doctor, tmp_path, monkeypatch):
     """Large ones are links until the script writes to them."""
     monkeypatch.setattr(script_runs, "FILE", 10)
