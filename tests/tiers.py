@@ -84,6 +84,12 @@ QUICK = (
     "launcher/test_nodes.py::test_a_node_of_a_static_rendezvous_returns",
     "launcher/test_respawn.py::test_one_worker_is_replaced_and_the_others_go_on",
     "launcher/test_respawn.py::test_nothing_grows_with_restarts",
+    # the doctor: a machine that lacks something, and one that does not
+    "doctor/test_machine.py::test_a_port_in_use",
+    "doctor/test_program.py::test_nothing_is_wrong",
+    "doctor/test_script.py::test_nothing_to_restart[FAILS]",
+    "doctor/test_script.py::test_the_page_lists_the_checks",
+    "doctor/test_script.py::test_groups_that_are_made_at_import",
     # what users copy
     "testing/test_planted.py",
     "testing/test_runs.py::test_the_same_result_as_without_a_fault",

@@ -41,6 +41,8 @@ NEED_TORCH = (
     "tests/threads/test_whereabouts.py",
     "tests/threads/test_wrap.py",
     "tests/unit/test_agents.py",
+    "tests/unit/test_doctor.py",
+    "tests/unit/test_doctor_gpu.py",
     "tests/unit/test_lease.py",
     "tests/unit/test_gpu.py",
     "tests/unit/test_health_check.py",

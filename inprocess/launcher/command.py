@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import sys
@@ -45,9 +46,15 @@ def _metrics(arguments: list[str]) -> None:
     sys.exit(metrics(arguments))
 
 
+def _doctor(arguments: list[str]) -> None:
+    # by its name: the doctor stands on `testing`, which runs this command itself
+    sys.exit(importlib.import_module("inprocess.doctor.program").main(arguments))
+
+
 #: subcommand -> (what it calls, what it does)
 COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "run": (_run, "start the workers of a training job (torchrun's options and more)"),
+    "doctor": (_doctor, "what would go wrong with restarts here, before it does"),
     "status": (_status, "how every rank of a job is now, and where it is"),
     "report": (_report, "what happened in a job: its restarts, and why"),
     "timeline": (_timeline, "what every rank did when: a Perfetto trace, or a picture"),

@@ -1,12 +1,13 @@
-"""What the kernel tells of the memory limit of a process: how often it has ended one there because of it."""
+"""What the kernel tells of the control groups of a process: their limits, and how often it ended one for its memory."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+from collections.abc import Iterator
 
-__all__ = ["oom_kills"]
+__all__ = ["folders", "free_memory", "number", "oom_kills"]
 
 _ROOT = "/sys/fs/cgroup"
 
@@ -41,3 +42,47 @@ def _files(pid: int | str, root: str) -> list[str]:
             found += [os.path.join(below, each, "memory.oom_control") for each in (line[2].lstrip("/"), "")]
     # version 1 where both are there: with two hierarchies only that one has the memory controller
     return sorted(found, key=lambda path: path.endswith("memory.events"))
+
+
+def folders(controller: str, root: str = "/") -> Iterator[str]:
+    """The folders of this process's group for "memory" or "pids", and of those above it, whose limits hold as well."""
+    try:
+        with open(os.path.join(root, "proc/self/cgroup"), encoding="utf-8", errors="surrogateescape") as file:
+            lines = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return
+    for hierarchy, controllers, path in (line for line in lines if len(line) == 3):
+        is_second = hierarchy == "0" and not controllers
+        if is_second or controller in controllers.split(","):
+            base = os.path.join(root, _ROOT[1:], "" if is_second else controller)
+            parts = [part for part in path.split("/") if part not in ("", "..")]
+            for end in range(len(parts), -1, -1):
+                yield os.path.join(base, *parts[:end])
+
+
+def number(folder: str, name: str) -> int | None:
+    """What a file of a group says; None where there is none, or it says ``max``."""
+    try:
+        with open(os.path.join(folder, name), encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None
+
+
+def free_memory(folder: str) -> int | None:
+    """How much more the group may take (bytes), with what the kernel can drop; None where it has no limit."""
+    for limit, used, cached in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        most, now = number(folder, limit), number(folder, used)
+        if most is not None and now is not None:
+            return most - now + _statistic(folder, cached)
+    return None
+
+
+def _statistic(folder: str, name: str) -> int:
+    with contextlib.suppress(OSError), open(os.path.join(folder, "memory.stat"), encoding="ascii") as file:
+        if found := re.search(rf"^{name} (\d+)$", file.read(), re.MULTILINE):
+            return int(found[1])
+    return 0

@@ -1,8 +1,8 @@
 """What a program has more of at each restart, and the line that makes it so.
 
-At each entry of the function everything that can be counted is: Python threads and open files by name, children, and
-the containers in the modules of the program. What is more at every single entry than at the one before grows without
-an end; what is made once, in the first run, does not.
+At each entry of the function everything that can be counted is: Python threads and open files by name, children, the
+containers in the modules of the program, and what it has registered. What is more at every single entry than at the one
+before grows without an end; what is made once, in the first run, does not.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from inprocess.interrupt.whereabouts import is_users
 from inprocess.system.errors import PACKAGE
 
 from . import leaks
+from .registrations import Registrations
 
 __all__ = ["Growth", "line_of", "users_line"]
 
@@ -75,6 +76,7 @@ class Growth:
         #: name -> the line of the program where one of these was last made
         self._made: dict[str, str] = {}
         self._modules: dict[str, tuple[ModuleType, str]] = {}
+        self._registered = Registrations(users_line)
         #: variables that had a process group when the function was last entered, and where they get it: a restart has
         #: ended it
         self.groups: list[str] = []
@@ -89,6 +91,7 @@ class Growth:
 
         threading.Thread.start = noted  # type: ignore
         sys.addaudithook(self._audit)
+        self._registered.watch()
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(args[0], str) and not args[0].endswith((".py", ".pyc")):
@@ -103,17 +106,18 @@ class Growth:
         found.update(_descriptor(target) for target in leaks.descriptors().values() if target.startswith(os.sep))
         found["child processes"] = len(leaks.children_of(os.getpid()))
         self.groups = []
-        for module in _modules():
+        for module in modules():
             for name, attribute, value in _variables(module):
                 if isinstance(value, _CONTAINERS):
                     kind = f"the {type(value).__name__} {name}"
                     found[kind] = _size(value)
                     self._modules[kind] = (module, attribute)
                 self.groups += [
-                    f"{name}{key}{_at(_lines(module, attribute, _assigns))}"
+                    f"{name}{key}{_at(_given(module, attribute, key))}"
                     for key, part in _with_values(value)
-                    if _is_group(part)
+                    if is_group(part)
                 ]
+        found.update(dict(self._registered.sizes(_kept())))
         self._counts.append(found)
 
     def lines(self) -> list[str]:
@@ -130,7 +134,12 @@ class Growth:
     def _by(self, name: str) -> str:
         if name in self._modules:
             return _at(_lines(*self._modules[name], _enlarges), "; it grows")
-        return f"; the last was made in {self._made[name]}" if self._made.get(name) else ""
+        if name.startswith("different values of "):
+            return _at(list(_everywhere(name.rpartition(".")[2], _assigns)), "; it is replaced")
+        if name.endswith((" in sys.path", " in sys.meta_path", " in gc.callbacks")):
+            return _at(list(_everywhere(name.rpartition(".")[2], _enlarges)), "; more are added")
+        made = self._made | self._registered.made
+        return f"; the last was made in {made[name]}" if made.get(name) else ""
 
 
 def _thread(thread: threading.Thread) -> str:
@@ -138,20 +147,35 @@ def _thread(thread: threading.Thread) -> str:
 
 
 def _descriptor(file: str) -> str:
-    return f"descriptors of {file}"
+    folder, name = os.path.split(file)
+    return f"descriptors of {os.path.join(folder, _NUMBERS.sub('N', name))}"
 
 
 def _variables(module: ModuleType) -> Iterator[tuple[str, str, Any]]:
     """(whole name, last name, value) of what a module of the program has: in itself, in its classes, and in its objects
     of these."""
-    for name, value in _public(vars(module)):
+    for name, value in public(vars(module)):
         yield f"{module.__name__}.{name}", name, value
         if _is_of(value, module):
-            for inner, part in _public(getattr(value, "__dict__", {})):
+            for inner, part in public(getattr(value, "__dict__", {})):
                 yield f"{module.__name__}.{name}.{inner}", inner, part
 
 
-def _public(space: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def owners(module: ModuleType) -> list[Any]:
+    """A module of the program, its classes, and its objects of these, as far as they have variables."""
+    inner = [value for _, value in public(vars(module)) if _is_of(value, module) and hasattr(value, "__dict__")]
+    return [module, *inner]
+
+
+def _kept() -> Iterator[tuple[str, Any]]:
+    """Names and values of what the modules of the program keep."""
+    for module in modules():
+        yield from (
+            (f"{name}{key}", part) for name, _, value in _variables(module) for key, part in _with_values(value)
+        )
+
+
+def public(space: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Without Python's own names; a copy, which other threads do not change."""
     return [(name, value) for name, value in list(space.items()) if not name.startswith("__")]
 
@@ -168,7 +192,7 @@ def _size(container: Any) -> int:
     return len(container) + sum(len(value) for value in list(inner) if isinstance(value, _CONTAINERS))
 
 
-def _modules() -> Iterator[ModuleType]:
+def modules() -> Iterator[ModuleType]:
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(module, ModuleType) and file and _is_programs(os.path.abspath(file)):
@@ -181,7 +205,7 @@ def _is_of(value: object, module: ModuleType) -> bool:
     return owner.__module__ == module.__name__
 
 
-def _is_group(value: object) -> bool:
+def is_group(value: object) -> bool:
     dist = sys.modules.get("torch.distributed")
     return dist is not None and isinstance(value, dist.ProcessGroup)
 
@@ -204,9 +228,22 @@ def _at(lines: list[str], what: str = ",") -> str:
 def _lines(module: ModuleType, name: str, does: Does) -> list[str]:
     """Where the program does this to something with this name; in its module first, else in any."""
     found = list(_search(module, name, does))
-    for other in () if found else _modules():
-        found += _search(other, name, does)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(found or _everywhere(name, does)))
+
+
+def _given(module: ModuleType, name: str, key: str) -> list[str]:
+    """Where the variable gets its value, or a dict the one of this key (``['a']``)."""
+
+    def does(node: Any, name: str) -> bool:
+        targets = [t for t in getattr(node, "targets", []) if isinstance(t, ast.Subscript) and _is_named(t.value, name)]
+        return any(f"[{ast.unparse(target.slice)}]" == key for target in targets)
+
+    return (key and (_lines(module, name, does) or _lines(module, name, _enlarges))) or _lines(module, name, _assigns)
+
+
+def _everywhere(name: str, does: Does) -> Iterator[str]:
+    for module in modules():
+        yield from _search(module, name, does)
 
 
 def _search(module: ModuleType, name: str, does: Does) -> Iterator[str]:

@@ -27,7 +27,7 @@ from . import marks
 from .growth import Growth, users_line
 from .rank import Context
 
-__all__ = ["Instruments"]
+__all__ = ["Instruments", "change"]
 
 #: hook -> the phases in which it runs
 _HOOKS = {
@@ -63,16 +63,19 @@ class Instruments:
         """Change the library, torch's `save` and Python's `open` in this process."""
         marks.reached = self._here
         self._growth.watch()
-        _change(wrap.Wrapper, "__init__", self._wrapper)
-        _change(wrap.Wrapper, "_call", self._called)
-        _change(loop.Loop, "__init__", self._loop)
-        _change(call_wrapper.CallWrapper, "ping", self._ping)
-        _change(live.LiveState, "recover", self._recover)
-        _change(distributed_c10d, "_new_process_group_helper", self._group)
-        if any(at.file is not None for at in self._context.spec.faults):
-            _change(torch, "save", self._save)
-            _change(builtins, "open", self._open)
+        change(wrap.Wrapper, "__init__", self._wrapper)
+        change(wrap.Wrapper, "_call", self._called)
+        change(loop.Loop, "__init__", self._loop)
+        change(call_wrapper.CallWrapper, "ping", self._ping)
+        change(live.LiveState, "recover", self._recover)
+        change(distributed_c10d, "_new_process_group_helper", self._group)
+        if self._sees_files():
+            change(torch, "save", self._save)
+            change(builtins, "open", self._open)
             io.open = builtins.open
+
+    def _sees_files(self) -> bool:
+        return any(at.file is not None for at in self._context.spec.faults)
 
     # --- the library ----------------------------------------------------------------------------------------------
 
@@ -200,12 +203,12 @@ def _unknown() -> None:
     """No wrapped function is called."""
 
 
-def _change(owner: Any, name: str, change: Callable[..., Any]) -> None:
-    """``owner.name(...)`` becomes ``change(original, ...)``."""
+def change(owner: Any, name: str, by: Callable[..., Any]) -> None:
+    """``owner.name(...)`` becomes ``by(original, ...)``."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def changed(*args: Any, **kwargs: Any) -> Any:
-        return change(original, *args, **kwargs)
+        return by(original, *args, **kwargs)
 
     setattr(owner, name, changed)

@@ -79,18 +79,32 @@ class Run:
         #: nobody is replaced after that (monotonic): the job is about to end
         self.respawn_until = math.inf
         self.ranks: list[RankProcess] = []
+        self._template = Spec(
+            rank=0,
+            target=target,
+            environment={},
+            log="",
+            faults={},
+            wrapper={} if wrapper is None else wrapper,
+            args={"world_size": world_size} | dict(args or {}),
+            place=place if network is None else network.place(range(world_size)),
+            as_program=as_program,
+            context=context,
+        )
+        try:
+            self._start_all(world_size, env or {})
+        except BaseException:  # Ctrl-C while the server imports torch: nobody has this object to close it
+            self.close()
+            raise
+
+    def _start_all(self, world_size: int, env: Mapping[str, str | None]) -> None:
         for rank in range(world_size):
-            self._template = Spec(
+            self._template = replace(
+                self._template,
                 rank=rank,
-                target=target,
-                environment=self._environment(rank, world_size, env or {}),
+                environment=self._environment(rank, world_size, env),
                 log=str(self._folder / f"rank{rank}.log"),
                 faults={at: fault for at, fault in self._faults.items() if at.rank == rank},
-                wrapper={} if wrapper is None else wrapper,
-                args={"world_size": world_size} | dict(args or {}),
-                place=place if network is None else network.place(range(world_size)),
-                as_program=as_program,
-                context=context,
             )
             self.ranks.append(self._start(self._template))
 

@@ -348,3 +348,16 @@ def test_what_cannot_be(ranks, name):
     does, says = WRONG[name]
     with pytest.raises(OptionError, match=says):
         does(ranks)
+
+
+def test_nothing_is_left_where_the_first_rank_does_not_start(tmp_path, monkeypatch):
+    """Ctrl-C comes while the server imports torch."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("inprocess.testing.run.Run._start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Job(2).run(programs.train, 1)
+    assert list(tmp_path.iterdir()) == []

@@ -12,6 +12,8 @@ from .test_layers import FILES, imports, parsed, within
 
 #: `testing` runs the code of the user's own tests, and reads what its own processes wrote into folders of mode 0700
 IN_JOBS = [path for path in FILES if not within(path).startswith("testing/")]
+#: `doctor` runs the user's script, and jobs of its own for that; no rank of another job imports it
+FOR_RANKS = [path for path in IN_JOBS if not within(path).startswith("doctor/")]
 #: modules whose data is code
 MODULES = {"pickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "copyreg", "yaml", "xmlrpc", "tempfile"}
 #: functions, by the last parts of their name
@@ -35,6 +37,8 @@ REASONS = {
     ("tools/__init__.py", "import_module"): "a constant name",
     ("compat/alias.py", "import_module"): "this library's modules, which the program imports under another name",
     ("compat/runner.py", "exec"): "the script that the user names, as Python itself runs it",
+    ("launcher/command.py", "import_module"): "a constant name",
+    ("doctor/program.py", "import_module"): "a constant name",
     ("system/light_torch.py", "import_module"): "constant names",
     ("tools/inject_fault.py", "import_module"): "constant names",
     ("stores/etcd_cluster.py", "import_module"): "constant names",
@@ -47,6 +51,8 @@ REASONS = {
 }
 #: (file, its path inside the package; module): why it may be imported
 IMPORTS = {
+    ("doctor/script_runs.py", "pickle"): "what the functions of the user's own script returned to its own user",
+    ("doctor/script_runs.py", "tempfile"): "mkdtemp: a folder of mode 0700 for copies of the working directory",
     ("launcher/control_socket.py", "tempfile"): "mkdtemp: a folder of mode 0700 for a socket",
     ("launcher/job.py", "tempfile"): "mkdtemp: a folder of mode 0700 for logs",
     ("launcher/ft_config.py", "yaml"): "safe_load, of a file that the user names",
@@ -99,9 +105,9 @@ def _defined(function: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> Ite
             yield f"{function.name}: os.open() follows a link, or waits for the other end of a pipe"
 
 
-@pytest.mark.parametrize("path", IN_JOBS, ids=within)
+@pytest.mark.parametrize("path", FOR_RANKS, ids=within)
 def test_no_job_imports_what_is_for_tests(path: Path) -> None:
-    assert not [name for name in imports(path) if name.partition(".")[0] == "testing"]
+    assert not [name for name in imports(path) if name.partition(".")[0] in ("testing", "doctor")]
 
 
 @pytest.mark.parametrize("path", IN_JOBS, ids=within)

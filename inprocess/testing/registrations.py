@@ -1,0 +1,158 @@
+"""What a program registers with Python and torch for the rest of the process: hooks, handlers, exit functions.
+
+Each kind is counted when the function is entered. Who registered the last one is noted when that happens.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+__all__ = ["Registrations"]
+
+#: what registers -> the names of the functions, by the place that has them
+_TORCH = {
+    "torch.nn.Module": (
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+    ),
+    "torch.Tensor": ("register_hook", "register_post_accumulate_grad_hook"),
+    "torch.nn.modules.module": (
+        "register_module_forward_hook",
+        "register_module_forward_pre_hook",
+        "register_module_full_backward_hook",
+        "register_module_full_backward_pre_hook",
+    ),
+    "torch.optim.optimizer": ("register_optimizer_step_pre_hook", "register_optimizer_step_post_hook"),
+}
+_GLOBAL_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+_MODULE_HOOKS = tuple(f"_{name}" for name in _GLOBAL_HOOKS)
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+ALL_MODULES, ALL_OPTIMIZERS = "hooks of all modules", "hooks of all optimizers"
+EXIT, LOGGERS = "functions registered with atexit", "handlers of loggers"
+#: a list of Python's -> what its items are
+_LISTS = {"sys.path": "entries", "sys.meta_path": "importers", "gc.callbacks": "functions"}
+
+
+class Registrations:
+    """``made``: kind -> the line of the program that registered the last one; ``where`` tells the line."""
+
+    def __init__(self, where: Callable[[], str]) -> None:
+        self._where = where
+        self.made: dict[str, str] = {}
+        #: id of a module or tensor -> the same for its hooks
+        self._hooked: dict[int, str] = {}
+        #: name -> all different values that it has had
+        self._seen: dict[str, list[Any]] = {}
+
+    def watch(self) -> None:
+        """Note from now on who registers. Before the program is imported."""
+        self._note(atexit, "register", lambda args: EXIT)
+        self._note(logging.Logger, "addHandler", lambda args: LOGGERS)
+        self._note(signal, "signal", lambda args: _signal(args[0]))
+        kinds: dict[str, Callable[[tuple[Any, ...]], str]] = {
+            "torch.nn.modules.module": lambda args: ALL_MODULES,
+            "torch.optim.optimizer": lambda args: ALL_OPTIMIZERS,
+        }
+        for owner, names in _TORCH.items():
+            place = _find(owner)
+            for name in names:
+                self._note(place, name, kinds.get(owner, self._note_hooked))
+
+    def sizes(self, variables: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, int]]:
+        """How many there are of each kind; ``variables``: names and values of what the program keeps."""
+        yield EXIT, atexit._ncallbacks()
+        loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+        yield LOGGERS, sum(len(each.handlers) for each in loggers if isinstance(each, logging.Logger))
+        for name, items in _LISTS.items():
+            yield f"{items} in {name}", len(_find(name))
+        yield from self._different()
+        module, optimizer = _find("torch.nn.modules.module"), _find("torch.optim.optimizer")
+        if module is not None and optimizer is not None:
+            yield ALL_MODULES, sum(len(getattr(module, f"_global_{name}")) for name in _GLOBAL_HOOKS)
+            yield ALL_OPTIMIZERS, sum(len(getattr(optimizer, f"_global_optimizer_{x}_hooks")) for x in ("pre", "post"))
+        for name, value in variables:
+            if callable(info := getattr(value, "cache_info", None)) and hasattr(info(), "currsize"):
+                kind = f"results in the cache of {name}"
+                yield kind, info().currsize
+                self.made[kind] = _defined(value)
+            owners = _with_hooks(value)
+            if owners:
+                kind = f"hooks of {name}"
+                yield kind, sum(map(_hooks, owners))
+                self.made.update((kind, self._hooked[id(each)]) for each in owners if id(each) in self._hooked)
+
+    def _different(self) -> Iterator[tuple[str, int]]:
+        """Handlers of signals and hooks of the interpreter: how many different ones there have been so far."""
+        now: dict[str, Any] = {_signal(number): signal.getsignal(number) for number in signal.valid_signals()}
+        now |= {"different values of sys.excepthook": sys.excepthook}
+        now |= {"different values of threading.excepthook": threading.excepthook}
+        for name, value in now.items():
+            seen = self._seen.setdefault(name, [])
+            if value not in seen:
+                seen.append(value)
+            yield name, len(seen)
+
+    def _note_hooked(self, args: tuple[Any, ...]) -> str:
+        self._hooked[id(args[0])] = self._where()
+        return "hooks"
+
+    def _note(self, owner: Any, name: str, kind_of: Callable[[tuple[Any, ...]], str]) -> None:
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self.made[kind_of(args)] = self._where()
+            return original(*args, **kwargs)
+
+        setattr(owner, name, noted)
+
+
+def _defined(cached: Any) -> str:
+    """Where a function with a cache is defined."""
+    code = getattr(getattr(cached, "__wrapped__", None), "__code__", None)
+    return f"{os.path.relpath(code.co_filename)}:{code.co_firstlineno}" if code else ""
+
+
+def _signal(number: Any) -> str:
+    name = number.name if isinstance(number, signal.Signals) else _name_of(number)
+    return f"different handlers of {name}"
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal without a name
+        return f"signal {number}"
+
+
+def _find(name: str) -> Any:
+    """``torch.nn.Module``, of what is imported already; None otherwise."""
+    module, _, last = name.rpartition(".")
+    if name in sys.modules:  # also where its package has no such name
+        return sys.modules[name]
+    return getattr(_find(module), last, None) if module else None
+
+
+def _with_hooks(value: object) -> list[Any]:
+    """A module and what is in it, or a tensor; empty for anything else."""
+    module, tensor = _find("torch.nn.Module"), _find("torch.Tensor")
+    if module is not None and isinstance(value, module):
+        return [*value.modules(), *value.parameters()]
+    return [value] if tensor is not None and isinstance(value, tensor) else []
+
+
+def _hooks(owner: Any) -> int:
+    names = _MODULE_HOOKS if isinstance(owner, _find("torch.nn.Module")) else _TENSOR_HOOKS
+    return sum(len(getattr(owner, name, None) or ()) for name in names)
