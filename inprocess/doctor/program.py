@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import platform
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import NoReturn
 
 from inprocess.attribution import one_line
 from inprocess.doctor import checks, report, trial
-from inprocess.doctor.findings import Finding, Settings
+from inprocess.doctor.findings import Settings
+from inprocess.doctor.script_checks import SCRIPT_CHECKS
 from inprocess.exception import OptionError
 from inprocess.options import Options, did_you_mean
+from inprocess.system import clock
 
 __all__ = ["main"]
 
@@ -26,7 +27,10 @@ __all__ = ["main"]
 NPROC, MAX_NPROC = 4, 1024
 #: options of `Wrapper` that ``--option`` takes: those whose value is a duration
 DURATIONS = tuple(name for name, value in vars(Options()).items() if isinstance(value, float))
+NO_JOB = "a job cannot run with these versions"
 CLEAR = "\r\x1b[K"
+#: how long nothing is said where there is no terminal (seconds)
+PROGRESS_S = 10.0
 FLAGS = ("--nproc", "--json", "--option", "--step", "--help")
 
 
@@ -46,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         found = checks.examine(settings, tell)
         restarts = _restarts(found, given.nproc, tell)
         if command:
-            found.findings += _script(command, given.nproc, tell)
+            _try_script(found, command, given.nproc, tell)
     except (OSError, OptionError) as error:
         tell("")
         print(f"inprocess doctor: {one_line(str(error), 500)}", file=sys.stderr)
@@ -65,8 +69,8 @@ def main(arguments: Sequence[str]) -> int:
 def _restarts(found: checks.Examined, nproc: int, tell: Callable[[str], None]) -> list[trial.Measured]:
     """Try the four faults, and add what came of it; nothing is tried where torch itself is missing or broken."""
     ids = {each.name: f"restart.{each.name}" for each in trial.TRIALS}
-    if any(finding.check.startswith("versions.") and finding.level == "problem" for finding in found.findings):
-        found.skipped |= dict.fromkeys(ids.values(), "a job cannot run with these versions")
+    if _cannot_run(found):
+        found.skipped |= dict.fromkeys(ids.values(), NO_JOB)
         return []
     alone = [ids[each.name] for each in trial.TRIALS if trial.needs_more(each, nproc)]
     found.skipped |= dict.fromkeys(alone, "with one rank, nobody is left to go on")
@@ -74,6 +78,23 @@ def _restarts(found: checks.Examined, nproc: int, tell: Callable[[str], None]) -
     found.ran += [ids[each.trial.name] for each in restarts]
     found.findings += [finding for each in restarts for finding in each.findings]
     return restarts
+
+
+def _try_script(found: checks.Examined, command: list[str], nproc: int, tell: Callable[[str], None]) -> None:
+    """Add what is not restartable in the user's script."""
+    ids = [check.id for check in SCRIPT_CHECKS]
+    if _cannot_run(found):
+        found.skipped |= dict.fromkeys(ids, NO_JOB)
+        return
+    from inprocess.doctor.script import examine  # noqa: PLC0415  # imports torch
+
+    found.findings += examine(command, nproc, tell)
+    found.ran += ids
+
+
+def _cannot_run(found: checks.Examined) -> bool:
+    """Whether torch itself is missing or broken."""
+    return any(finding.check.startswith("versions.") and finding.level == "problem" for finding in found.findings)
 
 
 def _parsed(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -144,19 +165,18 @@ def _duration(text: str) -> tuple[str, float]:
     return name, _seconds(value)
 
 
-def _script(command: list[str], nproc: int, tell: Callable[[str], None]) -> Iterable[Finding]:
-    # the only place that knows what examines a script
-    examine = importlib.import_module("inprocess.doctor.script").examine
-    return list(examine(command, nproc, tell))
-
-
 def _teller(is_screen: bool) -> Callable[[str], None]:
-    """Shows what is being done, in one line of a terminal that is overwritten; elsewhere nothing."""
+    """Shows what is being done: in one line of a terminal that is overwritten, elsewhere in a line now and then."""
+    told_at = clock.monotonic()
 
     def tell(text: str) -> None:
+        nonlocal told_at
         if is_screen:
             columns = shutil.get_terminal_size().columns
             print(CLEAR + text[: columns - 1], end="", file=sys.stderr, flush=True)
+        elif text and clock.monotonic() - told_at >= PROGRESS_S:
+            told_at = clock.monotonic()
+            print(text, file=sys.stderr, flush=True)
 
     return tell
 

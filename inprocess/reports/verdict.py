@@ -158,8 +158,8 @@ def _dead(witness: Witness, record: InterruptionRecord) -> _Finding:
     if left := witness.of("left"):
         return _left(witness, str(left.get("why", "")), at)
     if how == "killed by SIGTERM":
-        told = (how, "that is how schedulers ask a process to leave; nothing else is known of who sent it")
-        return _Finding(witness.rank, "preemption", 0.8, "", how, told, at)
+        why = "that is how schedulers ask a process to leave; nothing else is known of who sent it"
+        return _Finding(witness.rank, "preemption", 0.8, "", how, (how, why), at)
     if how.startswith("killed by"):
         return _Finding(witness.rank, "signal", 0.95, "", how, (how,), at)
     if "exited with code" in how:

@@ -16,6 +16,7 @@ import pytest
 from inprocess.doctor import checks, figures, limits, names, program, report, timeouts, trial, variables, versions
 from inprocess.doctor.checks import CHECKS, Examined
 from inprocess.doctor.findings import Check, Finding, NothingToLookAt, Settings
+from inprocess.doctor.script_checks import SCRIPT_CHECKS
 from inprocess.doctor.trial import TRIALS, Measured
 from inprocess.options import Options
 from tests.unit import test_claims
@@ -364,6 +365,18 @@ def test_a_script_is_examined(
     assert asked == [([str(script), "--json", "--", "x"], 2)]
     told = json.loads(capsys.readouterr().out)
     assert [finding["where"] for finding in told["findings"]] == ["train.py:7"]
+    assert {check.id for check in SCRIPT_CHECKS} <= set(told["checks"])
+
+
+def test_progress_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line now and then, so that a log of CI shows that it goes on."""
+    times = [100.0]
+    monkeypatch.setattr(program.clock, "monotonic", lambda: times[-1])
+    tell = program._teller(is_screen=False)
+    for now, text in ((101.0, "first"), (110.0, "second"), (111.0, "third"), (120.0, ""), (121.0, "fourth")):
+        times.append(now)
+        tell(text)
+    assert capsys.readouterr().err == "second\nfourth\n"
 
 
 def test_options_and_step_reach_the_checks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -376,11 +389,16 @@ def test_options_and_step_reach_the_checks(monkeypatch: pytest.MonkeyPatch, caps
     assert "WARNING  timeouts.step: soft_timeout=60 s, and a step takes up to 30 s" in capsys.readouterr().out
 
 
-def test_no_job_where_torch_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_job_where_torch_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (script := tmp_path / "train.py").touch()
+
     def missing(_: Settings) -> Iterable[Finding]:
         yield Finding("versions.torch", "problem", "none", "why", "remedy")
 
     monkeypatch.setattr(checks.examine, "__defaults__", ((Check("versions.torch", "", "", missing),),))
-    assert program.main(["--json"]) == 1
+    assert program.main(["--json", "--", str(script)]) == 1
     told = json.loads(capsys.readouterr().out)
-    assert told["restarts"] == {} and set(told["skipped"]) == {f"restart.{each.name}" for each in TRIALS}
+    skipped = {*(f"restart.{each.name}" for each in TRIALS), *(check.id for check in SCRIPT_CHECKS)}
+    assert told["restarts"] == {} and set(told["skipped"]) == skipped

@@ -38,7 +38,6 @@ REASONS = {
     ("compat/alias.py", "import_module"): "this library's modules, which the program imports under another name",
     ("compat/runner.py", "exec"): "the script that the user names, as Python itself runs it",
     ("launcher/command.py", "import_module"): "a constant name",
-    ("doctor/program.py", "import_module"): "a constant name",
     ("system/light_torch.py", "import_module"): "constant names",
     ("tools/inject_fault.py", "import_module"): "constant names",
     ("stores/etcd_cluster.py", "import_module"): "constant names",
