@@ -6,8 +6,10 @@ Variables that keep a group of an earlier run are set to None when the function 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -20,6 +22,8 @@ __all__ = ["KEPT", "OUTSIDE", "Mending"]
 
 #: what can be mended
 OUTSIDE, KEPT = "outside", "kept"
+#: how long the others are waited for before a group that was made outside ends (seconds)
+MEET_S = 20.0
 
 
 class Mending:
@@ -35,6 +39,7 @@ class Mending:
         #: the wrapped function runs
         self.inside = False
         self._making = False
+        self._meetings = 0
         #: arguments of init_process_group() outside
         self._outside: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         #: groups that were made outside, with the arguments of new_group()
@@ -57,7 +62,16 @@ class Mending:
     def called(self) -> None:
         """A wrapped function is called: there must be no group."""
         while OUTSIDE in self._what and dist.is_initialized():
+            self._meet()
             dist.destroy_process_group()
+
+    def _meet(self) -> None:
+        """A rank that is still connecting would get an error from one that has ended the group already."""
+        self._meetings += 1
+        store, keys = c10d._get_default_store(), [f"left/{self._meetings}/{n}" for n in range(dist.get_world_size())]
+        store.set(keys[dist.get_rank()], "1")
+        with contextlib.suppress(RuntimeError):  # one that does not come is seen by what it does
+            store.wait(keys, timedelta(seconds=MEET_S))
 
     def entered(self) -> None:
         """The function is about to be entered: no variable has a group that is no more."""
