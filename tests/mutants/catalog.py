@@ -1090,6 +1090,17 @@ LADDER = (
         "            rungs.append(together)\n",
         "            rungs += together\n",
     ),
+    _in("call/thread.py", "tests/ranks/test_exceptions.py")(
+        "groups_are_never_freed",
+        "groups of earlier iterations, with their threads and sockets, stay until the call ends",
+        "            held.free()\n",
+    ),
+    _in("call/mailbox.py", "tests/threads/test_mailbox.py")(
+        "ctrl_c_leaves_a_lock",
+        "Ctrl-C on a rank that waits for a round leaves its monitor thread waiting for ever",
+        "        self._lock = threading.Lock()\n",
+        "        self._lock = threading.Condition()\n",
+    ),
     ladder(
         "a_step_owns_a_group",
         "a step of the abort keeps a group, and ends it when it is thrown away",
