@@ -42,7 +42,8 @@ def to_text(head: str, found: Examined, restarts: Sequence[Measured]) -> Iterato
     """The lines: one screen where nothing is wrong."""
     yield head
     failed = len({finding.check for finding in found.findings} & set(found.ran))
-    yield f"{len(found.ran)} checks ran, {f'{failed} of them found something' if failed else 'none of them found anything'}"
+    told = f"{failed} of them found something" if failed else "none of them found anything"
+    yield f"{len(found.ran)} checks ran, {told}"
     if found.skipped:
         yield from _wrapped("skipped: ", ", ".join(found.skipped))
     yield ""
