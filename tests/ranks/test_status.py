@@ -87,7 +87,7 @@ def test_before_the_function_begins(launch, tmp_path, capsys):
     until(lambda: [rank["phase"] for rank in watched.ranks()] == ["join"] * 2)
     answers = json.loads(watched.out("--dump", "--json", code=0))["ranks"]
     assert [answer["initial_rank"] for answer in answers] == [0, 2]
-    assert all("mailbox.py" in thread["frames"][1] for answer in answers for thread in answer["threads"][:1])
+    assert all("mailbox.py" in thread["frames"][0] for answer in answers for thread in answer["threads"][:1])
     watched.undisturbed()
 
 
