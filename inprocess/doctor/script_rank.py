@@ -23,7 +23,8 @@ from inprocess.system import clock
 from inprocess.system.errors import in_words
 from inprocess.testing.coordinates import Point
 from inprocess.testing.growth import line_of, users_line
-from inprocess.testing.instruments import Instruments, change
+from inprocess.testing.instruments import Instruments
+from inprocess.testing.patching import change
 from inprocess.testing.process import run_script
 from inprocess.testing.rank import Context
 

@@ -16,6 +16,7 @@ from typing import Any
 from inprocess.doctor.script_rank import Examined, is_below
 from inprocess.exception import OptionError
 from inprocess.testing import At, Deadline, Fault
+from inprocess.testing.job import repeats_with
 from inprocess.testing.outcome import RankResult
 from inprocess.testing.run import Run
 
@@ -181,7 +182,7 @@ class Trials:
         home = os.path.realpath(self._home)
         if is_below(script, home) and os.path.isfile(inside := os.path.join(folder, os.path.relpath(script, home))):
             script = inside
-        repeats = max(3, len(faults) + 2)
+        repeats = repeats_with(faults)
         target = Examined(
             script,
             tuple(self._command[1:]),

@@ -23,7 +23,8 @@ from inprocess.interrupt.whereabouts import is_users
 from inprocess.system.errors import PACKAGE
 
 from . import leaks
-from .registrations import Registrations
+from .patching import change
+from .registrations import EXTENDED, REPLACED, Registrations
 
 __all__ = ["Growth", "line_of", "users_line"]
 
@@ -83,13 +84,12 @@ class Growth:
 
     def watch(self) -> None:
         """Note from now on where threads are started, files opened and processes made."""
-        start = threading.Thread.start
 
-        def noted(thread: Any) -> None:
+        def noted(start: Callable[[threading.Thread], None], thread: threading.Thread) -> None:
             self._made[_thread(thread)] = users_line()
             start(thread)
 
-        threading.Thread.start = noted  # type: ignore
+        change(threading.Thread, "start", noted)
         sys.addaudithook(self._audit)
         self._registered.watch()
 
@@ -134,10 +134,10 @@ class Growth:
     def _by(self, name: str) -> str:
         if name in self._modules:
             return _at(_lines(*self._modules[name], _enlarges), "; it grows")
-        if name.startswith("different values of "):
-            return _at(list(_everywhere(name.rpartition(".")[2], _assigns)), "; it is replaced")
-        if name.endswith((" in sys.path", " in sys.meta_path", " in gc.callbacks")):
-            return _at(list(_everywhere(name.rpartition(".")[2], _enlarges)), "; more are added")
+        if name in REPLACED:
+            return _at(list(_everywhere(REPLACED[name], _assigns)), "; it is replaced")
+        if name in EXTENDED:
+            return _at(list(_everywhere(EXTENDED[name], _enlarges)), "; more are added")
         made = self._made | self._registered.made
         return f"; the last was made in {made[name]}" if made.get(name) else ""
 

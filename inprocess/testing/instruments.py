@@ -25,9 +25,10 @@ from inprocess.testing.coordinates import Point
 
 from . import marks
 from .growth import Growth, users_line
+from .patching import change
 from .rank import Context
 
-__all__ = ["Instruments", "change"]
+__all__ = ["Instruments"]
 
 #: hook -> the phases in which it runs
 _HOOKS = {
@@ -201,14 +202,3 @@ class Instruments:
 
 def _unknown() -> None:
     """No wrapped function is called."""
-
-
-def change(owner: Any, name: str, by: Callable[..., Any]) -> None:
-    """``owner.name(...)`` becomes ``by(original, ...)``."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def changed(*args: Any, **kwargs: Any) -> Any:
-        return by(original, *args, **kwargs)
-
-    setattr(owner, name, changed)

@@ -30,7 +30,7 @@ from .rank import Context
 from .result import Result
 from .run import Run
 
-__all__ = ["Job"]
+__all__ = ["Job", "repeats_with"]
 
 OPTIONS = tuple(each.name for each in dataclasses.fields(Options))
 #: what differs in the same error of two ranks
@@ -39,6 +39,11 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 REPEATS = 3
 #: how long a run may take (seconds)
 DEADLINE = 60.0
+
+
+def repeats_with(faults: Mapping[At, Fault]) -> int:
+    """`max_repeats` that lets so many faults strike."""
+    return max(REPEATS, len(faults) + 2)
 
 
 class Job:
@@ -119,7 +124,7 @@ class Job:
             self._world_size,
             faults=faults,
             # what a test makes a function raise again and again is no bug of it
-            args={"max_repeats": max(REPEATS, len(faults) + 2)},
+            args={"max_repeats": repeats_with(faults)},
             env=self._env,
             respawn=self._respawn,
             as_program=True,

@@ -6,16 +6,16 @@ Each kind is counted when the function is entered. Who registered the last one i
 from __future__ import annotations
 
 import atexit
-import functools
 import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["Registrations"]
+from .patching import change
+
+__all__ = ["EXTENDED", "REPLACED", "Registrations"]
 
 #: what registers -> the names of the functions, by the place that has them
 _TORCH = {
@@ -41,6 +41,10 @@ ALL_MODULES, ALL_OPTIMIZERS = "hooks of all modules", "hooks of all optimizers"
 EXIT, LOGGERS = "functions registered with atexit", "handlers of loggers"
 #: a list of Python's -> what its items are
 _LISTS = {"sys.path": "entries", "sys.meta_path": "importers", "gc.callbacks": "functions"}
+_EXCEPTHOOKS = ("sys.excepthook", "threading.excepthook")
+#: kind -> the name to which the program adds something, or gives another value: no function registers these
+EXTENDED = {f"{items} in {name}": name.rpartition(".")[2] for name, items in _LISTS.items()}
+REPLACED = {f"different values of {name}": name.rpartition(".")[2] for name in _EXCEPTHOOKS}
 
 
 class Registrations:
@@ -94,8 +98,7 @@ class Registrations:
     def _different(self) -> Iterator[tuple[str, int]]:
         """Handlers of signals and hooks of the interpreter: how many different ones there have been so far."""
         now: dict[str, Any] = {_signal(number): signal.getsignal(number) for number in signal.valid_signals()}
-        now |= {"different values of sys.excepthook": sys.excepthook}
-        now |= {"different values of threading.excepthook": threading.excepthook}
+        now |= {f"different values of {name}": _find(name) for name in _EXCEPTHOOKS}
         for name, value in now.items():
             seen = self._seen.setdefault(name, [])
             if value not in seen:
@@ -107,16 +110,12 @@ class Registrations:
         return "hooks"
 
     def _note(self, owner: Any, name: str, kind_of: Callable[[tuple[Any, ...]], str]) -> None:
-        original = getattr(owner, name, None)
-        if original is None:
-            return
-
-        @functools.wraps(original)
-        def noted(*args: Any, **kwargs: Any) -> Any:
+        def noted(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             self.made[kind_of(args)] = self._where()
             return original(*args, **kwargs)
 
-        setattr(owner, name, noted)
+        if hasattr(owner, name):
+            change(owner, name, noted)
 
 
 def _defined(cached: Any) -> str:
