@@ -263,5 +263,10 @@ _CONVERT: dict[str, Callable[[str, object], Any]] = {
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """What to put behind "unknown ...": the name that it was meant to be, or nothing."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f": did you mean {near[0]!r}?" if near else ""
+    near = nearest(name, known)
+    return f": did you mean {near!r}?" if near else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The name that it was meant to be, or nothing."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1)), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,6 +12,26 @@ from inprocess.doctor.findings import Check, Finding, NothingToLookAt, Settings
 from inprocess.hardware.gpu import GpuLost, Unavailable, nvml
 
 __all__ = ["CHECKS"]
+
+
+Look = Callable[[Settings], Iterator[Finding]]
+
+
+def _tells_of_loss(check: str) -> Callable[[Look], Look]:
+    """A GPU that is lost while the check asks is what it finds."""
+
+    def change(look: Look) -> Look:
+        @functools.wraps(look)
+        def changed(settings: Settings) -> Iterator[Finding]:
+            try:
+                yield from look(settings)
+            except GpuLost as error:
+                remedy = "reset it (nvidia-smi -r), or leave it out"
+                yield Finding(check, "problem", str(error), "no rank can use that GPU", remedy)
+
+        return changed
+
+    return change
 
 
 def library(settings: Settings) -> Iterator[Finding]:
@@ -29,15 +50,13 @@ def library(settings: Settings) -> Iterator[Finding]:
         )
 
 
+@_tells_of_loss("gpu.driver")
 def driver(settings: Settings) -> Iterator[Finding]:
     """The driver is new enough for the CUDA of torch's build."""
     built = _cuda_of_torch()
     if built is None:
         raise NothingToLookAt("this build of torch has no CUDA")
-    number = _ask(settings, "gpu.driver", lambda pynvml: pynvml.nvmlSystemGetCudaDriverVersion())
-    if isinstance(number, Finding):
-        yield number
-        return
+    number = _ask(settings, lambda pynvml: pynvml.nvmlSystemGetCudaDriverVersion())
     has = (number // 1000, number % 1000 // 10)
     if has[0] < built[0]:
         yield Finding(
@@ -49,11 +68,9 @@ def driver(settings: Settings) -> Iterator[Finding]:
         )
 
 
+@_tells_of_loss("gpu.count")
 def count(settings: Settings) -> Iterator[Finding]:
-    names = _ask(settings, "gpu.count", _names)
-    if isinstance(names, Finding):
-        yield names
-        return
+    names = _ask(settings, _names)
     if len(names) < settings.nproc:
         yield Finding(
             "gpu.count",
@@ -64,11 +81,9 @@ def count(settings: Settings) -> Iterator[Finding]:
         )
 
 
+@_tells_of_loss("gpu.mixed")
 def mixed(settings: Settings) -> Iterator[Finding]:
-    names = _ask(settings, "gpu.mixed", _names)
-    if isinstance(names, Finding):
-        yield names
-        return
+    names = _ask(settings, _names)
     kinds = Counter(names)
     if len(kinds) > 1:
         yield Finding(
@@ -80,11 +95,9 @@ def mixed(settings: Settings) -> Iterator[Finding]:
         )
 
 
+@_tells_of_loss("gpu.mig")
 def mig(settings: Settings) -> Iterator[Finding]:
-    modes = _ask(settings, "gpu.mig", _mig_modes)
-    if isinstance(modes, Finding):
-        yield modes
-        return
+    modes = _ask(settings, _mig_modes)
     split = [str(index) for index, mode in enumerate(modes) if mode]
     if split:
         yield Finding(
@@ -96,18 +109,14 @@ def mig(settings: Settings) -> Iterator[Finding]:
         )
 
 
-def _ask(settings: Settings, check: str, question: Callable[[Any], Any]) -> Any:
-    """The answer, or the finding that a GPU is lost. Raises NothingToLookAt without driver or library."""
+def _ask(settings: Settings, question: Callable[[Any], Any]) -> Any:
+    """Raises NothingToLookAt without driver or library, GpuLost."""
     _need_driver(settings)
     try:
         with nvml() as pynvml:
             return question(pynvml)
     except Unavailable as error:
         raise NothingToLookAt(str(error)) from None
-    except GpuLost as error:
-        return Finding(
-            check, "problem", str(error), "no rank can use that GPU", "reset it (nvidia-smi -r), or leave it out"
-        )
 
 
 def _names(pynvml: Any) -> list[str]:

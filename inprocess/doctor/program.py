@@ -19,7 +19,7 @@ from inprocess.doctor.findings import Settings
 from inprocess.doctor.script_checks import SCRIPT_CHECKS
 from inprocess.exception import OptionError
 from inprocess.options import Options, did_you_mean
-from inprocess.system import clock
+from inprocess.system.progress import Progress
 
 __all__ = ["main"]
 
@@ -29,8 +29,6 @@ NPROC, MAX_NPROC = 4, 1024
 DURATIONS = tuple(name for name, value in vars(Options()).items() if isinstance(value, float))
 NO_JOB = "a job cannot run with these versions"
 CLEAR = "\r\x1b[K"
-#: how long nothing is said where there is no terminal (seconds)
-PROGRESS_S = 10.0
 FLAGS = ("--nproc", "--json", "--option", "--step", "--help")
 
 
@@ -167,15 +165,13 @@ def _duration(text: str) -> tuple[str, float]:
 
 def _teller(is_screen: bool) -> Callable[[str], None]:
     """Shows what is being done: in one line of a terminal that is overwritten, elsewhere in a line now and then."""
-    told_at = clock.monotonic()
+    progress = Progress()
 
     def tell(text: str) -> None:
-        nonlocal told_at
         if is_screen:
             columns = shutil.get_terminal_size().columns
             print(CLEAR + text[: columns - 1], end="", file=sys.stderr, flush=True)
-        elif text and clock.monotonic() - told_at >= PROGRESS_S:
-            told_at = clock.monotonic()
+        elif text and progress.due():
             print(text, file=sys.stderr, flush=True)
 
     return tell

@@ -10,7 +10,6 @@ import glob
 import os
 import random
 import secrets
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -354,9 +353,3 @@ def _is_temporary(path: str) -> bool:
 def _differing(values: Mapping[int, Any], wanted: Mapping[int, Any]) -> list[str]:
     both = sorted(values.keys() & wanted.keys())
     return [line for rank in both for line in differences(values[rank], wanted[rank], f"the value of rank {rank}")]
-
-
-if __name__ == "__main__":
-    given = [argument for argument in sys.argv[1:] if argument != "--"]
-    for each in examine(given, 4, lambda line: print(line, file=sys.stderr, flush=True)):
-        print(f"{each.level}: {each.check}: {each.what}\n  {each.where}\n  {each.why}\n  {each.remedy}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from inprocess.doctor.findings import Check, Finding, NothingToLookAt, Settings
-from inprocess.options import did_you_mean
+from inprocess.options import nearest
 
 __all__ = ["CHECKS"]
 
@@ -84,7 +84,7 @@ def ranks(settings: Settings) -> Iterator[Finding]:
 def names(settings: Settings) -> Iterator[Finding]:
     for name in settings.environ:
         if name.startswith("INPROCESS_") and name not in OURS and not name.startswith(INNER):
-            hint = did_you_mean(name, OURS).removeprefix(": did you mean ").rstrip("?").strip("'")
+            hint = nearest(name, OURS)
             yield Finding(
                 "variables.names",
                 "warning",

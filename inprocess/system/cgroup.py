@@ -26,34 +26,31 @@ def oom_kills(pid: int | str = "self", root: str = _ROOT) -> int:
 
 def _files(pid: int | str, root: str) -> list[str]:
     """Where it may be told, the most likely first: in a container the path may be seen from outside."""
-    try:
-        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
-            lines = [line.rstrip("\n").split(":", 2) for line in file]
-    except OSError:
-        return []
     found = []
-    for line in lines:
-        if len(line) != 3:
-            continue
-        if line[0] == "0" and not line[1]:
-            found += [os.path.join(root, each, "memory.events") for each in (line[2].lstrip("/"), "")]
-        if "memory" in line[1].split(","):
+    for is_second, controllers, path in _groups(f"/proc/{pid}/cgroup"):
+        if is_second:
+            found += [os.path.join(root, each, "memory.events") for each in (path.lstrip("/"), "")]
+        if "memory" in controllers:
             below = os.path.join(root, "memory")
-            found += [os.path.join(below, each, "memory.oom_control") for each in (line[2].lstrip("/"), "")]
+            found += [os.path.join(below, each, "memory.oom_control") for each in (path.lstrip("/"), "")]
     # version 1 where both are there: with two hierarchies only that one has the memory controller
     return sorted(found, key=lambda path: path.endswith("memory.events"))
 
 
+def _groups(file: str) -> list[tuple[bool, list[str], str]]:
+    """Of a process: whether the group is of version 2, its controllers, its path; nothing where that is not told."""
+    try:
+        with open(file, encoding="utf-8", errors="surrogateescape") as opened:
+            lines = [line.rstrip("\n").split(":", 2) for line in opened]
+    except OSError:
+        return []
+    return [(line[0] == "0" and not line[1], line[1].split(","), line[2]) for line in lines if len(line) == 3]
+
+
 def folders(controller: str, root: str = "/") -> Iterator[str]:
     """The folders of this process's group for "memory" or "pids", and of those above it, whose limits hold as well."""
-    try:
-        with open(os.path.join(root, "proc/self/cgroup"), encoding="utf-8", errors="surrogateescape") as file:
-            lines = [line.rstrip("\n").split(":", 2) for line in file]
-    except OSError:
-        return
-    for hierarchy, controllers, path in (line for line in lines if len(line) == 3):
-        is_second = hierarchy == "0" and not controllers
-        if is_second or controller in controllers.split(","):
+    for is_second, controllers, path in _groups(os.path.join(root, "proc/self/cgroup")):
+        if is_second or controller in controllers:
             base = os.path.join(root, _ROOT[1:], "" if is_second else controller)
             parts = [part for part in path.split("/") if part not in ("", "..")]
             for end in range(len(parts), -1, -1):

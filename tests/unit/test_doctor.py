@@ -19,6 +19,7 @@ from inprocess.doctor.findings import Check, Finding, NothingToLookAt, Settings
 from inprocess.doctor.script_checks import SCRIPT_CHECKS
 from inprocess.doctor.trial import TRIALS, Measured
 from inprocess.options import Options
+from inprocess.system import progress
 from tests.unit import test_claims
 
 ROOT = Path(__file__).parents[2]
@@ -371,7 +372,7 @@ def test_a_script_is_examined(
 def test_progress_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A line now and then, so that a log of CI shows that it goes on."""
     times = [100.0]
-    monkeypatch.setattr(program.clock, "monotonic", lambda: times[-1])
+    monkeypatch.setattr(progress.clock, "monotonic", lambda: times[-1])
     tell = program._teller(is_screen=False)
     for now, text in ((101.0, "first"), (110.0, "second"), (111.0, "third"), (120.0, ""), (121.0, "fourth")):
         times.append(now)
