@@ -103,7 +103,7 @@ class Ladder:
         try:
             index = 0
             while index < count:
-                # those of one step are taken in one go: to be woken after each took 1 ms of a restart
+                # those of one step are taken in one go: where this thread was woken after each, 0.9 ms of work took 2.6
                 alone = [rung[0] for rung in itertools.takewhile(lambda rung: len(rung) == 1, self._rungs[index:])]
                 found = _run([alone] if alone else [[step] for step in self._rungs[index]], limits[index:], threads)
                 results += found

@@ -61,7 +61,7 @@ class DeferredRelease:
         self._active = True
 
     def free(self) -> list[threading.Thread]:
-        """Free the groups that were let go of, once the function runs: before, it made a restart 1.5 ms longer.
+        """Free the groups that were let go of, once the function runs: to begin it before took a restart up to 1.8 ms.
 
         Any thread. Answers the threads that do it.
         """
@@ -102,7 +102,7 @@ class DeferredRelease:
         if not self._active:
             return
         kept = _shared(self._destroyed)
-        alone = [each for each in self._destroyed if not any(each is other for other in kept)]
+        alone = _without(self._destroyed, kept)
         self._destroyed = [*kept, group]
         if alone:
             _in_background(alone.clear)
@@ -159,7 +159,7 @@ class DeferredRelease:
         self._aborted = self._graphs_were_reset = False
         connections, self._connections = self._connections, []
         groups, self._groups, self._destroyed = [*self._groups, *self._destroyed], without, []
-        self._unused += [group for group in groups if not any(group is other for other in without)]
+        self._unused += _without(groups, without)
         del groups
         for connection in connections:
             connection.close()
@@ -195,6 +195,11 @@ _ALONE = _counts([object()])[0]
 def _shared(groups: Sequence[Any]) -> list[Any]:
     """Those that are referred to from elsewhere."""
     return [group for group, count in zip(groups, _counts(groups), strict=True) if count > _ALONE]
+
+
+def _without(groups: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """Those that are none of the others."""
+    return [group for group in groups if not any(group is other for other in others)]
 
 
 def _result() -> Any:
