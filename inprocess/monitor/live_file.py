@@ -40,7 +40,7 @@ LOOK_S, LOOK_AGAIN_S = 0.5, 0.05
 #: than twice as many each is renewed less often
 RENEWALS_PER_S = 512
 #: how long the last file is waited for at the end (seconds)
-LAST_S = 0.5
+LAST_S = 0.2
 #: how much longer than its watchdog's interval a rank may take to answer (seconds)
 ANSWER_S = 2.0
 #: how long the main thread may take for stacks from outside (seconds)

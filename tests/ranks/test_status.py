@@ -41,7 +41,9 @@ class Watched:
     def __init__(self, launch: Callable[..., Run], folder: Path, capsys: Any, place: str) -> None:
         self.run_dir, self._capsys, self._flag = str(folder / "run"), capsys, folder / "go on"
         args = {"flag": str(self._flag), "place": place}
-        self.run = launch(targets.run_watched, 3, args=args, wrapper=PATIENT | {"run_dir": self.run_dir})
+        # a rank kills a monitor that takes longer to end, and its last file with it
+        options = PATIENT | {"run_dir": self.run_dir, "termination_grace_time": 5}
+        self.run = launch(targets.run_watched, 3, args=args, wrapper=options)
         self.run.wait_event("at", count=1 if place == "join" else 3)
 
     def ranks(self) -> list[dict[str, Any]]:
