@@ -12,6 +12,7 @@ from inprocess.call.rank import Hook, Rank
 from inprocess.call_wrapper import set_current
 from inprocess.collectives.deferred_release import held
 from inprocess.collectives.gloo import shutdown_gloo_connections
+from inprocess.collectives.gloo_lost import lost_operations
 from inprocess.collectives.nccl_bootstrap import bootstrap
 from inprocess.events.stream import emit
 from inprocess.exception import Fenced, RankShouldRestart
@@ -183,6 +184,7 @@ class UserCode:
         shut_connections(*rank.rendezvous)
         if rank.hooks.abort is not None:
             shutdown_gloo_connections(rank.placed.world_size)
+            lost_operations.release()
             bootstrap.cut()
 
     def forget_exception(self) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import operator
+import os
 import socket
 import sys
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from inprocess.collectives.gloo_lost import lost_operations
 from inprocess.system import clock
 from inprocess.system.errors import in_words
 from inprocess.system.logs import get_logger
@@ -38,7 +40,8 @@ class DeferredRelease:
 
     def __init__(self) -> None:
         self._active = False
-        self._connections: list[socket.socket] = []
+        #: by inode: the abort is repeated until the function was left
+        self._connections: dict[int, socket.socket] = {}
         self._groups: list[Any] = []
         #: those that the program destroyed
         self._destroyed: list[Any] = []
@@ -59,6 +62,7 @@ class DeferredRelease:
         """
         self._let_go([*_shared(self._groups), *_shared(self._destroyed)])
         self._active = True
+        lost_operations.begin()
 
     def free(self) -> list[threading.Thread]:
         """Free the groups that were let go of, once the function runs: to begin it before took a restart up to 1.8 ms.
@@ -67,7 +71,7 @@ class DeferredRelease:
         """
         unused, self._unused = self._unused, []
         try:
-            return [_in_background(unused.clear)] if unused else []
+            return [_in_background(functools.partial(_free, unused))] if unused else []
         except RuntimeError:  # there is no thread left
             self._unused = unused
             return []
@@ -85,8 +89,8 @@ class DeferredRelease:
 
     def connection(self, connection: socket.socket) -> None:
         """A connection that was just shut down."""
-        if self._active:
-            self._connections.append(connection.dup())
+        if self._active and (inode := os.fstat(connection.fileno()).st_ino) not in self._connections:
+            self._connections[inode] = connection.dup()
 
     def groups(self, groups: list[Any]) -> None:
         """Process groups that torch has forgotten; takes them out of the list."""
@@ -157,11 +161,11 @@ class DeferredRelease:
         if self._graphs_were_reset and _has_compiled_graphs():
             _forget(_COMPILED)
         self._aborted = self._graphs_were_reset = False
-        connections, self._connections = self._connections, []
+        connections, self._connections = self._connections, {}
         groups, self._groups, self._destroyed = [*self._groups, *self._destroyed], without, []
         self._unused += _without(groups, without)
         del groups
-        for connection in connections:
+        for connection in connections.values():
             connection.close()
 
 
@@ -256,6 +260,12 @@ def _forget(names: Sequence[str]) -> None:
             continue
         except Exception as error:  # a GPU that is lost
             log.debug("%s failed: %s", name, in_words(error))
+
+
+def _free(groups: list[Any]) -> None:
+    """A group's destructor waits for its threads, and one of these for an operation that is lost."""
+    lost_operations.release_rest()
+    groups.clear()
 
 
 def _in_background(action: Callable[[], object]) -> threading.Thread:

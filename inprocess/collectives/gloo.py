@@ -33,6 +33,7 @@ from collections.abc import Iterator
 import torch
 
 from inprocess.collectives.deferred_release import held
+from inprocess.collectives.gloo_lost import lost_operations
 from inprocess.collectives.groups import is_making, world
 from inprocess.system import procfs
 from inprocess.system.logs import get_logger
@@ -70,6 +71,7 @@ def shutdown_gloo_connections(pairs: int = 0) -> int:
                 count += _shut(connection)
             elif pairs and is_making() and _speaks_plainly():
                 _knock(connection, pairs)
+    lost_operations.note()
     return count
 
 

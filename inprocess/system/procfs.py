@@ -179,27 +179,32 @@ def polls() -> list[Poll]:
     calls = _POLL_CALLS.get(platform.machine())
     if calls is None:
         raise Unknown(f"the system calls of {platform.machine()} are not known here")
-    return [poll for task in tasks() if (poll := _poll_of(f"/proc/self/task/{task}/syscall", calls)) is not None]
+    return [poll for task in tasks() if (poll := _poll_of(task, calls)) is not None]
 
 
-def _poll_of(path: str, calls: Mapping[str, bool]) -> Poll | None:
-    words = _words(path)
+def _poll_of(task: str, calls: Mapping[str, bool]) -> Poll | None:
+    words = system_call(task)
     # "running", or a number, six arguments and two registers
     if len(words) < 4 or words[0] not in calls:
         return None
     array, count, timeout = (int(word, 16) for word in words[1:4])
     try:
-        entries = _memory(array, _ENTRY.size * count) if count < _MOST_ENTRIES else b""
+        entries = memory(array, _ENTRY.size * count) if count < _MOST_ENTRIES else b""
         timeout_ms = _signed(timeout) if calls[words[0]] else _milliseconds(timeout)
     except OSError:  # its stack is gone
         return None
-    if len(entries) < _ENTRY.size * count or _words(path) != words:  # it went on meanwhile
+    if len(entries) < _ENTRY.size * count or system_call(task) != words:  # it went on meanwhile
         return None
     descriptors = tuple(descriptor for descriptor, _, _ in _ENTRY.iter_unpack(entries))
     return Poll(descriptors, None if timeout_ms is None or timeout_ms < 0 else timeout_ms)
 
 
-def _words(path: str) -> list[str]:
+def system_call(task: str) -> list[str]:
+    """In which system call a thread of this process is: its number, its arguments in hexadecimal, two registers.
+
+    "running" alone where it is in none, nothing where it has ended. Raises Unknown.
+    """
+    path = f"/proc/self/task/{task}/syscall"
     try:
         return read(path).split()
     except PermissionError as error:
@@ -221,19 +226,19 @@ def _signed(word: int) -> int:
 def _milliseconds(address: int) -> int | None:
     if not address:
         return None
-    seconds, nanoseconds = _TIMESPEC.unpack(_memory(address, _TIMESPEC.size).ljust(_TIMESPEC.size, b"\0"))
+    seconds, nanoseconds = _TIMESPEC.unpack(memory(address, _TIMESPEC.size).ljust(_TIMESPEC.size, b"\0"))
     return int(seconds * 1000 + nanoseconds // 1_000_000)
 
 
-def _memory(address: int, size: int) -> bytes:
+def memory(address: int, size: int) -> bytes:
     """This process's own. Raises OSError where there is none, where reading it would end the process."""
     try:
-        with open("/proc/self/mem", "rb", buffering=0) as memory:
-            return os.pread(memory.fileno(), size, address)
+        with open("/proc/self/mem", "rb", buffering=0) as file:
+            return os.pread(file.fileno(), size, address)
     except OverflowError as error:
         raise OSError(str(error)) from error
 
 
 def word_at(address: int) -> int:
     """The machine word at an address of this process. Raises OSError where there is none."""
-    return int.from_bytes(_memory(address, 8), sys.byteorder)
+    return int.from_bytes(memory(address, 8), sys.byteorder)
