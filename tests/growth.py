@@ -35,7 +35,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from inprocess import events
-from inprocess.collectives.deferred_release import held
+from inprocess.collectives.deferred_release import FREEING, held
 from inprocess.events import Event
 from inprocess.testing import leaks
 from inprocess.testing.server import become_subreaper
@@ -225,7 +225,7 @@ UNCHECKED = (*CONTROLS, "ddp")
 def _sample(context: Context, call: Any) -> dict[str, float]:
     """What this process and its monitor hold now, once the groups of the last iteration have ended."""
     for thread in [*held.free(), *threading.enumerate()]:  # the MonitorThread frees them, perhaps just now
-        if thread.name == "inprocess-abort" and thread._started.wait(1.0):
+        if thread.name == FREEING and thread._started.wait(1.0):
             thread.join(1.0)  # where Gloo does not end an operation, that thread waits for its timeout
     if context.args["collect"]:
         gc.collect()

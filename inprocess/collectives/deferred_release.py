@@ -21,6 +21,8 @@ from inprocess.system.errors import in_words
 from inprocess.system.logs import get_logger
 
 log = get_logger(__name__)
+#: the name of the threads that free groups
+FREEING = "inprocess-free"
 #: seconds that the end of a call waits for the destructors of process groups
 LET_GO = 1.0
 
@@ -270,7 +272,7 @@ def _free(groups: list[Any]) -> None:
 
 def _in_background(action: Callable[[], object]) -> threading.Thread:
     """A group's destructor waits for Gloo's threads (10 ms), and could wait for ever."""
-    thread = threading.Thread(target=action, name="inprocess-abort", daemon=True)
+    thread = threading.Thread(target=action, name=FREEING, daemon=True)
     thread.start()
     return thread
 

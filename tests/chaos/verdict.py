@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.chaos.schedule import HARD, HEARTBEAT, SOFT, Job, Signal, Strike, ends_store
+from tests.chaos.schedule import HARD, HEARTBEAT, Job, Signal, Strike, ends_store
 from tests.chaos.training import SAVE_EVERY, Line, exact, surviving
 from tests.harness import Exit, HoldGIL, Kill, Raise, RankResult, Ranks, SlowDown
 
@@ -199,22 +199,10 @@ def _fates(facts: Facts) -> list[str]:
     lines = []
     for number, result in enumerate(facts.ranks):
         may = allowed(facts, result.rank) if number < facts.job.world_size else allowed_late(facts)
-        if fate(result) not in may and not released_late(facts, result):
+        if fate(result) not in may:
             expected = sorted(map(str, may))
             lines.append(f"rank {result.rank}: {fate(result)} ({result.message[:200]}), expected one of {expected}")
     return lines
-
-
-def released_late(facts: Facts, result: RankResult) -> bool:
-    """A known limit (docs/design/gloo.md): a death resets a connection during a write, and one rank waits for ever.
-
-    Killed by its monitor after hard_timeout while it stood in an operation of torch.distributed, soon after a death.
-    """
-    deaths = [event["t"] for other in facts.ranks if other is not result for event in other.of("ended")]
-    end = result.of("ended")[0]["t"]
-    recent = any(0 < end - t < SOFT + 2 * HARD for t in deaths)
-    stood = re.search(r"has not answered the interruption.*distributed_c10d", result.log)
-    return fate(result) in KILLED and recent and stood is not None
 
 
 def _stood_still(facts: Facts, rank: int) -> bool:
@@ -229,10 +217,8 @@ def _beside(facts: Facts) -> tuple[str, ...]:
 
 def limits(facts: Facts) -> list[str]:
     """Known limits that a job met, for the table."""
-    late = sum(fate(result) not in allowed(facts, result.rank) for result in facts.founders)  # else it is an offence
     beside = [line for line in facts.ranks.problems if line.startswith("I2")] or late_lines(facts.log)
     return [
-        *["killed at hard_timeout: a reset hit a write of Gloo"] * late,
         *["store lost"] * facts.store_lost,
         *["stood still and ran beside the others for a moment"] * len(beside),
     ]

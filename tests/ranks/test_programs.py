@@ -36,8 +36,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def begin(program: str, way: str, environ: dict[str, str]) -> subprocess.Popen[str]:
-        text = (FOLDER / f"{program}.py").read_text()
-        (tmp_path / "train.py").write_text(text if way == "as it is" else text.replace(PACKAGE, "inprocess"))
+        if not started:  # once: a rank that is just beginning would find it empty
+            text = (FOLDER / f"{program}.py").read_text()
+            (tmp_path / "train.py").write_text(text if way == "as it is" else text.replace(PACKAGE, "inprocess"))
         env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")} | environ
         command, out = [sys.executable, *WAYS[way]], subprocess.PIPE
         started.append(

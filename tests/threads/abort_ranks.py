@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from inprocess.abort import AbortTorchDistributed
 from inprocess.collectives import gloo
-from inprocess.collectives.deferred_release import held
+from inprocess.collectives.deferred_release import FREEING, held
 from inprocess.collectives.gloo import shutdown_gloo_connections
 from inprocess.interrupt.gate import MAX_PAUSE_S
 from inprocess.state import FrozenState
@@ -176,7 +176,7 @@ def got_address(me: Rank, key: str) -> None:
 def leftovers() -> tuple[int, int]:
     """Threads of Gloo, and open descriptors, without help from the garbage collector."""
     for thread in threading.enumerate():
-        if thread.name == "inprocess-abort":  # groups end in the background
+        if thread.name == FREEING:  # groups end in the background
             thread.join()
     return _gloo_threads(), len(os.listdir("/proc/self/fd"))
 

@@ -6,15 +6,17 @@ import threading
 
 import torch.distributed as dist
 
+from inprocess.collectives.deferred_release import FREEING
+
 
 def init() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 def settle() -> None:
-    """Groups end in the background."""
+    """Steps of an abort and the ends of groups, which threads of their own take."""
     for thread in threading.enumerate():
-        if thread.name == "inprocess-abort":
+        if thread.name in (FREEING, "inprocess-abort"):
             thread.join()
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from inprocess.collectives import deferred_release as module
-from inprocess.collectives.deferred_release import DeferredRelease
+from inprocess.collectives.deferred_release import FREEING, DeferredRelease
+from inprocess.testing import growth
 
 
 class Group:
@@ -58,8 +59,12 @@ def in_a_cycle(age: int = 0) -> Group:
 def settled() -> None:
     """What is let go of in the background is gone."""
     for thread in threading.enumerate():
-        if thread.name == "inprocess-abort":
+        if thread.name == FREEING:
             thread.join()
+
+
+def test_whose_threads_free_groups_is_known_where_torch_is_not_imported() -> None:
+    assert growth._FREEING == FREEING
 
 
 def test_groups_that_nobody_has_cost_no_collection(collections: list[int]) -> None:
