@@ -35,6 +35,7 @@ from inprocess.monitor import lease
 from inprocess.monitor.board import STACKS_BYTES, WATCHED, Board
 from inprocess.monitor.policy import LeaseWatch
 from inprocess.system.clock import monotonic
+from inprocess.system.interpreter import interpreter
 from inprocess.system.logs import get_logger
 
 __all__ = ["ProgressWatchdog", "Silence"]
@@ -190,7 +191,12 @@ class ProgressWatchdog(threading.Thread):
         unheard, on_silence = self._unheard, self._on_silence
         if unheard is None or on_silence is None or left <= 0:
             return left
-        if unheard.is_sure(left, monotonic()):
+        looked_closely = unheard.since is not None
+        is_sure = unheard.is_sure(left, monotonic())
+        if (unheard.since is not None) != looked_closely:
+            # beside a function that makes a system call each millisecond this thread waits 0.1 to 1.6 s for the lock
+            (interpreter.relax if looked_closely else interpreter.hurry)()
+        if is_sure:
             self._on_silence = None
             on_silence()
             return left

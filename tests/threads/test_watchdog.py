@@ -26,6 +26,7 @@ from inprocess.monitor import process as monitor_process
 from inprocess.monitor import watchdog as progress_watchdog
 from inprocess.monitor.board import LEASE, PROGRESS, STEPS, WATCHED, Board
 from inprocess.monitor.configuration import MonitorConfig
+from inprocess.monitor.policy import LeaseWatch
 from inprocess.monitor.process import MonitorProcess, _Ends
 from inprocess.progress_watchdog import ProgressWatchdog, Silence
 from inprocess.protocol.phases import Phase
@@ -229,6 +230,23 @@ def test_a_lease_that_is_over_outside_the_function_does_not_keep_it_awake(
     stamps(board, 5)
     watchdog.stop()
     assert len(looks) < 100  # about three for each stamp; one per millisecond would be 250
+
+
+def test_threads_switch_fast_while_no_heartbeat_gets_through(board: Board) -> None:
+    """A function that makes a system call each millisecond keeps other threads from the lock for up to a second."""
+    silent: list[bool] = []
+    watchdog = ProgressWatchdog(board, 60.0, unheard=LeaseWatch(20.0), on_silence=lambda: silent.append(True))
+    interval = sys.getswitchinterval()
+    interpreter.interpreter.begin()
+    try:
+        for left, switches in ((15.0, interval), (3.9, interpreter.SHORT), (3.8, interpreter.SHORT), (17.0, interval)):
+            board.slots[LEASE] = clock.monotonic_ns() + int(left * 1e9)
+            watchdog._look_at_lease()
+            assert sys.getswitchinterval() == pytest.approx(switches, rel=0.1)
+    finally:
+        interpreter.interpreter.end()
+        watchdog.stop()
+    assert not silent
 
 
 def test_one_that_was_never_started_can_be_stopped(board: Board) -> None:
