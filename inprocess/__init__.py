@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from inprocess.heartbeats.launcher import ask_launcher
     from inprocess.heartbeats.learned import LearnedTimeouts
     from inprocess.heartbeats.watch import Watch, monitored
+    from inprocess.kept.registry import on_restart
     from inprocess.live.sampler import ElasticSampler
     from inprocess.live.state import LiveState
     from inprocess.state import FrozenState, Mode, State, Status
@@ -57,6 +58,7 @@ _HOME = {
     "ask_launcher": "watch",
     "current_call": "call_wrapper",
     "monitored": "watch",
+    "on_restart": "kept.registry",
 }
 
 #: submodules with public names; ``inprocess.rank_assignment.ShiftRanks`` works after ``import inprocess``. Not
@@ -115,6 +117,7 @@ __all__ = [
     "ask_launcher",
     "current_call",
     "monitored",
+    "on_restart",
 ]
 
 

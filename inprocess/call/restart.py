@@ -8,6 +8,7 @@ from inprocess.call.start import Starting
 from inprocess.call.user_code import UserCode
 from inprocess.collectives.groups import unfinished
 from inprocess.exception import HealthCheckError, RankDiscarded, StoreLost
+from inprocess.kept.registry import registry
 from inprocess.protocol import verbs
 from inprocess.protocol.messages import Arrival, ArrivalKind, Decision, Outcome, Spot
 from inprocess.protocol.phases import Event
@@ -86,6 +87,7 @@ class Restarting:
         if rank.loss is not None:
             return Event.LOST
         rank.value = None
+        registry.reset()
         self._user.collect()
         arrival = verbs.alive(
             rank.membership,
@@ -117,6 +119,7 @@ class Restarting:
         if found is None:
             return Event.COMPLETED
         rank.value = None
+        registry.reset()
         self._user.collect()
         rank.account()
         rank.handover = Handover(found.contact, rank.interrupted_at, rank.size_before, rank.failures, rank.goodput)

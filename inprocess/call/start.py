@@ -19,6 +19,7 @@ from inprocess.exception import Fenced, RestartAbort, RestartError, StoreLost, T
 from inprocess.hardware.leftovers import leftovers
 from inprocess.heartbeats.launcher import announce_over
 from inprocess.interrupt import forks
+from inprocess.kept.registry import registry
 from inprocess.protocol import verbs
 from inprocess.protocol.keys import JOINING
 from inprocess.protocol.membership import Membership
@@ -53,6 +54,8 @@ class Starting:
     def join(self) -> Event:
         """Wait until this process is let in: with all founders, or with a restart of a job that runs."""
         rank = self._rank
+        if rank.job.calls > 1:
+            registry.reset()  # the call before may have ended without a restart
         timeout = rank.options.barrier_timeout
         begin = clock.monotonic()
         entered: Membership = rank.take_round("entered", JOINING, timeout, "end")
@@ -170,6 +173,7 @@ class Starting:
             return
         assert state.active_rank is not None
         rank.agents.environment.show(state.active_rank, state.active_world_size, *rank.rendezvous)
+        registry.enter(state.active_rank, state.active_world_size)
 
     def initialize(self) -> Event:
         """The hook of that name."""

@@ -1,0 +1,103 @@
+"""What is reset between two iterations: what the libraries of this room keep, and what the program names itself."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from inprocess.call_wrapper import restarting_call
+from inprocess.kept import accelerate, dynamo, lightning, source, torch_checkpoint
+from inprocess.system.errors import in_words
+from inprocess.system.logs import get_logger
+
+__all__ = ["on_restart", "registry"]
+
+log = get_logger("inprocess")
+Reset = TypeVar("Reset", bound=Callable[[], object])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Something to reset, where the program has imported this module (empty: always)."""
+
+    name: str
+    module: str
+    reset: Callable[[], object]
+    #: registered while the function ran, so it belongs to that iteration
+    once: bool = False
+
+
+#: in this order; the checkpoint process first, since it may be using what the others reset
+KNOWN = (
+    Entry("torch's process for asynchronous checkpoints", torch_checkpoint.MODULE, torch_checkpoint.reset),
+    Entry("accelerate", accelerate.MODULE, accelerate.reset),
+    *(Entry(name, name, functools.partial(source.restore, name)) for name in source.MODULES),
+)
+
+
+class Registry:
+    """One per process. Used by the main thread."""
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+
+    def add(self, reset: Callable[[], object], once: bool) -> None:
+        """A reset of the program's own. The same one again changes nothing."""
+        if not any(entry.reset is reset for entry in self._entries):
+            self._entries.append(Entry(getattr(reset, "__qualname__", repr(reset)), "", reset, once))
+
+    def reset(self) -> None:
+        """The function was left. What raises is logged, and the others are reset all the same."""
+        entries, self._entries = self._entries, [entry for entry in self._entries if not entry.once]
+        for entry in (*KNOWN, *entries):
+            if not entry.module or entry.module in sys.modules:
+                _apply(entry.name, entry.reset)
+
+    def enter(self, rank: int, world_size: int) -> None:
+        """An iteration begins, with this rank and world size in the environment."""
+        if dynamo.MODULE in sys.modules:
+            _apply("torch.compile", lambda: dynamo.enter(rank, world_size))
+        if lightning.MODULE in sys.modules:
+            _apply("lightning", lambda: lightning.enter(rank))
+
+
+def _apply(name: str, reset: Callable[[], object]) -> None:
+    try:
+        reset()
+    except Exception as error:
+        log.warning(
+            "the reset of %s before a restart failed (%s): what it keeps is that of the last iteration",
+            name,
+            in_words(error),
+        )
+
+
+def on_restart(reset: Reset) -> Reset:
+    """Have a function called at each restart: for what the program, or a library that is not known here, keeps.
+
+    It is called in the main thread, after this rank has left the wrapped function. May be used as a decorator.
+
+    Registered while the wrapped function runs, it is called at the end of that iteration only. Otherwise it is called
+    at each restart, and before the first iteration of each later call; registering it twice changes nothing. It must
+    not use ``torch.distributed``: the groups are aborted. What it raises is logged, and the restart goes on.
+
+    Args:
+        reset: takes no argument; what it returns is ignored.
+
+    Returns:
+        The function itself.
+
+    Raises:
+        TypeError: it cannot be called.
+    """
+    if not callable(reset):
+        raise TypeError(f"on_restart={reset!r}: a function without arguments is needed")
+    registry.add(reset, once=restarting_call() is not None)
+    return reset
+
+
+#: one per process
+registry = Registry()

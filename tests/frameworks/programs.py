@@ -1,0 +1,149 @@
+"""Training programs as users of these frameworks write them: the decorator, and nothing else of this library's."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import inprocess
+from inprocess.testing import here
+
+FEATURES = 8
+
+
+def data(count: int = 64) -> torch.utils.data.Dataset[Any]:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(count, FEATURES, generator=generator)
+    return torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(FEATURES, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+
+
+def weights(trained: torch.nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in trained.parameters()]
+
+
+def tell(rank: int, world_size: int, is_main: bool) -> None:
+    """What a library believes, beside what the environment says."""
+    here("belief", believed=[rank, world_size, is_main], true=_true())
+
+
+def _true() -> list[Any]:
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return [rank, world_size, rank == 0]
+
+
+@inprocess.Wrapper()
+def accelerate_loop(steps: int, call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    tell(accelerator.process_index, accelerator.num_processes, accelerator.is_main_process)
+    net = model()
+    loader = torch.utils.data.DataLoader(data(), batch_size=4)
+    net, optimizer, loader = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.05), loader)
+    batches = iter(loader)
+    for _ in range(steps):
+        call.ping()
+        try:
+            inputs, targets = next(batches)
+        except StopIteration:
+            batches = iter(loader)
+            inputs, targets = next(batches)
+        with accelerator.accumulate(net):
+            loss = torch.nn.functional.mse_loss(net(inputs), targets)
+            here("backward")
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    return weights(accelerator.unwrap_model(net))
+
+
+@inprocess.Wrapper()
+def compiled(steps: int, call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
+    """Rank and world size are constants of the compiled code."""
+    dist.init_process_group("gloo")
+    for _ in range(steps):
+        call.ping()
+        value = _of_this_rank(torch.ones(1)).tolist()
+        here("belief", believed=value, true=[float(dist.get_rank()), float(dist.get_world_size())])
+        dist.barrier()
+    return value
+
+
+@torch.compile(backend="eager")
+def _of_this_rank(ones: torch.Tensor) -> torch.Tensor:
+    return torch.cat([ones * dist.get_rank(), ones * dist.get_world_size()])
+
+
+@inprocess.Wrapper()
+def checkpoint_process(steps: int, folder: str, call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
+    """Saved asynchronously, in torch's own process."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+    dist.init_process_group("gloo")
+    saved = []
+    for step in range(steps):
+        call.ping()
+        name = f"{folder}/{dist.get_world_size()}-{step}"
+        future = checkpoint.async_save(
+            {"step": torch.tensor(step)}, checkpoint_id=name, async_checkpointer_type=AsyncCheckpointerType.PROCESS
+        )
+        here("saving")
+        future.result()
+        saved.append(os.path.exists(f"{name}/.metadata"))
+        dist.barrier()
+    return saved
+
+
+@inprocess.Wrapper()
+def deepspeed_loop(steps: int, call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
+    import deepspeed
+
+    deepspeed.init_distributed("gloo", verbose=False)
+    tell(deepspeed.comm.get_rank(), deepspeed.comm.get_world_size(), deepspeed.comm.get_rank() == 0)
+    config = {"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "SGD", "params": {"lr": 0.05}}}
+    net = model()
+    engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), config=config)
+    inputs, targets = data().tensors  # type: ignore[attr-defined]
+    for step in range(steps):
+        call.ping()
+        rows = slice(4 * (step % 8), 4 * (step % 8) + 4)
+        loss = torch.nn.functional.mse_loss(engine(inputs[rows]), targets[rows])
+        here("backward")
+        engine.backward(loss)
+        engine.step()
+    return weights(engine.module)
+
+
+@inprocess.Wrapper()
+def megatron_groups(steps: int, call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
+    from megatron.core import parallel_state, tensor_parallel
+
+    dist.init_process_group("gloo")
+    assert not parallel_state.is_initialized()
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=1)
+    rank, size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+    tell(rank, size, rank == 0)
+    assert tensor_parallel is not None
+    for _ in range(steps):
+        call.ping()
+        total = torch.ones(1)
+        dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
+        here("belief", believed=[total.item()], true=[float(os.environ["WORLD_SIZE"])])
+    return size
+
+
+PROGRAMS = {
+    "accelerate": accelerate_loop,
+    "torch.compile": compiled,
+    "DeepSpeed": deepspeed_loop,
+    "Megatron-Core": megatron_groups,
+}
