@@ -110,8 +110,7 @@ class CallWrapper:
         finally:
             self._board.protect(iteration)
 
-    @contextlib.contextmanager
-    def section(self, name: str, timeout: Any = None) -> Iterator[None]:
+    def section(self, name: str, timeout: Any = None) -> contextlib.AbstractContextManager[None]:
         """A named part of the step with a soft timeout of its own.
 
         Args:
@@ -123,14 +122,7 @@ class CallWrapper:
         Sections nest; the innermost counts. Raises OptionError for a timeout that is not positive.
         """
         limit = self._timeouts.section_limit(name) if timeout is None else given_limit(name, timeout)
-        outer = self._section_limit
-        begin = clock.monotonic()
-        self._set_limit(limit)
-        try:
-            yield
-            self._timeouts.observed.section(name, clock.monotonic() - begin)
-        finally:
-            self._set_limit(outer)
+        return _Section(self, name, limit)
 
     _section_limit: float | None = None
 
@@ -169,6 +161,28 @@ def _no_store() -> Any:
         "call.store is the rank's connection, and a process that it forks would break it: connect a torch TCPStore to "
         "MASTER_ADDR and MASTER_PORT there"
     )
+
+
+class _Section:
+    """No generator, whose end would set the limit of a later iteration where this one was left without leaving it."""
+
+    __slots__ = ("_begin", "_call", "_limit", "_name", "_outer")
+
+    def __init__(self, call: CallWrapper, name: str, limit: float | None) -> None:
+        self._call, self._name, self._limit = call, name, limit
+        self._outer: float | None = None
+        self._begin = 0.0
+
+    def __enter__(self) -> None:
+        self._outer, self._begin = self._call._section_limit, clock.monotonic()
+        self._call._set_limit(self._limit)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            if kind is None:
+                self._call._timeouts.observed.section(self._name, clock.monotonic() - self._begin)
+        finally:
+            self._call._set_limit(self._outer)
 
 
 class _Atomic:

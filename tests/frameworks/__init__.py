@@ -1,2 +1,5 @@
-"""Real frameworks under faults. Their files are named so that only `nox -s frameworks` collects them: they need packages
-of `constraints.txt` in this folder, and take minutes."""
+"""Real frameworks under faults.
+
+Their files are named so that only `nox -s frameworks` collects them: they need the packages of `constraints.txt` in
+this folder, and take minutes.
+"""

@@ -141,6 +141,112 @@ def megatron_groups(steps: int, call: inprocess.CallWrapper = None) -> Any:  # t
     return size
 
 
+def trainer(folder: str, steps: int, call: inprocess.CallWrapper) -> Any:
+    """What both programs for the Trainer share; the inner model is all that it needs of a language model."""
+    from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
+    from transformers.modeling_outputs import SequenceClassifierOutput
+
+    from inprocess.integrations.transformers import RestartCallback, last_complete_checkpoint
+
+    class Net(PreTrainedModel):  # type: ignore[misc]
+        config_class = PretrainedConfig
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.net = model()
+            self.post_init()
+
+        def _init_weights(self, module: Any) -> None: ...
+
+        def forward(self, inputs: Any, labels: Any) -> Any:
+            out = self.net(inputs)
+            here("forward")
+            return SequenceClassifierOutput(loss=torch.nn.functional.mse_loss(out, labels), logits=out)
+
+    rows = [{"inputs": inputs, "labels": labels} for inputs, labels in data()]
+    arguments = TrainingArguments(
+        folder,
+        max_steps=steps,
+        per_device_train_batch_size=4,
+        save_steps=4,
+        save_total_limit=2,
+        eval_strategy="steps",
+        eval_steps=8,
+        learning_rate=0.05,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        logging_strategy="no",
+        remove_unused_columns=False,
+    )
+    tell(arguments.process_index, arguments.world_size, arguments.process_index == 0)
+    found = Trainer(Net(PretrainedConfig()), arguments, train_dataset=rows, eval_dataset=rows[:8])
+    found.add_callback(RestartCallback())
+    latest = last_complete_checkpoint(folder)
+    here("resume", step=0 if latest is None else int(latest.rpartition("-")[2]))
+    found.train(resume_from_checkpoint=latest)
+    assert found.accelerator.num_processes == dist.get_world_size()
+    return weights(found.model.net)
+
+
+@inprocess.Wrapper()
+def transformers_trainer(steps: int, folder: str, call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
+    return trainer(folder, steps, call)
+
+
+@inprocess.Wrapper()
+def lightning_fit(steps: int, folder: str, call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
+    import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.utilities import rank_zero_only
+
+    from inprocess.integrations.lightning import RestartCallback, RestartDDPStrategy
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model()
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            inputs, targets = batch
+            loss = torch.nn.functional.mse_loss(self.net(inputs), targets)
+            here("forward")
+            return loss
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            here("validation")
+
+        def on_save_checkpoint(self, checkpoint: Any) -> None:
+            here("saving")
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.05)
+
+    # at the end of an epoch: with a DataLoader of torch's Lightning does not go on where it was inside one
+    save = ModelCheckpoint(folder, save_last=True, save_on_train_epoch_end=True)
+    fit = lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        strategy=RestartDDPStrategy(process_group_backend="gloo"),
+        callbacks=[save, RestartCallback()],
+        max_steps=steps,
+        val_check_interval=2,
+        limit_val_batches=1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    tell(fit.global_rank, fit.world_size, fit.is_global_zero)
+    tell(rank_zero_only.rank, fit.world_size, rank_zero_only.rank == 0)
+    loaders = [torch.utils.data.DataLoader(data(), batch_size=4) for _ in range(2)]
+    module = Module()
+    last = f"{folder}/last.ckpt"
+    fit.fit(module, *loaders, ckpt_path=last if os.path.exists(last) else None)
+    assert fit.train_dataloader.sampler.num_replicas == dist.get_world_size()
+    return weights(module.net)
+
+
 PROGRAMS = {
     "accelerate": accelerate_loop,
     "torch.compile": compiled,

@@ -990,13 +990,14 @@ CALL = (
     calls(
         "outer_section_is_forgotten",
         "after an inner section the outer one's timeout is lost",
-        "self._set_limit(outer)",
-        "self._set_limit(None)",
+        "self._call._set_limit(self._outer)",
+        "self._call._set_limit(None)",
     ),
     calls(
         "sections_do_not_learn",
         "a section's timeout is not learned",
-        "            self._timeouts.observed.section(name, clock.monotonic() - begin)\n",
+        "                self._call._timeouts.observed.section(self._name, clock.monotonic() - self._begin)\n",
+        "                pass\n",
     ),
     board(
         "pings_of_the_last_iteration",

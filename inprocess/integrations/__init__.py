@@ -1,0 +1,1 @@
+"""Parts for frameworks, which their users name in their program. Each file imports its framework, and only there."""
