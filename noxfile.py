@@ -150,6 +150,18 @@ def report(session: nox.Session) -> None:
     session.run("python", "-m", "tests.campaign", *session.posargs)
 
 
+@nox.session
+def frameworks(session: nox.Session) -> None:
+    """Long: trainings of accelerate, transformers, Lightning and others under faults; arguments go to pytest."""
+    install(session, "-e", ".[test]", "setuptools", "wheel", "ninja")
+    pins = ("-c", "constraints.txt", "-c", "tests/frameworks/constraints.txt")
+    session.install(*pins, "accelerate", "lightning", "megatron-core", "ray", "transformers")
+    # without compiling anything: its kernels are for GPUs
+    session.install(*pins, "--no-build-isolation", "deepspeed", env={"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"})
+    files = [f"tests/frameworks/{name}.py" for name in ("kept", "trainers", "parallel", "examples")]
+    session.run("python", "-m", "pytest", *files, *session.posargs)
+
+
 @nox.session(venv_backend="none")
 def gpu(session: nox.Session) -> None:
     """On a machine with a GPU, in the Python that runs nox, which has its torch: tests, then benchmarks.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 from typing import Any
 
 import torch
@@ -245,6 +246,106 @@ def lightning_fit(steps: int, folder: str, call: inprocess.CallWrapper = None) -
     fit.fit(module, *loaders, ckpt_path=last if os.path.exists(last) else None)
     assert fit.train_dataloader.sampler.num_replicas == dist.get_world_size()
     return weights(module.net)
+
+
+@inprocess.Wrapper()
+def mesh_training(steps: int, folder: str, kind: str, call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
+    """FSDP2 with tensor parallelism, or tensor with pipeline parallelism; two of each; checkpoints by torch."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("gloo")
+    outer = "data" if kind == "FSDP2 and TP" else "pipeline"
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=(outer, "tensor"))
+    train_step, net = (_sharded if outer == "data" else _pipelined)(mesh)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    whole = sorted(int(path.parent.name) for path in pathlib.Path(folder).glob("*/.metadata"))
+    step = whole[-1] if whole else 0
+    stage = 0 if outer == "data" else mesh[outer].get_local_rank()
+
+    def state() -> Any:
+        weights, rest = get_state_dict(net, optimizer)
+        return {f"model {stage}": weights, f"optimizer {stage}": rest}  # each stage has names of its own
+
+    if step:
+        found = state()
+        checkpoint.load(found, checkpoint_id=f"{folder}/{step}")
+        weights, rest = found[f"model {stage}"], found[f"optimizer {stage}"]
+        set_state_dict(net, optimizer, model_state_dict=weights, optim_state_dict=rest)
+    here("resume", step=step)
+    while step < steps:
+        call.ping()
+        optimizer.zero_grad()
+        train_step(torch.randn(8, FEATURES, generator=torch.Generator().manual_seed(step)))
+        optimizer.step()
+        step += 1
+        if step % 4 == 0:
+            here("saving")
+            if step % 8:
+                checkpoint.save(state(), checkpoint_id=f"{folder}/{step}")
+            else:
+                checkpoint.async_save(state(), checkpoint_id=f"{folder}/{step}").result()
+    return [_whole(value) for value in net.state_dict().values()]
+
+
+def _whole(value: Any) -> torch.Tensor:
+    return value.full_tensor().clone() if hasattr(value, "full_tensor") else value.clone()
+
+
+def _stack() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    stages = [
+        torch.nn.Sequential(torch.nn.Linear(FEATURES, 16), torch.nn.Tanh(), torch.nn.Linear(16, FEATURES)) for _ in "ab"
+    ]
+    return torch.nn.Sequential(*stages)
+
+
+def _split(stage: torch.nn.Module, mesh: Any) -> None:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    parallelize_module(stage, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+
+def _sharded(mesh: Any) -> tuple[Any, torch.nn.Module]:
+    from torch.distributed.fsdp import fully_shard
+
+    net = _stack()
+    for stage in net:
+        _split(stage, mesh["tensor"])
+        fully_shard(stage, mesh=mesh["data"])
+    fully_shard(net, mesh=mesh["data"])
+
+    def train_step(x: torch.Tensor) -> None:
+        loss = (net(x) - x.sin()).square().mean()
+        here("backward")
+        loss.backward()
+
+    return train_step, net
+
+
+def _pipelined(mesh: Any) -> tuple[Any, torch.nn.Module]:
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    place = mesh["pipeline"].get_local_rank()
+    net = _stack()[place]
+    _split(net, mesh["tensor"])
+    stage = PipelineStage(net, place, 2, torch.device("cpu"), group=mesh["pipeline"].get_group())
+
+    def loss(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        here("backward")
+        return (out - target).square().mean()
+
+    schedule = ScheduleGPipe(stage, 2, loss_fn=loss)
+
+    def train_step(x: torch.Tensor) -> None:
+        if place == 0:
+            here("backward")
+            schedule.step(x)
+        else:
+            schedule.step(target=x.sin())
+
+    return train_step, net
 
 
 PROGRAMS = {
