@@ -32,4 +32,7 @@ autodoc_typehints = "signature"
 autodoc_class_signature = "mixed"
 napoleon_numpy_docstring = False
 # names of this library must resolve; those of Python and torch are not linked
-nitpick_ignore_regex = [("py:.*", r"(?!inprocess\.).*"), ("py:class", r"inprocess\..*\.(T|F|Reset|KeyOrFn|Duration|Board)")]
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!inprocess\.).*"),
+    ("py:class", r"inprocess\..*\.(T|F|Reset|KeyOrFn|Duration|Board)"),
+]

@@ -6,12 +6,14 @@ wrong ones. Where both are as before it is kept: to compile it again takes secon
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
 __all__ = ["MODULE", "enter"]
 
 MODULE = "torch._dynamo"
-#: rank and world size with which code was compiled last
+#: rank and world size of the iteration before, with which code may have been compiled
 _place: tuple[int, int] | None = None
 
 
@@ -19,5 +21,5 @@ def enter(rank: int, world_size: int) -> None:
     """Drop compiled code where it was compiled in another place."""
     global _place  # one per process, as the compiler's caches are
     before, _place = _place, (rank, world_size)
-    if before not in (None, _place):
+    if before not in (None, _place) and MODULE in sys.modules:
         torch.compiler.reset()

@@ -58,8 +58,8 @@ class Registry:
 
     def enter(self, rank: int, world_size: int) -> None:
         """An iteration begins, with this rank and world size in the environment."""
-        if dynamo.MODULE in sys.modules:
-            _apply("torch.compile", lambda: dynamo.enter(rank, world_size))
+        # also where it is not loaded yet: torch imports it with the first use, while the function runs
+        _apply("torch.compile", lambda: dynamo.enter(rank, world_size))
         if lightning.MODULE in sys.modules:
             _apply("lightning", lambda: lightning.enter(rank))
 

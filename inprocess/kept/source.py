@@ -18,9 +18,13 @@ __all__ = ["MODULES", "restore"]
 
 MODULES = (
     "deepspeed.comm.comm",
+    "deepspeed.runtime.pipe.p2p",
+    "deepspeed.runtime.sequence_parallel.parallel_state_sp",
+    "deepspeed.sequence.layer",
     "deepspeed.utils.groups",
     "megatron.core.num_microbatches_calculator",
     "megatron.core.parallel_state",
+    "megatron.core.rerun_state_machine",
     "megatron.core.tensor_parallel.random",
 )
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from inprocess.testing import At, Kill, Raise
+from tests.harness import ReservedPort
 
 from .programs import PROGRAMS, checkpoint_process
 
@@ -68,3 +73,48 @@ def test_the_checkpoint_process_is_made_anew(
     assert result.world_sizes == [3, 2 if isinstance(fault, Kill) else 3]
     left = [value for value in result.values if value is not None]
     assert left == [[True] * 4] * result.world_sizes[-1]
+
+
+SCRIPT = """
+import torch, torch.distributed as dist, inprocess
+
+def place(ones):
+    return torch.cat([ones * dist.get_rank(), ones * dist.get_world_size()])
+
+@inprocess.Wrapper()
+def train(call: inprocess.CallWrapper = None):
+    dist.init_process_group("gloo")
+    function = torch.compile(place, backend="eager")
+    for step in range(6):
+        call.ping()
+        value, true = function(torch.ones(1)).tolist(), [float(dist.get_rank()), float(dist.get_world_size())]
+        assert value == true, f"compiled code says {value}, but it is {true}"
+        dist.barrier()
+        if step == 3 and call.iteration == 0 and dist.get_rank() == 0:
+            import os
+            os.kill(os.getpid(), 9)
+    return call.iteration
+
+if __name__ == "__main__":
+    print("iteration", train())
+"""
+
+
+def test_the_compiler_is_imported_while_the_function_runs(tmp_path: Path) -> None:
+    """As a rule, but not in the tests above: the process that their ranks are forked from has imported it."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    with ReservedPort() as port:
+        env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port.number), "WORLD_SIZE": "3"}
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, tmp_path / "train.py"],
+                env=env | {"RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(3)
+        ]
+        said = [rank.communicate(timeout=200)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [-9, 0, 0], "\n".join(said)
+    assert [text.count("iteration 1\n") for text in said[1:]] == [1, 1], "\n".join(said)

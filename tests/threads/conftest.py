@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,16 @@ def gate(interrupter: Interrupter) -> Gate:
 def excepthook(monkeypatch: pytest.MonkeyPatch) -> None:
     """init_process_group installs one of torch's own."""
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+
+
+@pytest.fixture
+def groups() -> Iterator[Any]:
+    """Two ranks of Gloo in this process, connected to each other."""
+    from tests.threads.groups import connected
+
+    made = connected()
+    yield made
+    made.clear()
 
 
 @pytest.fixture

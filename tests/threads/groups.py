@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import datetime
 import threading
 
 import torch.distributed as dist
 
 from inprocess.collectives.deferred_release import FREEING
+
+#: ranks of Gloo in this process
+Groups = list[dist.ProcessGroupGloo]
+
+
+def connected() -> Groups:
+    """Two ranks that are connected to each other."""
+    store = dist.HashStore()
+    made: dict[int, dist.ProcessGroupGloo] = {}
+
+    def make(rank: int) -> None:
+        made[rank] = dist.ProcessGroupGloo(store, rank, 2, datetime.timedelta(seconds=60))
+
+    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [made.pop(0), made.pop(1)]
 
 
 def init() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import http.client
 import http.server
 import logging
@@ -12,7 +11,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,9 +24,9 @@ from inprocess.collectives.gloo import shutdown_gloo_connections
 from inprocess.system import procfs
 from tests.threads import abort_ranks
 from tests.threads.abort_ranks import Rank, Ranks
+from tests.threads.groups import Groups
 
 RELEASED_WITHIN = 5.0  # seconds, a ceiling: the operations' own timeout is 60
-Groups = list[dist.ProcessGroupGloo]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -110,25 +109,6 @@ def test_fifty_cycles_leave_no_threads_and_descriptors() -> None:
 
 
 # --- which sockets ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def groups() -> Iterator[Groups]:
-    """Two ranks of Gloo in this process, connected to each other."""
-    store = dist.HashStore()
-    made: dict[int, dist.ProcessGroupGloo] = {}
-
-    def make(rank: int) -> None:
-        made[rank] = dist.ProcessGroupGloo(store, rank, 2, datetime.timedelta(seconds=60))
-
-    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    groups = [made.pop(0), made.pop(1)]
-    yield groups
-    groups.clear()
 
 
 def release(groups: Groups) -> tuple[int, float]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
 import errno
 import os
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,9 +14,8 @@ from inprocess.collectives import gloo_lost
 from inprocess.collectives.deferred_release import held
 from inprocess.collectives.gloo_lost import LostOperations
 from inprocess.system import symbols
+from tests.threads.groups import Groups
 from tests.threads.lost_send import Pair, until
-
-Groups = list[dist.ProcessGroupGloo]
 
 
 def test_a_send_that_is_in_no_list_is_ended() -> None:
@@ -33,25 +30,6 @@ def test_a_send_that_is_in_no_list_is_ended() -> None:
         assert pair.heard(0) == (True, 1), "Gloo did not lose it, so nothing was tried"
         (how,) = pair.heard(0)
         assert "Gloo lost the operation" in how
-
-
-@pytest.fixture
-def groups() -> Iterator[Groups]:
-    """Two ranks of Gloo in this process, connected to each other."""
-    store = dist.HashStore()
-    made: dict[int, dist.ProcessGroupGloo] = {}
-
-    def make(rank: int) -> None:
-        made[rank] = dist.ProcessGroupGloo(store, rank, 2, datetime.timedelta(seconds=60))
-
-    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    groups = [made.pop(0), made.pop(1)]
-    yield groups
-    groups.clear()
 
 
 def wait_in(group: dist.ProcessGroupGloo) -> dist.Work:

@@ -131,6 +131,22 @@ def test_compiled_code_stays_as_long_as_its_place_does(ours: Registry, monkeypat
         assert len(resets) == count
 
 
+def test_compiled_code_of_an_iteration_that_imported_the_compiler(
+    ours: Registry, nothing_loaded: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch imports it with the first use, so as a rule after the first iteration was entered."""
+    resets: list[int] = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(1))
+    monkeypatch.setattr(dynamo, "_place", None)
+    monkeypatch.delitem(sys.modules, dynamo.MODULE, raising=False)
+    ours.enter(2, 3)
+    ours.enter(1, 2)
+    assert not resets
+    monkeypatch.setitem(sys.modules, dynamo.MODULE, ModuleType("dynamo"))
+    ours.enter(0, 1)
+    assert len(resets) == 1
+
+
 SOURCE = """
     from __future__ import annotations
     from typing import Optional
