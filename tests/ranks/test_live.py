@@ -21,6 +21,12 @@ def calm():
     return {}
 
 
+def dies_while_all_are_at(victim, place):
+    """Otherwise another one may still be a step behind, or ahead, and then others send and receive."""
+    others = {At(rank, step=place): Hang() for rank in range(3) if rank != victim}
+    return {At(victim, step=place): Kill(when=When("fault", 2)), **others}
+
+
 def result_of(launch, calm, target, **options):
     """Of a run with faults; and whether it is that of one without."""
     if target not in calm:
@@ -65,7 +71,7 @@ def test_replicated_two_die_in_turn(launch, calm):
 
 def test_replicated_the_sender_dies(launch, calm):
     """Another one takes over. With the replacement there may be an iteration in between."""
-    faults = {At(1, step="before 3"): Kill(), **{At(0, i, step="send"): Kill() for i in range(1, 4)}}
+    faults = {**dies_while_all_are_at(1, "before 3"), **{At(0, i, step="send"): Kill() for i in range(1, 4)}}
     ranks = result_of(launch, calm, learning.run_replicated, faults=faults, respawn=2)
     checks.died(ranks, {0: -signal.SIGKILL, 1: -signal.SIGKILL})
 
@@ -80,7 +86,7 @@ def test_buffers_of_ddp_when_rank_0_is_replaced(launch, early):
     """DistributedDataParallel gives all ranks rank 0's buffers, but at the next forward pass: rank 0 took them along.
     Where they are given to all before `commit`, they are what they would have been; the weights are in both cases."""
     calm = [rank.value[:3] for rank in launch(learning.run_ddp, 3, args={"buffers": early}).wait()]
-    faults = {At(0, step="before 3"): Kill()}
+    faults = dies_while_all_are_at(0, "before 3")
     ranks = launch(learning.run_ddp, 3, args={"buffers": early}, faults=faults, respawn=1).wait()
     (_, *survivors, replacement) = [rank.value for rank in ranks]
     assert replacement[3] == ["rank 1"]
@@ -95,7 +101,8 @@ HTTP = {"live": {"transport": "http"}}
 @pytest.mark.parametrize("fault", [None, Kill(), Raise()])
 def test_over_http(launch, calm, fault):
     """One dies and is replaced; with the fault, the one that sends fails in the middle, and another one takes over."""
-    faults = {At(1, step="before 3"): Kill(), **{At(0, i, step="send"): fault for i in range(1, 4) if fault}}
+    sending = {At(0, i, step="send"): fault for i in range(1, 4) if fault}
+    faults = {**dies_while_all_are_at(1, "before 3"), **sending}
     ranks = result_of(launch, calm, learning.run_replicated, faults=faults, args=HTTP, respawn=2)
     checks.died(ranks, {1: -signal.SIGKILL})
 
