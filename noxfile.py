@@ -158,7 +158,7 @@ def frameworks(session: nox.Session) -> None:
     session.install(*pins, "accelerate", "lightning", "megatron-core", "ray", "transformers")
     # without compiling anything: its kernels are for GPUs
     session.install(*pins, "--no-build-isolation", "deepspeed", env={"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"})
-    files = [f"tests/frameworks/{name}.py" for name in ("kept", "trainers", "parallel", "examples")]
+    files = [f"tests/frameworks/{name}.py" for name in ("kept", "trainers", "parallel", "examples", "ray_actors")]
     session.run("python", "-m", "pytest", *files, *session.posargs)
 
 

@@ -1,0 +1,38 @@
+"""Ranks that run in Ray's actors: an exception, a death, a new actor in its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.harness import ReservedPort
+
+DRIVER = Path(__file__).with_name("ray_driver.py")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("fault", ["raise 1", "kill 0", "kill 2"])
+def test_actors(tmp_path: Path, fault: str) -> None:
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    with ReservedPort() as port, tempfile.TemporaryDirectory(prefix="r") as folder:  # short: it has sockets in it
+        done = subprocess.run(
+            [sys.executable, DRIVER, fault, str(port.number)],
+            env=environ | {"RAY_TMPDIR": folder},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    dead = [int(fault[-1])] if fault.startswith("kill") else []
+    assert report["replaced"] == dead
+    for rank, (pid, found) in enumerate(zip(report["before"], report["found"], strict=True)):
+        assert found["sum"] == 3.0 and found["iteration"] >= 1
+        assert (found["pid"] == pid) == (rank not in dead)
