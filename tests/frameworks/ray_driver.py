@@ -1,4 +1,4 @@
-"""A program for Ray: three actors, each a rank; a fault; where one dies, a new actor takes its place. Prints a report."""
+"""A program for Ray: three actors, each a rank; where one dies, a new actor takes its place. Prints a report."""
 
 from __future__ import annotations
 
