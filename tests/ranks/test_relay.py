@@ -63,7 +63,8 @@ def test_the_first_rank_knows_what_happened_on_the_others(launch, tmp_path, faul
     assert (incident.before, incident.after) == (3, after)
     assert sorted(incident.evidence.witnesses) == [0, 1, 2]
     # the stacks of the others, whose files are not here
-    assert any("all_reduce" in frame for frame in incident.evidence.witnesses[1].frames)
+    # in the function, since all have finished a step; whether in its next all-reduce already, is chance
+    assert any("targets.py" in frame for frame in incident.evidence.witnesses[1].frames)
     if kind != "signal":
         assert any("child.py" in frame for frame in incident.evidence.witnesses[2].frames)
         assert "child.py" in incident.verdict.where or "faults.py" in incident.verdict.where

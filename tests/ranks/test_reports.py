@@ -12,6 +12,7 @@ from inprocess import RankShouldRestart, RestartAbort
 from inprocess.launcher import command
 from inprocess.reports.incident import PHASES, Incident, all_incidents
 from inprocess.reports.reading import read
+from inprocess.testing.coordinates import When
 from inprocess.testing.faults import HostLoss, Segfault, SlowDown
 from tests.harness import At, Exit, Hang, HoldGIL, Kill, KillTogether, Raise, Stop
 from tests.harness.launch import BEATING, HASTY, KILLING, PATIENT
@@ -40,7 +41,11 @@ FAULTS: dict[str, tuple[dict[Any, Any], Any, int, str, tuple[int, ...]]] = {
     "waits for a lock": ({At(1, step=1): Hang("lock")}, HASTY, 1, "hang", ()),
     "waits for a queue": ({At(0, step=1): Hang("queue")}, HASTY, 0, "hang", ()),
     "its host is lost": ({At(1, step=1): HostLoss()}, BEATING, 1, "host_lost", ()),
-    "two raise": ({At(0, step=1): Raise(), At(2, step=1): Raise()}, PATIENT, 0, "exception", (2,)),
+    # when both are there: the first to raise would interrupt the other one before
+    "two raise": (
+        {At(rank, step=1): Raise(when=When("wait_for", 1)) for rank in (0, 2)},
+        *(PATIENT, 0, "exception", (2,)),
+    ),
     "two hang": ({At(0, step=1): Hang(), At(2, step=1): Hang()}, HASTY, 0, "hang", (2,)),
 }
 
