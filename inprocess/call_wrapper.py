@@ -164,7 +164,7 @@ def _no_store() -> Any:
 
 
 class _Section:
-    """No generator, whose end would set the limit of a later iteration where this one was left without leaving it."""
+    """A class, since a generator that is dropped unfinished runs its ``finally``, perhaps in a later iteration."""
 
     __slots__ = ("_begin", "_call", "_limit", "_name", "_outer")
 

@@ -9,6 +9,7 @@ DeepSpeed 0.19.
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import inspect
 import sys
@@ -32,10 +33,9 @@ MODULES = (
 def restore(name: str) -> None:
     """Give the variables of a module that was imported their first values."""
     module: Any = sys.modules[name]
-    for variable, text in _first_values(name):
-        first = ast.literal_eval(text)
+    for variable, first in _first_values(name).items():
         if _differs(getattr(module, variable, None), first):
-            setattr(module, variable, first)
+            setattr(module, variable, copy.copy(first))
 
 
 def _differs(value: Any, first: Any) -> bool:
@@ -46,15 +46,15 @@ def _differs(value: Any, first: Any) -> bool:
 
 
 @functools.cache
-def _first_values(name: str) -> list[tuple[str, str]]:
-    """Its variables, each with the text of its value."""
+def _first_values(name: str) -> dict[str, Any]:
+    """Its variables."""
     found = {}
     for line in ast.parse(inspect.getsource(sys.modules[name])).body:
         targets = line.targets if isinstance(line, ast.Assign) else [getattr(line, "target", None)]
         value: ast.expr | None = getattr(line, "value", None)
         if len(targets) == 1 and isinstance(targets[0], ast.Name) and value and _is_first(value):
-            found[targets[0].id] = ast.unparse(value)
-    return list(found.items())
+            found[targets[0].id] = ast.literal_eval(value)
+    return found
 
 
 def _is_first(value: ast.expr) -> bool:

@@ -193,9 +193,11 @@ class ProgressWatchdog(threading.Thread):
             return left
         looked_closely = unheard.since is not None
         is_sure = unheard.is_sure(left, monotonic())
-        if (unheard.since is not None) != looked_closely:
+        if not looked_closely and unheard.since is not None:
             # beside a function that makes a system call each millisecond this thread waits 0.1 to 1.6 s for the lock
-            (interpreter.relax if looked_closely else interpreter.hurry)()
+            interpreter.hurry()
+        elif looked_closely and unheard.since is None:
+            interpreter.relax()
         if is_sure:
             self._on_silence = None
             on_silence()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import os
@@ -69,5 +68,4 @@ class ExceptionPointer:
         return ctypes.addressof(self._word)
 
     def __exit__(self, *raised: object) -> None:
-        with contextlib.suppress(Missing):
-            self._release(ctypes.addressof(self._word))
+        self._release(ctypes.addressof(self._word))

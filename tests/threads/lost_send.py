@@ -11,7 +11,6 @@ import datetime
 import fcntl
 import multiprocessing
 import os
-import select
 import signal
 import socket
 import struct
@@ -27,6 +26,7 @@ import torch.distributed as dist
 from inprocess.collectives import gloo, gloo_lost
 from inprocess.system import procfs
 from inprocess.testing import server
+from tests.ranks.targets import wait_until
 
 #: of Gloo's operations, and of everything the parent waits for (seconds)
 TIMEOUT_S = 60
@@ -73,13 +73,13 @@ def sender(port: int, parent: Connection) -> None:
 
     thread = threading.Thread(target=send)
     thread.start()
-    until(gloo_lost._waits, None)
+    wait_until(lambda: bool(gloo_lost._waits(None)), TIMEOUT_S)
     parent.send("sends")
     parent.recv()  # stopped and continued meanwhile
-    until(are_gone)
+    wait_until(are_gone, TIMEOUT_S)
     thread.join(2 * gloo_lost.LOST_AFTER_S)
     parent.send((thread.is_alive(), len(gloo_lost._waits(None))))
-    until(lambda: gloo_lost.lost_operations.release() or not thread.is_alive())
+    wait_until(lambda: bool(gloo_lost.lost_operations.release()) or not thread.is_alive(), TIMEOUT_S)
     thread.join()
     parent.send(ended)
 
@@ -89,7 +89,7 @@ def receiver(port: int, parent: Connection) -> None:
     parent.recv()
     work = group.recv([torch.zeros(SIZE)], 0, 0)
     (connection,) = connections()
-    until(lambda: unacknowledged(connection) == 0)
+    wait_until(lambda: unacknowledged(connection) == 0, TIMEOUT_S)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     parent.send("ready")
     parent.recv()  # never: it is killed
@@ -101,12 +101,6 @@ def unacknowledged(connection: socket.socket) -> int:
     count = array.array("i", [0])
     fcntl.ioctl(connection, termios.TIOCOUTQ, count)
     return count[0]
-
-
-def until(is_so: Any, *arguments: Any) -> None:
-    """Look each millisecond; there is no event for what the kernel and Gloo do."""
-    while not is_so(*arguments):
-        select.select([], [], [], 0.001)
 
 
 class Pair:
@@ -149,7 +143,7 @@ class Pair:
         pid = self.processes[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
-        until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
 
     def continue_sender(self) -> None:
         pid = self.processes[0].pid

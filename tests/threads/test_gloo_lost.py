@@ -14,8 +14,9 @@ from inprocess.collectives import gloo_lost
 from inprocess.collectives.deferred_release import held
 from inprocess.collectives.gloo_lost import LostOperations
 from inprocess.system import symbols
+from tests.ranks.targets import wait_until
 from tests.threads.groups import Groups
-from tests.threads.lost_send import Pair, until
+from tests.threads.lost_send import Pair
 
 
 def test_a_send_that_is_in_no_list_is_ended() -> None:
@@ -35,7 +36,7 @@ def test_a_send_that_is_in_no_list_is_ended() -> None:
 def wait_in(group: dist.ProcessGroupGloo) -> dist.Work:
     """One of the group's own threads waits for the other rank, once this returns."""
     work = group.allreduce([torch.ones(1)], dist.AllreduceOptions())
-    until(gloo_lost._waits, None)
+    wait_until(lambda: bool(gloo_lost._waits(None)))
     return work
 
 
@@ -97,7 +98,7 @@ def test_a_thread_of_the_program_may_be_in_the_next_iteration(groups: Groups) ->
     buffer = torch.zeros(1)
     thread = threading.Thread(target=lambda: groups[0].recv([buffer], 1, 0).wait())
     thread.start()
-    until(gloo_lost._waits, None)
+    wait_until(lambda: bool(gloo_lost._waits(None)))
     lost = LostOperations()
     lost.note()
     assert lost.release_rest() == 0
