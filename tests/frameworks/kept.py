@@ -115,6 +115,11 @@ def test_the_compiler_is_imported_while_the_function_runs(tmp_path: Path) -> Non
             )
             for rank in range(3)
         ]
-        said = [rank.communicate(timeout=200)[0] for rank in ranks]
+        try:
+            said = [rank.communicate(timeout=200)[0] for rank in ranks]
+        finally:
+            for rank in ranks:
+                with rank:  # which closes its pipe and waits
+                    rank.kill()
     assert [rank.returncode for rank in ranks] == [-9, 0, 0], "\n".join(said)
     assert [text.count("iteration 1\n") for text in said[1:]] == [1, 1], "\n".join(said)

@@ -12,7 +12,7 @@ from inprocess.rank_assignment import ActiveWorldSizeDivisibleBy, ShiftRanks
 from inprocess.testing import At, Job, Kill, Raise
 
 from .kept import PATIENT
-from .programs import mesh_training
+from .programs import mesh_training, same
 
 STEPS = 12
 KINDS = ("FSDP2 and TP", "TP and PP")
@@ -28,19 +28,19 @@ REPLACED = {"respawn": 1, "options": {"initialize": RetryController(min_world_si
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Of each kind: by which part a rank has, its weights."""
+    """A run of each kind."""
     return {
         kind: Job(4, **PATIENT).run(mesh_training, STEPS, str(tmp_path_factory.mktemp("run")), kind) for kind in KINDS
     }
 
 
-def check_weights(run: Any, expected: Any, kind: str) -> None:
+def check_weights(run: Any, expected: Any) -> None:
     """A replacement may have another place in the list of ranks; each stage of a pipeline has its own weights."""
     found = [value for value in run.values if value is not None]
     assert len(found) == 4
     known = [value for value in expected.values if value is not None]
     for value in found:
-        assert any(all((a == b).all() for a, b in zip(value, other, strict=True)) for other in known)
+        assert any(same(value, other) for other in known)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -61,7 +61,7 @@ def test_one_dies_and_is_replaced(
 ) -> None:
     faults = {At(rank=rank, **PLACES[place]): Kill()}
     run = ranks(4, **REPLACED, **PATIENT).run(mesh_training, STEPS, str(tmp_path), kind, faults=faults)
-    check_weights(run, undisturbed[kind], kind)
+    check_weights(run, undisturbed[kind])
 
 
 @pytest.mark.parametrize("rank", [0, 3])

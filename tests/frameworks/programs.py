@@ -30,6 +30,11 @@ def weights(trained: torch.nn.Module) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in trained.parameters()]
 
 
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    """Bit for bit."""
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
 def tell(rank: int, world_size: int, is_main: bool) -> None:
     """What a library believes, beside what the environment says."""
     here("belief", believed=[rank, world_size, is_main], true=_true())
@@ -126,14 +131,13 @@ def deepspeed_loop(steps: int, call: inprocess.CallWrapper = None) -> Any:  # ty
 
 @inprocess.Wrapper()
 def megatron_groups(steps: int, call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
-    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core import parallel_state
 
     dist.init_process_group("gloo")
     assert not parallel_state.is_initialized()
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=1)
     rank, size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
     tell(rank, size, rank == 0)
-    assert tensor_parallel is not None
     for _ in range(steps):
         call.ping()
         total = torch.ones(1)
@@ -142,8 +146,9 @@ def megatron_groups(steps: int, call: inprocess.CallWrapper = None) -> Any:  # t
     return size
 
 
-def trainer(folder: str, steps: int, call: inprocess.CallWrapper) -> Any:
-    """What both programs for the Trainer share; the inner model is all that it needs of a language model."""
+@inprocess.Wrapper()
+def transformers_trainer(steps: int, folder: str) -> Any:
+    """A language model is not needed for it: the inner model is that of the others."""
     from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
     from transformers.modeling_outputs import SequenceClassifierOutput
 
@@ -188,11 +193,6 @@ def trainer(folder: str, steps: int, call: inprocess.CallWrapper) -> Any:
     found.train(resume_from_checkpoint=latest)
     assert found.accelerator.num_processes == dist.get_world_size()
     return weights(found.model.net)
-
-
-@inprocess.Wrapper()
-def transformers_trainer(steps: int, folder: str, call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
-    return trainer(folder, steps, call)
 
 
 @inprocess.Wrapper()

@@ -10,7 +10,7 @@ from inprocess.initialize import RetryController
 from inprocess.testing import At, Job, Kill, Raise
 
 from .kept import PATIENT, check_beliefs
-from .programs import accelerate_loop, lightning_fit, transformers_trainer
+from .programs import accelerate_loop, lightning_fit, same, transformers_trainer
 
 STEPS = 16
 PROGRAMS = {"transformers": transformers_trainer, "lightning": lightning_fit}
@@ -34,27 +34,22 @@ def at(name: str, rank: int, place: str) -> At:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Any]:
-    return {}
-
-
-def reference(undisturbed: dict[tuple[str, int], Any], factory: Any, name: str, size: int) -> Any:
-    if (name, size) not in undisturbed:
-        folder = str(factory.mktemp("reference"))
-        undisturbed[name, size] = Job(size, **PATIENT).run(PROGRAMS[name], STEPS, folder)
-    return undisturbed[name, size]
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A run of two ranks of each program."""
+    folders = {name: str(tmp_path_factory.mktemp(name)) for name in PROGRAMS}
+    return {name: Job(2, **PATIENT).run(PROGRAMS[name], STEPS, folders[name]) for name in PROGRAMS}
 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_one_raises(ranks: Any, tmp_path: Any, tmp_path_factory: Any, undisturbed: Any, name: str, place: str) -> None:
+def test_one_raises(ranks: Any, tmp_path: Any, undisturbed: Any, name: str, place: str) -> None:
     """The same world, so the same weights as without the fault."""
     rank = 0 if place == "at a checkpoint" else 1
     if name == "transformers" and place == "in the validation":
         pytest.skip("its loss is computed by the model, as in a training step")
     run = ranks(2, **PATIENT).run(PROGRAMS[name], STEPS, str(tmp_path), faults={at(name, rank, place): Raise(OSError)})
     assert run.world_sizes == [2, 2] and run.same_pids
-    run.assert_same_result(reference(undisturbed, tmp_path_factory, name, 2))
+    run.assert_same_result(undisturbed[name])
     check_beliefs(run, 4)
 
 
@@ -65,21 +60,19 @@ def test_one_dies(ranks: Any, tmp_path: Any, name: str, rank: int, place: str) -
     run = ranks(3, **PATIENT).run(PROGRAMS[name], STEPS, str(tmp_path), faults={at(name, rank, place): Kill()})
     assert run.world_sizes == [3, 2]
     left = [value for value in run.values if value is not None]
-    assert len(left) == 2 and all((a == b).all() for a, b in zip(*left, strict=True))
+    assert len(left) == 2 and same(*left)
     check_beliefs(run, 5)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_one_dies_and_is_replaced(
-    ranks: Any, tmp_path: Any, tmp_path_factory: Any, undisturbed: Any, name: str, rank: int
-) -> None:
+def test_one_dies_and_is_replaced(ranks: Any, tmp_path: Any, undisturbed: Any, name: str, rank: int) -> None:
     faults = {at(name, rank, "between steps"): Kill()}
     run = ranks(2, **REPLACED, **PATIENT).run(PROGRAMS[name], STEPS, str(tmp_path), faults=faults)
     assert run.world_sizes[0] == run.world_sizes[-1] == 2
-    expected = reference(undisturbed, tmp_path_factory, name, 2).values[0]
+    expected = undisturbed[name].values[0]
     for value in run.values:
-        assert value is None or all((a == b).all() for a, b in zip(value, expected, strict=True))
+        assert value is None or same(value, expected)
     check_beliefs(run, 4)
 
 
@@ -96,5 +89,5 @@ def test_accelerate_replaced(ranks: Any, rank: int) -> None:
     expected = Job(2, **PATIENT).run(accelerate_loop, STEPS)
     run = ranks(2, **REPLACED, **PATIENT).run(accelerate_loop, STEPS, faults={At(rank=rank, step=5): Kill()})
     for value in run.values:
-        assert value is None or all((a == b).all() for a, b in zip(value, expected.values[0], strict=True))
+        assert value is None or same(value, expected.values[0])
     check_beliefs(run, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -91,6 +92,16 @@ def test_the_innermost_section_counts(call: Call) -> None:
             assert call.seen.soft_timeout == 50 * S
         assert call.seen.soft_timeout == 20 * S
     assert call.seen.soft_timeout == 0
+
+
+def test_a_section_that_is_dropped_changes_nothing_later(call: Call) -> None:
+    """As by a callback whose training was interrupted between its beginning and its end."""
+    dropped = call.section("save", timeout=50)
+    dropped.__enter__()
+    with call.section("evaluation", timeout=20):
+        del dropped
+        gc.collect()
+        assert call.seen.soft_timeout == 20 * S
 
 
 def test_a_section_learns_its_timeout(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
