@@ -257,7 +257,9 @@ class MonitorThread(threading.Thread):
         emit("interrupted", cause=None if outcome.cause is None else outcome.cause.to_dict())
         if is_wanted():
             spot = self.spot(iteration)
-            emit("stacks", threads=whereabouts.stacks(), **({} if spot is None else dataclasses.asdict(spot)))
+            told = {} if spot is None else dataclasses.asdict(spot)
+            left = whereabouts.has_left_collective()
+            emit("stacks", threads=whereabouts.stacks(), left_collective=left, **told)
 
     def _get_out(self, iteration: int) -> None:
         """The iteration is over: abort what the main thread waits for, and interrupt it until it has left."""

@@ -23,7 +23,7 @@ _KEPT: dict[str, tuple[str, ...]] = {
     "died": ("how", "exit_code", "signal", "oom_kills"),
     "killed": ("record", "at_once"),
     "no_progress": ("record", "silent_for"),
-    "stacks": ("threads", "where", "waits", "pings", "text"),
+    "stacks": ("threads", "where", "waits", "left_collective", "pings", "text"),
     "interrupted": ("cause",),
     "restart": ("restart", "pings", "kept", "world_size"),
     "run": ("world_size", "before", "reserve"),

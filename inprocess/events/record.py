@@ -37,7 +37,8 @@ KINDS = {
     "raised": "The function raised: `message`, `where`, `pings`, `lines` of the traceback, outermost first.",
     "interrupted": "The rank learned that the iteration is over: `cause`, the first record that was made.",
     "stacks": "All threads, innermost line first, before the abort began: `threads`, each with `name`, `main` and "
-    "`frames`; `where` and `waits` of the main thread, `pings`. From outside: `text`.",
+    "`frames`; `where` and `waits` of the main thread, `left_collective` (it handles an error of a collective), "
+    "`pings`. From outside: `text`.",
     "aborted": "The abort ladder has ended.",
     "too_few": "There are too few ranks, and the restart waits for processes that join: `patience` (seconds).",
     "restart": "The end round has decided to go on: `restart` (its number), `why`, `records`, `record_count`, `stuck`, "
@@ -45,6 +46,7 @@ KINDS = {
     "`pause` (seconds); of the iteration that ended `pings`, and `kept` (those before the last `atomic()`).",
     "abort": "The end round has decided that everybody leaves: `why`, `records`.",
     "recovered": "`LiveState` has a state again: `step`, `source`.",
+    "leaving": "A signal asked the rank to leave: `signal`, `seconds` (after which the function is interrupted).",
     "left": "The call is over on this rank: `how`, `why`, `pings`.",
     # ... or by its monitor process
     "watching": "The monitor has begun: `training_pid`.",

@@ -21,7 +21,7 @@ from inprocess.protocol.messages import Spot
 from inprocess.system.errors import PACKAGE
 from inprocess.system.interpreter import running_frames
 
-__all__ = ["in_collective", "is_users", "look", "stacks"]
+__all__ = ["has_left_collective", "in_collective", "is_users", "look", "stacks"]
 
 #: so much of a file's path, from its end, and of a function's name is told (characters)
 MAX_FILE_LENGTH, MAX_NAME_LENGTH = 120, 60
@@ -65,6 +65,16 @@ def in_collective(frame: FrameType) -> bool:
     """Whether this is code of torch's that waits for other ranks; a backward pass may do so on other threads."""
     name = _below_torch(frame.f_code.co_filename)
     return name.startswith((*_COLLECTIVE, _BACKWARD)) and not name.startswith(_NO_COLLECTIVE)
+
+
+def has_left_collective() -> bool:
+    """Whether the main thread handles an error that came out of a collective: its frames do not show that any more."""
+    handled = sys._current_exceptions().get(threading.main_thread().ident or 0)
+    error = handled[1] if isinstance(handled, tuple) else handled  # a tuple before Python 3.12
+    trace = None if error is None else error.__traceback__
+    while trace is not None and not in_collective(trace.tb_frame):
+        trace = trace.tb_next
+    return trace is not None
 
 
 def stacks() -> list[dict[str, Any]]:

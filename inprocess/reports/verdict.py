@@ -28,7 +28,7 @@ CLASSES = {
     "host_lost": "Nothing was heard of the host, not even of its monitor.",
     "store_lost": "The store was lost.",
     "gpu": "A GPU failed, as CUDA, NCCL or a health check says.",
-    "preemption": "The rank was asked to leave (SIGTERM), as by a scheduler.",
+    "preemption": "A signal asked the rank to leave, as a scheduler's SIGTERM does.",
     "request": "No failure: a restart was asked for, or a process joined.",
 }
 _OUT_OF_MEMORY = re.compile(
@@ -204,6 +204,9 @@ def _raised(evidence: Evidence) -> list[_Finding]:
             )
             kind = "input" if lost_worker else _class_of(record.message)
             found.append(_Finding(rank, kind, 0.95, where, record.message, told, at))
+        elif record.interruption is Interruption.PREEMPTED:
+            why = "a signal asked it to leave, and it did after its step"
+            found.append(_Finding(rank, "preemption", 1.0, "", record.message, (*told, why), at))
         elif record.interruption is Interruption.BASE_EXCEPTION:
             left = _left(witness, record.message, at)
             found.append(_Finding(rank, left.kind, left.confidence, where, record.message, told, at))
@@ -341,8 +344,10 @@ def _is_in_data(frames: Iterable[str]) -> bool:
 
 
 def _waits(witness: Witness) -> bool:
-    """Its main thread was in a collective, or in this library, which waits for the others."""
-    if witness.of("stacks").get("waits") is True:
+    """Its main thread was in a collective, or in this library, which waits for the others; or a collective had raised
+    there, since the rank that failed had closed its connections."""
+    told = witness.of("stacks")
+    if told.get("waits") is True or told.get("left_collective") is True:
         return True
     for frame in witness.frames:
         if any(part in frame for part in _IN_COLLECTIVE):

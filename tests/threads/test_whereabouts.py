@@ -164,3 +164,39 @@ def test_a_place_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     spot = seen(monkeypatch, made[name], sleeps=False)
     assert spot is not None and len(spot.where) < WHERE_LIMIT
     assert "/train.py:2 in step" in spot.where
+
+
+@pytest.mark.parametrize(
+    ("file", "inside", "left"),
+    [(C10D, True, True), (FILES, True, False), ("nn/functional.py", True, False), (C10D, False, False)],
+)
+def test_an_error_that_came_out_of_a_collective(
+    monkeypatch: pytest.MonkeyPatch, file: str, inside: bool, left: bool
+) -> None:
+    """Told only while it is handled, whatever the frames are by then."""
+    raises = in_torch((file, "all_reduce", "raise RuntimeError('Connection closed by peer')"))
+    release, entered = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        entered.set()
+        release.wait()
+
+    def handle() -> None:
+        try:
+            raises(Go())
+        except RuntimeError:
+            if inside:
+                wait()
+        if not inside:
+            wait()
+
+    thread = threading.Thread(target=handle)
+    monkeypatch.setattr(whereabouts.threading, "main_thread", lambda: thread)
+    thread.start()
+    try:
+        assert entered.wait(30)
+        assert whereabouts.has_left_collective() is left
+    finally:
+        release.set()
+        thread.join()
+    assert not whereabouts.has_left_collective()

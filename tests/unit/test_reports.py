@@ -207,6 +207,19 @@ def test_a_rank_that_does_not_answer(
     assert incident.at == pytest.approx(1001.0)  # when it made progress last
 
 
+@pytest.mark.parametrize(("told", "waiting"), [({"left_collective": True}, (0,)), ({"left_collective": False}, ())])
+def test_a_rank_whose_collective_has_just_raised(
+    write: Written, tmp_path: Path, told: dict[str, bool], waiting: tuple[int, ...]
+) -> None:
+    """It waited for the one that died, though its frames are elsewhere by the time at which it hears of that."""
+    died = record(1, "terminated", "killed by SIGKILL")
+    frames = ("/lib/python3.11/contextlib.py:158 in __exit__", "/home/me/train.py:81 in step")
+    write(0, 10.0, "stacks", **stacks(*frames), **told)
+    restart(write, range(1), 10.0, [died])
+    found = the_one(tmp_path).verdict
+    assert (found.initial_rank, found.kind, found.waiting) == (1, "signal", waiting)
+
+
 def test_all_wait_and_one_of_them_elsewhere(write: Written, tmp_path: Path) -> None:
     places = {0: "train.py:8 in step", 1: "train.py:8 in step", 2: "train.py:9 in step"}
     told = [record(rank, "soft_timeout", "waited", where) for rank, where in places.items()]
