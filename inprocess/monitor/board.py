@@ -225,6 +225,9 @@ class Board:
             answered=values[ANSWERED],
             rank=max(0, values[RANK]),  # the user's code may write here too, and a monitor must not die of it
             left=bool(values[LEFT]),
+            steps=max(0, values[STEPS]),
+            active=max(0, values[ACTIVE]),
+            reserves=max(0, values[RESERVES]),
         )
 
 

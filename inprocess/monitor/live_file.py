@@ -23,7 +23,7 @@ from inprocess.events import live_files
 from inprocess.events.files import file_name
 from inprocess.events.record import Header
 from inprocess.monitor import pidfile
-from inprocess.monitor.board import ACTIVE, RESERVES, STACKS_BYTES, STEPS, Board
+from inprocess.monitor.board import STACKS_BYTES, Board
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.events import StacksWanted
 from inprocess.monitor.link import Link
@@ -140,9 +140,9 @@ class LiveFile:
         self._disk_time = os.stat(path).st_mtime
 
     def _status(self) -> dict[str, Any]:
-        config, seen, now, slots = self._config, self._board.snapshot(), clock.monotonic(), self._board.slots
+        config, seen, now = self._config, self._board.snapshot(), clock.monotonic()
         beat_at = self._link.heartbeat_at
-        is_placed = slots[ACTIVE] + slots[RESERVES] > 0
+        is_placed = seen.active + seen.reserves > 0
         state = self._state(seen.left)
         fields = [] if state == "dead" else pidfile.stat_fields(config.training_pid)
         pings = seen.ping and seen.phase is Phase.RUN and not seen.reserve  # as for `soft_timeout`
@@ -161,11 +161,11 @@ class LiveFile:
             "iteration": seen.iteration,
             "phase": seen.phase.value,
             "state": state,
-            "steps": max(0, slots[STEPS]),
+            "steps": seen.steps,
             "progress_age": max(0.0, now - progress / 1e9) if progress else None,
             "heartbeat_age": None if beat_at is None else max(0.0, now - beat_at),
-            "world_size": max(0, slots[ACTIVE]) if is_placed else None,
-            "reserves": max(0, slots[RESERVES]) if is_placed else None,
+            "world_size": seen.active if is_placed else None,
+            "reserves": seen.reserves if is_placed else None,
             "memory_bytes": int(fields[21]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 21 else None,
             "time": now,
             "wall_time": clock.wall(),

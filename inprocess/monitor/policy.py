@@ -68,6 +68,10 @@ class Snapshot:
     answered: int = -2
     rank: int = 0
     left: bool = False
+    #: for people only, nothing is decided by these
+    steps: int = 0
+    active: int = 0
+    reserves: int = 0
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import pytest
 
 from inprocess.events import live_files
 from inprocess.monitor import live_file
-from inprocess.monitor.board import ASKED, LENGTH, STACKS_BYTES, Board
+from inprocess.monitor.board import ASKED, LENGTH, STACKS_BYTES, Board, Snapshot
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.events import StacksWanted
 from inprocess.monitor.live_file import LiveFile
@@ -115,6 +115,25 @@ def test_what_it_says(kept: Kept) -> None:
     assert 0 <= told["heartbeat_age"] < SOON and 0 <= told["progress_age"] < SOON
     assert (told["pid"], told["monitor_pid"]) == (kept.process.pid, os.getpid())
     assert 1 << 20 < told["memory_bytes"] < 1 << 28
+
+
+def test_it_does_not_mix_two_iterations(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = kept.board.snapshot
+
+    def copied_just_before_it_goes_on() -> Snapshot:
+        found = copy()
+        kept.board.begin(3)
+        kept.board.place(1, False, active=2, reserves=1)
+        kept.board.enter(Phase.RUN)
+        kept.board.steps = lambda: 7
+        kept.board.show_steps()
+        return found
+
+    monkeypatch.setattr(kept.board, "snapshot", copied_just_before_it_goes_on)
+    for iteration, phase, steps, world_size in ((-1, "join", 0, None), (3, "run", 7, 2)):
+        told = kept.live._status()
+        assert (told["iteration"], told["phase"], told["steps"]) == (iteration, phase, steps)
+        assert told["world_size"] == world_size
 
 
 def test_files_are_private(kept: Kept) -> None:
