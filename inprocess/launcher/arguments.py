@@ -12,14 +12,25 @@ from typing import NoReturn
 from torch.distributed import run as torchrun
 from torch.distributed.argparse_util import env
 
+from inprocess.exception import OptionError
 from inprocess.launcher import ft_config
 from inprocess.launcher.decisions import ANY_FAILED, DEFAULT_RESPAWNS, MIN_HEALTHY, Rules
 from inprocess.launcher.run_dir import chosen
 from inprocess.options import did_you_mean
+from inprocess.system import slurm
+from inprocess.system.environment import LAUNCH
 from inprocess.system.listening import listen_address
 
 __all__ = ["parse", "refuse", "rules"]
 
+#: options that SLURM may settle where they were not given -> torch's defaults
+SETTLED = {
+    "nnodes": "1:1",
+    "rdzv_backend": "static",
+    "rdzv_endpoint": "",
+    "rdzv_id": "none",
+    "master_addr": "127.0.0.1",
+}
 #: seconds of grace where torch has no option for it
 GRACE = 30
 
@@ -38,9 +49,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.set_defaults(node_rank=None)
     if "PET_MAX_RESTARTS" not in os.environ:
         parser.set_defaults(max_restarts=None)
+    for name in SETTLED:  # whether they were given
+        if f"PET_{name.upper()}" not in os.environ:
+            parser.set_defaults(**{name: None})
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
         refuse("; ".join(_unknown(name, parser) for name in unknown))
+    _settle_slurm(parsed)
     _check(parsed)
     _settle_node_rank(parsed)
     return parsed
@@ -159,6 +174,24 @@ def _is_range(nnodes: str) -> bool:
     except (ValueError, RuntimeError):
         return False
     return bool(0 < fewest <= most)
+
+
+def _settle_slurm(given: argparse.Namespace) -> None:
+    """Under INPROCESS_LAUNCH=slurm the options that were not given come from SLURM, else they have torch's defaults."""
+    settled = dict(SETTLED)
+    try:
+        if os.environ.get(LAUNCH, "").strip() == "slurm" and not given.standalone:
+            settled["nnodes"] = str(slurm.nodes(os.environ)) if given.nnodes is None else given.nnodes
+            places = (given.rdzv_backend, given.rdzv_endpoint, given.master_addr, given.master_port)
+            if settled["nnodes"] not in ("1", "1:1") and all(place is None for place in places):
+                settled |= slurm.rendezvous(os.environ)
+                if "is_host" not in given.rdzv_conf:  # whether or not the host knows itself by the name of its node
+                    given.rdzv_conf = f"{given.rdzv_conf},is_host={slurm.is_first(os.environ)}".lstrip(",")
+    except OptionError as error:
+        refuse(error)
+    for name, value in settled.items():
+        if getattr(given, name) is None:
+            setattr(given, name, value)
 
 
 def _settle_node_rank(given: argparse.Namespace) -> None:

@@ -34,7 +34,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, Rend
 from inprocess.exception import StoreLost
 from inprocess.launcher import shared_table
 from inprocess.launcher.generation import Generation, NodeEvent, agree_on_rank
-from inprocess.launcher.node_watch import NodeWatch
+from inprocess.launcher.node_watch import NodeWatch, Shortage
 from inprocess.launcher.nodes import DONE, LEFT, LOST, RUNNING, Block, Table
 from inprocess.launcher.shared_table import Silence
 from inprocess.stores import connecting, serving
@@ -72,7 +72,7 @@ class NodeRendezvous:
         preferred_rank: the group rank that this node would like to have; -1: any.
         join: whether it may join a generation that runs.
         interval: how often it is asked what the others want (seconds).
-        patience: a node that is silent for so long is lost (seconds).
+        patience: a node that is silent for so long is lost, and so long too few may be left (seconds).
         join_timeout: how long to wait for a new store where the last one was lost (seconds).
     """
 
@@ -96,6 +96,7 @@ class NodeRendezvous:
         self._size, self._interval, self._patience = size, interval, patience
         self._join_timeout, self._preferred_rank = join_timeout, preferred_rank
         self._fewest, self._most = nodes
+        self._shortage = Shortage(self._fewest, patience)
         self._local_addr, self._master_addr, self._may_join = local_addr, master_addr, join
         self._static = self.handler.get_backend() == "static"
         self._me = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
@@ -290,6 +291,7 @@ class NodeRendezvous:
             return
         if self._met.block is None:
             self._change(lambda table: table.put(Block(base, self._size, self._me)))
+        self._shortage = Shortage(self._fewest, self._patience)
         self._watch = NodeWatch(self._look, self._lose, self._interval)
 
     @property
@@ -374,18 +376,14 @@ class NodeRendezvous:
             self._change(lambda now: now.mark(self._me, DONE if self._done else RUNNING))
         self._beat()
         self._listen(table)
-        present = len(table.present())
-        self.others = present > 1
+        self.others = len(table.present()) > 1
         if len(table.blocks) < self._met.nodes:  # some are still writing themselves down
             return None
         if self._done and not table.running():
             self._last_word = clock.monotonic()
             return NodeEvent("done", "")
-        if not self._done and present < self._fewest:
-            return NodeEvent(
-                "few", f"{present} of {len(table.blocks)} nodes are left, and the job needs {self._fewest}"
-            )
-        return None
+        few = "" if self._done else self._shortage.lasts(table)
+        return NodeEvent("few", few) if few else None
 
     def _beat(self) -> None:
         now = clock.monotonic()

@@ -84,9 +84,13 @@ class Table:
         return Block(self.world, size, owner)
 
     def watched_by(self, owner: str) -> Block | None:
-        """The node whose signs of life this one looks for: the next that runs, in a ring."""
-        running = self.running()
+        """The node whose signs of life this one looks for: the next that runs, in a ring.
+
+        A node that is done looks as well: it waits for those that run, and one of these may be lost.
+        """
         mine = self.of(owner)
-        if mine is None or mine not in running or len(running) < 2:
+        if mine is None or mine.free:
             return None
-        return running[(running.index(mine) + 1) % len(running)]
+        begin = self.blocks.index(mine)
+        following = (*self.blocks[begin + 1 :], *self.blocks[:begin])
+        return next((block for block in following if block.state == RUNNING), None)

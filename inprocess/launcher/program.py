@@ -34,7 +34,8 @@ def main(given: Sequence[str] | None = None) -> None:
 
 def program(given: Sequence[str] | None = None) -> None:
     """`main` as a program: neither a signal, such as that of a scheduler, nor a failed job ends it with a traceback of
-    this one; torch's report of the workers that failed is printed."""
+    this one; torch's report of the workers that failed is printed. After a signal the status is 128 and its number, as
+    a worker's that left in time, by which a scheduler tells that from a failure."""
     try:
         main(given)
     except Exception as error:
@@ -43,4 +44,5 @@ def program(given: Sequence[str] | None = None) -> None:
         number = getattr(error, "sigval", None)  # torch's SignalException
         if number is None:
             raise
-        sys.exit(f"inprocess run: ended by {signal.Signals(number).name}, with its workers")
+        print(f"inprocess run: ended by {signal.Signals(number).name}, with its workers", file=sys.stderr)
+        sys.exit(128 + number)

@@ -25,7 +25,7 @@ def test_a_signal_is_passed_on(run: Run, hub: Hub, number: signal.Signals) -> No
     launcher.signal(number)
     for worker in workers:
         assert worker.hear() == ({"got": "SIGTERM"} if number == signal.SIGTERM else {})
-    assert launcher.finish() == 1
+    assert launcher.finish() == 128 + number
     assert f"inprocess run: ended by {number.name}, with its workers\n" in launcher.err
     assert "SignalException" not in launcher.err
     assert ("KeyboardInterrupt" in launcher.err) == (number == signal.SIGINT)
@@ -40,7 +40,7 @@ def test_who_takes_too_long_is_killed(run: Run, hub: Hub) -> None:
     launcher.signal(signal.SIGTERM)
     assert stubborn.hear() == {"got": "SIGTERM"}
     other.gone()
-    assert launcher.finish() == 1
+    assert launcher.finish() == 128 + signal.SIGTERM
     assert f"the worker with local rank 0 (pid {stubborn.pid}) is killed" in launcher.err
     assert launcher.left() == []
 
@@ -52,7 +52,7 @@ def test_a_second_signal_ends_the_grace(run: Run, hub: Hub) -> None:
     launcher.signal(signal.SIGTERM)
     assert worker.hear() == {"got": "SIGTERM"}
     launcher.signal(signal.SIGTERM)
-    assert launcher.finish() == 1
+    assert launcher.finish() == 128 + signal.SIGTERM
     worker.gone()
 
 
@@ -63,7 +63,7 @@ def test_a_signal_while_it_waits_for_other_nodes(start: Run) -> None:
         launcher = start(*static, WORKER)
         launcher.expect("this node waits for the others")
         launcher.signal(signal.SIGTERM)
-        assert launcher.finish() == 1
+        assert launcher.finish() == 128 + signal.SIGTERM
     assert "inprocess run: ended by SIGTERM" in launcher.err
 
 
@@ -75,7 +75,7 @@ def test_a_worker_that_waits_to_be_started_again(run: Run, hub: Hub) -> None:
     hub.next().tell("exit 2")
     launcher.expect("it is started again in 1000 s, 2 of 3")
     launcher.signal(signal.SIGTERM)
-    assert launcher.finish() == 1
+    assert launcher.finish() == 128 + signal.SIGTERM
     first[0].gone()
 
 
@@ -84,7 +84,7 @@ def test_wrapped_workers_end_with_their_monitors(start: Run) -> None:
     launcher = start("--standalone", "--nproc-per-node", "2", str(HERE / "wrapped_script.py"))
     launcher.expect("<running>", stream="out")
     launcher.signal(signal.SIGTERM)
-    assert launcher.finish() == 1
+    assert launcher.finish() == 128 + signal.SIGTERM
     assert "inprocess run: ended by SIGTERM" in launcher.err
     assert launcher.left() == []
 

@@ -31,11 +31,11 @@ def node(start: Run, hub: Hub) -> Iterator[Node]:
         yield begin
 
 
-def pair(node: Node, hub: Hub, *options: str) -> tuple[list[Launcher], list[Worker]]:
+def pair(node: Node, hub: Hub, *options: str, nodes: str = "1:2") -> tuple[list[Launcher], list[Worker]]:
     """Two nodes; the first has the store of the rendezvous. Its workers are not always the first."""
-    first = node("1:2", *options, last_call=30)  # the second one may take its time
+    first = node(nodes, *options, last_call=30)  # the second one may take its time
     first.expect("this node waits for the others")
-    second = node("1:2", *options, last_call=30)
+    second = node(nodes, *options, last_call=30)
     workers = hub.group(4)
     for launcher in (first, second):
         launcher.expect("other nodes can join from now on")
@@ -86,7 +86,7 @@ def test_a_new_node_gets_ranks_beyond(node: Node, hub: Hub) -> None:
 def test_a_node_that_returns_has_the_free_ranks(node: Node, hub: Hub) -> None:
     (first, second), workers = pair(node, hub)
     second.signal(signal.SIGTERM)
-    assert second.finish() == 1
+    assert second.finish() == 128 + signal.SIGTERM
     third = node("1:2")
     again = hub.group(2)
     assert ranks(again) == [(worker.rank, "4", 1) for worker in workers[2:]]
@@ -101,6 +101,17 @@ def test_a_lost_node_is_replaced(node: Node, hub: Hub) -> None:
     again = hub.group(2)
     assert ranks(again) == [(worker.rank, "4", 1) for worker in workers[2:]]
     end([first, third], workers[:2] + again)
+
+
+def test_a_node_is_lost_while_the_other_one_is_done(node: Node, hub: Hub) -> None:
+    """The one that is done does not wait for it until its exit barrier is over."""
+    (first, second), workers = pair(node, hub)
+    for worker in workers[:2]:
+        worker.tell("exit 0")
+        worker.gone()
+    kill(second, workers[2:])
+    assert first.finish() == 0, first.err
+    assert "has been silent for 4 s and counts as lost" in first.err
 
 
 def test_the_node_with_the_store_of_the_rendezvous_is_lost(node: Node, hub: Hub) -> None:
@@ -154,6 +165,7 @@ def test_too_few_nodes_are_left(node: Node, hub: Hub) -> None:
     mine = [worker for worker in workers if parent(worker) == first.pid]
     others = [worker for worker in workers if worker not in mine]
     kill(second, others)
+    first.expect("1 of 2 nodes are left, and the job needs 2; if no node comes within 4 s, all workers are restarted")
     first.expect("1 of 2 nodes are left, and the job needs 2; all workers are restarted, 1 of 1")
     for worker in mine:
         worker.gone()
@@ -164,14 +176,16 @@ def test_too_few_nodes_are_left(node: Node, hub: Hub) -> None:
     end([first, third], again)
 
 
-def test_a_spare_node_waits_for_a_place(node: Node, hub: Hub) -> None:
-    (first, second), workers = pair(node, hub)
-    spare = node("1:2")
+@pytest.mark.parametrize("nodes", ["1:2", "2:2"])
+def test_a_spare_node_waits_for_a_place(node: Node, hub: Hub, nodes: str) -> None:
+    """It takes it, also where the others are too few without it: their workers go on."""
+    (first, second), workers = pair(node, hub, nodes=nodes)
+    spare = node(nodes)
     spare.expect("job already running; this node waits for a free slot")
     second.signal(signal.SIGINT)
     again = hub.group(2)
     assert ranks(again) == [(worker.rank, "4", 1) for worker in workers[2:]]
-    assert second.finish() == 1
+    assert second.finish() == 128 + signal.SIGINT
     end([first, spare], workers[:2] + again)
 
 
@@ -206,6 +220,9 @@ def test_table() -> None:
     assert one.watched_by("host:2:x") == one.blocks[0]
     assert one.watched_by("host:1:x") is None
     assert one.mark("host:2:x", LOST).watched_by("host:0:x") is None
+    # one that is done, and waits for the others, looks for them too
+    assert one.mark("host:0:x", DONE).watched_by("host:0:x") == one.blocks[2]
+    assert one.mark("host:2:x", DONE).watched_by("host:0:x") is None
     assert one.put(Block(2, 2, "new:1:x")).of("host:1:x") is None
 
 

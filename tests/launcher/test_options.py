@@ -203,7 +203,7 @@ def test_a_rendezvous_that_cannot_be_reached(start: Run) -> None:
     launcher = start("--nnodes", "2", "--rdzv-backend", "c10d", *endpoint, WORKER)
     launcher.expect("the host of the rendezvous, no-host.invalid, is unknown")
     launcher.signal(signal.SIGTERM)
-    assert launcher.finish() == 1
+    assert launcher.finish() == 128 + signal.SIGTERM
     assert "Traceback" not in launcher.err
 
 

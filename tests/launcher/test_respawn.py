@@ -156,7 +156,7 @@ def test_a_failure_is_told_though_the_job_ends_otherwise(run: Run, hub: Hub) -> 
     first[1].tell("exit 3")
     hub.next()
     launcher.signal(signal.SIGTERM)
-    assert launcher.finish() == 1
+    assert launcher.finish() == 128 + signal.SIGTERM
     why = f"rank 1 (local rank 1, pid {first[1].pid}) failed: exit code 3"
     assert [line.partition("] ")[2] for line in launcher.err.splitlines() if "failed" in line] == [why]
 
