@@ -1,12 +1,15 @@
-"""What a process gets from its launcher: the environment variables that tell its rank, read, changed for an iteration,
-put back in the end; and its standard streams."""
+"""What a process gets from its launcher: the environment variables that tell its rank, read, changed for a call and for
+an iteration, put back in the end; and its standard streams."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+
+from inprocess.exception import OptionError
+from inprocess.system import slurm
 
 #: what the function sees in place of the launcher's values
 CHANGED = (
@@ -19,6 +22,46 @@ CHANGED = (
 )
 #: the socket of this library's launcher, and what a worker proves with that it is the one it was started as
 LAUNCHER, LAUNCHER_KEY = "INPROCESS_LAUNCHER", "INPROCESS_LAUNCHER_KEY"
+#: names a launcher whose variables have other names, and what reads them
+LAUNCH = "INPROCESS_LAUNCH"
+LAUNCHES: dict[str, Callable[[Mapping[str, str]], dict[str, str]]] = {"slurm": slurm.variables}
+
+
+def derived(environ: Mapping[str, str]) -> dict[str, str]:
+    """RANK and the others from the variables of the launcher that INPROCESS_LAUNCH names; what is set stays as it is.
+
+    Empty where it names none, and where RANK and WORLD_SIZE are set. Raises OptionError.
+    """
+    name = environ.get(LAUNCH, "").strip()
+    if not name or all(environ.get(needed, "").strip() for needed in ("RANK", "WORLD_SIZE")):
+        return {}
+    if name not in LAUNCHES:
+        raise OptionError(
+            f"{LAUNCH}={name!r}: it can be {' or '.join(map(repr, LAUNCHES))}. Unset it where the launcher sets RANK "
+            "and WORLD_SIZE itself"
+        )
+    return LAUNCHES[name](environ)
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """What `derived` says is in the environment while a call lasts, and not before and after."""
+    variables = derived(os.environ)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        put_back(before)
+
+
+def put_back(before: Mapping[str, str | None]) -> None:
+    """Set variables to these values; None: unset."""
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def launcher() -> tuple[str, str] | None:
@@ -55,11 +98,7 @@ class Borrowed:
 
     def restore(self) -> None:
         self.unhook()
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        put_back(self._before)
 
 
 class StandardStreams:
