@@ -26,6 +26,7 @@ class Interruption(enum.Enum):
     MONITOR_PROCESS_EXCEPTION = "monitor_process_exception"  #: the rank's monitor process failed
     JOINED = "joined"  #: no failure: a process joins the running job
     REQUESTED = "requested"  #: no failure: the function raised RankShouldRestart
+    PREEMPTED = "preempted"  #: no failure: a signal asked the rank to leave, as a scheduler's does
 
 
 _WORDS = {
@@ -38,6 +39,7 @@ _WORDS = {
     Interruption.MONITOR_PROCESS_EXCEPTION: "monitor process failed",
     Interruption.JOINED: "joins",
     Interruption.REQUESTED: "asked for a restart",
+    Interruption.PREEMPTED: "left as asked",
 }
 
 
@@ -104,7 +106,13 @@ class InterruptionRecord:
 
 #: a rank that is gone explains what the others report
 _GONE = frozenset(
-    {Interruption.TERMINATED, Interruption.UNRESPONSIVE, Interruption.HARD_TIMEOUT, Interruption.BASE_EXCEPTION}
+    {
+        Interruption.TERMINATED,
+        Interruption.UNRESPONSIVE,
+        Interruption.HARD_TIMEOUT,
+        Interruption.BASE_EXCEPTION,
+        Interruption.PREEMPTED,
+    }
 )
 #: what a rank sees of another one's failure: Gloo, NCCL, the iteration's store
 _ECHOES = ("connection closed by peer", "connection reset by peer", "remote process exited", "ncclremoteerror")

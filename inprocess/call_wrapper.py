@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from inprocess.events import stream
 from inprocess.exception import RestartError
@@ -21,7 +21,41 @@ from inprocess.state import FrozenState
 from inprocess.system import clock
 from inprocess.system.clock import monotonic_ns
 
-__all__ = ["CallWrapper", "current_call"]
+__all__ = ["CallWrapper", "Leaving", "current_call"]
+
+
+class Leaving:
+    """What `CallWrapper.leaving` is from the moment that a signal asked this rank to leave.
+
+    Args:
+        signum: the signal.
+        deadline: when the function is interrupted at the latest (seconds of the monotonic clock).
+    """
+
+    def __init__(self, signum: int, deadline: float) -> None:
+        #: the number of the signal
+        self.signum = signum
+        self._deadline = deadline
+        #: whether all active ranks were asked to leave, within a second; each rank learns that at a moment of its own,
+        #: and may be at another step then
+        self.everybody = False
+        # whether the last checkpoint, where there is to be one, is written or given up
+        self._saved = False
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the function is interrupted, if no step ends before; 0 where that is over."""
+        return max(0.0, self._deadline - clock.monotonic())
+
+
+class Deputy(Protocol):
+    """What `LiveState` asks of the call, where all ranks leave: to agree on the step of a last checkpoint."""
+
+    def say(self, what: str) -> None:
+        """Tell the others, once in an iteration. Main thread, as what follows."""
+
+    def agree(self, what: str) -> int | None:
+        """The largest value of all active ranks, where all have said it; None: not yet."""
 
 
 class CallWrapper:
@@ -52,6 +86,10 @@ class CallWrapper:
         self._progressed = False
         #: pings up to the last `atomic` that was left: steps that are not lost, as it seems
         self._kept = 0
+        #: how many `atomic` were left, likewise
+        self._sections = 0
+        #: what asked this rank to leave; set in the handler of a signal
+        self._leaving: Callable[[], Leaving | None] = _not_leaving
 
     @property
     def iteration(self) -> int:
@@ -79,6 +117,15 @@ class CallWrapper:
     def timeouts(self) -> LearnedTimeouts:
         """What :meth:`section` has learned about durations: to agree on it with all ranks, to save and to load it."""
         return self._timeouts
+
+    @property
+    def leaving(self) -> Leaving | None:
+        """Set from the moment that a signal (`leave_signals`) asked this rank to leave; None until then.
+
+        The function need not look at it: the rank leaves by itself after the step it is in. Where it wants to use what
+        is left of the time, it finds here how much that is.
+        """
+        return self._leaving()
 
     def ping(self) -> None:
         """Say that this rank makes progress.
@@ -125,13 +172,18 @@ class CallWrapper:
         return _Section(self, name, limit)
 
     _section_limit: float | None = None
+    # of a LiveState: how many of its commits have ended in this iteration, and whether it writes a last checkpoint
+    # where all ranks leave
+    _commits = 0
+    _saves_last = False
+    _deputy: Deputy | None = None
 
     def _set_limit(self, limit: float | None) -> None:
         self._section_limit = limit
         self._board.section(limit)
 
     def _count_anew(self) -> None:
-        self._pings, self._kept, self._progressed = 0, 0, False
+        self._pings, self._kept, self._sections, self._commits, self._progressed = 0, 0, 0, 0, False
 
     def _first_ping(self) -> int:
         """The time, for `ping`; what comes only once costs the next pings nothing."""
@@ -148,12 +200,17 @@ class CallWrapper:
         """A new iteration."""
         self._state = state
         self._section_limit = None
+        self._saves_last = False
         self._now = self._first_ping
 
 
 def given_limit(name: str, timeout: Any) -> float:
     """What `section` was given, in seconds. Raises OptionError where it is not positive."""
     return seconds(f"section({name!r}): timeout", timeout, positive=True)
+
+
+def _not_leaving() -> None:
+    """Nothing asked."""
 
 
 def _no_store() -> Any:
@@ -210,6 +267,7 @@ class _Atomic:
         gate, call = self._gates.pop(), self._call
         if kind is None:
             call._progressed, call._kept = True, call._pings
+            call._sections += 1
         atomic = gate.atomic
         if atomic.depth == 1 and atomic.held():
             current = call._gate

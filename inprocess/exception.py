@@ -3,6 +3,7 @@
 ::
 
     BaseException
+    ├── Preempted                    (also SystemExit) a signal asked this rank to leave, and it has left
     ├── RestartAbort                 raise it to leave the job for good; the other ranks go on
     │   └── StateLost                nobody has a whole training state any more; all ranks leave
     ├── RankShouldRestart            interrupts the wrapped function, or asks for that where the function raises it
@@ -25,6 +26,7 @@ All of them can be pickled, together with their history.
 from __future__ import annotations
 
 import builtins
+import signal
 from collections.abc import Iterable
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "InternalError",
     "LiveStateError",
     "OptionError",
+    "Preempted",
     "RankDiscarded",
     "RankShouldRestart",
     "RestartAbort",
@@ -122,6 +125,26 @@ class TooFewRanks(RestartAbort):
 
 class StateLost(RestartAbort):
     """`LiveState.recover`'s: nobody has a whole state any more. All ranks leave, some with its message alone."""
+
+
+class Preempted(SystemExit):
+    """A signal asked this rank to leave, and it has left the job in time; the other ranks go on without it.
+
+    Nobody need catch it: as a SystemExit it ends the process with the status ``128 + signal``, 143 after SIGTERM, and
+    prints nothing. Where `CallWrapper.leaving` is set, the function may raise it itself, to leave at once.
+
+    Args:
+        signum: the signal; its number, or one of ``signal.Signals``.
+    """
+
+    def __init__(self, signum: int = signal.SIGTERM) -> None:
+        super().__init__(int(signum))
+        #: the number of the signal
+        self.signum = int(signum)
+        self.code = 128 + self.signum
+
+    def __str__(self) -> str:
+        return signal.Signals(self.signum).name
 
 
 class RankShouldRestart(BaseException):

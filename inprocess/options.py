@@ -66,6 +66,10 @@ class Options:
     join: str = "now"
     #: the job ends after the same error so many times in a row without any progress; None: repeats are not counted
     max_repeats: int | None = 10
+    #: signals that ask the rank to leave the job after its step
+    leave_signals: tuple[int, ...] = (signal.SIGTERM,)
+    #: from such a signal until the function is interrupted where no step ended
+    leave_grace: float = 20.0
     #: False: `Wrapper` returns the function itself
     enabled: bool = True
 
@@ -108,6 +112,7 @@ HOOKS = (
     "health_check",
     "completion",
     "terminate",
+    "on_preemption",
     "rank_assignment",
     "rank_filter",
 )
@@ -211,6 +216,15 @@ def _signal(name: str, value: object) -> int | None:
     return int(value)
 
 
+def _signals(name: str, value: object) -> tuple[int, ...]:
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes):
+        raise OptionError(f"{name}={value!r} must be a tuple of signals such as (signal.SIGTERM,), or () for none")
+    found = tuple(_signal(name, each) for each in value)
+    if None in found:
+        raise OptionError(f"{name}={value!r} has a None in it: pass signals only, or () for none")
+    return tuple(dict.fromkeys(each for each in found if each is not None))
+
+
 def _count(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_STANDBYS:
         raise OptionError(
@@ -256,6 +270,7 @@ _CONVERT: dict[str, Callable[[str, object], Any]] = {
     "standby_stores": _count,
     "interrupt_signal": _signal,
     "join": _join,
+    "leave_signals": _signals,
     "max_repeats": _repeats,
     "enabled": _flag,
 }

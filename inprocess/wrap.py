@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import signal
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
@@ -17,6 +18,7 @@ from inprocess.call.disabled import disabled
 from inprocess.call.hooks import adapt, adapt_rank_assignment
 from inprocess.call.injection import Injector
 from inprocess.call.job import Job
+from inprocess.call.leaving import LeaveSignals
 from inprocess.call.loop import Loop
 from inprocess.call.rank import Hooks
 from inprocess.call_wrapper import CallWrapper
@@ -24,7 +26,7 @@ from inprocess.events import stream
 from inprocess.exception import OptionError
 from inprocess.options import Options
 from inprocess.rank_assignment import ShiftRanks
-from inprocess.system import logs
+from inprocess.system import environment, logs
 from inprocess.system.errors import shown
 
 __all__ = ["CallWrapper", "Wrapper"]
@@ -39,7 +41,8 @@ class Wrapper:
 
     A call returns the function's value once all active ranks returned from the same iteration, None on reserve ranks.
     ``@inprocess.Wrapper`` alone means ``@inprocess.Wrapper()``; mypy, other than pyright, knows the latter only.
-    It needs ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` in the environment, and the main thread. The
+    It needs ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` in the environment (under SLURM
+    ``INPROCESS_LAUNCH=slurm`` instead), and the main thread. The
     last two are not needed where ``store_kwargs`` has ``host_name`` and ``port``.
 
     All durations are ``datetime.timedelta`` or numbers of seconds.
@@ -91,6 +94,12 @@ class Wrapper:
             iteration of the call has ever made progress; default 10. From the third time on each restart waits, 0.05 s
             and up to 5 s; where the job made progress once, it continues with the longest pause. None: the same error
             is not counted, and nothing waits. See "A function that fails again and again" in the guide.
+        leave_signals: signals that ask a rank to leave, as schedulers send them before they kill; default SIGTERM. It
+            leaves after its step, with `Preempted`, and the others go on without it; a handler of the program's is
+            called as well. (): none. See "Leaving in time" in the guide.
+        leave_grace: from such a signal until the function is interrupted where no step has ended; 20 s. Less than what
+            the scheduler grants before it kills.
+        on_preemption: hook on a rank that leaves so, when the others know and go on.
         enabled: False: the function itself is returned, unchanged. Only where it has a parameter annotated plain
             ``CallWrapper`` it gets one that does nothing, if the caller leaves it out; it runs once, in any thread.
 
@@ -129,6 +138,9 @@ class Wrapper:
         interrupt_signal: int | None = None,
         join: str = "now",
         max_repeats: int | None = 10,
+        leave_signals: Iterable[int] = (signal.SIGTERM,),
+        leave_grace: Duration = timedelta(seconds=20),
+        on_preemption: Callable[..., Any] | None = None,
         enabled: bool = True,
         **unknown: NoReturn,
     ) -> None:
@@ -154,6 +166,8 @@ class Wrapper:
             interrupt_signal=interrupt_signal,
             join=join,
             max_repeats=max_repeats,
+            leave_signals=leave_signals,
+            leave_grace=leave_grace,
             enabled=enabled,
         )
         self._hooks = Hooks(
@@ -164,6 +178,7 @@ class Wrapper:
             health_check=adapt("health_check", health_check),
             completion=adapt("completion", completion),
             terminate=adapt("terminate", terminate),
+            on_preemption=adapt("on_preemption", on_preemption),
         )
 
     if TYPE_CHECKING:
@@ -207,7 +222,8 @@ class Wrapper:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             try:
                 logs.begin()
-                return self._call(injector, fn, args, kwargs)
+                with environment.translated():
+                    return self._call(injector, fn, args, kwargs)
             finally:
                 stream.leave()
                 logs.leave()
@@ -216,16 +232,17 @@ class Wrapper:
 
     def _call(self, injector: Injector, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         job, handover = Job.enter(), None
-        while True:
-            try:
-                loop = Loop(self._options, self._hooks, injector, fn, args, kwargs, job, handover)
-            except BaseException:
-                if handover is None:
-                    job.uncount()
-                raise
-            value = loop.run()
-            if (handover := loop.handover) is None:
-                return value
+        with LeaveSignals(self._options) as leaving:
+            while True:
+                try:
+                    loop = Loop(self._options, self._hooks, injector, fn, args, kwargs, job, leaving, handover)
+                except BaseException:
+                    if handover is None:
+                        job.uncount()
+                    raise
+                value = loop.run()
+                if (handover := loop.handover) is None:
+                    return value
 
 
 def _refuse_later(fn: Callable[..., Any]) -> None:

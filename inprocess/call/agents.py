@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -59,6 +60,7 @@ class Agents:
         membership: Membership,
         abort: Callable[[int], None],
         release: Callable[[], None],
+        ends_by_sigterm: bool,
         before: ArbiterClient | None = None,
     ) -> None:
         self._options, self._job, self._membership = options, job, membership
@@ -67,7 +69,7 @@ class Agents:
         self._tried = try_factory(options)
         self._spec = store_spec(options, job)
         self._interrupter = Interrupter(options.interrupt_signal, held.raised)
-        config = self._monitor_config()
+        config = dataclasses.replace(self._monitor_config(), ends_by_sigterm=ends_by_sigterm)
         self._streams = StandardStreams()  # from here on there is something to close
         self._stacks = StackMemory()
         if config.run_dir is not None:
@@ -135,6 +137,14 @@ class Agents:
         if self._store is None and self._tried is not None:
             self._store, self._tried = prefixed(self._spec, self._tried), None
         self._store = self._store or connect(self._spec, timeout)
+
+    def connect_anew(self, timeout: float, stopped: threading.Event) -> Any:
+        """A connection of the caller's own, for another thread; given up where ``stopped`` is set meanwhile."""
+        return connect(self._spec, timeout, stopped)
+
+    def nudge(self) -> None:
+        """Have the main thread look for signals where it waits: one that comes just before a wait does not end it."""
+        self._interrupter.send(again=False)
 
     def absentees(self, membership: Membership, name: str) -> Absentees:
         """Says who has not come yet to the round of this name."""

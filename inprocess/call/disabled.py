@@ -47,6 +47,10 @@ class DisabledCall(CallWrapper):
         return state.freeze()
 
     @property
+    def leaving(self) -> None:
+        return None
+
+    @property
     def store(self) -> Any:
         raise RestartError(
             "call.store is the store of an iteration, and Wrapper(enabled=False) has none: leave out store= of "

@@ -17,6 +17,7 @@ from inprocess.call.agents import Agents
 from inprocess.call.injection import Injector
 from inprocess.call.job import Job
 from inprocess.call.launch_variables import run_dir
+from inprocess.call.leaving import LeaveSignals, record_of
 from inprocess.call.rank import Handover, Hooks, Rank
 from inprocess.call.restart import Restarting
 from inprocess.call.start import Starting
@@ -27,7 +28,7 @@ from inprocess.collectives.nccl_bootstrap import bootstrap
 from inprocess.collectives.nccl_shutdown import shutdowns
 from inprocess.events import stream
 from inprocess.events.stream import emit
-from inprocess.exception import Fenced, NobodyLeft, RankDiscarded, RestartError, StateLost, StoreLost
+from inprocess.exception import Fenced, NobodyLeft, Preempted, RankDiscarded, RestartError, StateLost, StoreLost
 from inprocess.hardware.leftovers import leftovers
 from inprocess.heartbeats.launcher import announce_nobody_left
 from inprocess.interrupt import forks
@@ -54,13 +55,14 @@ class Loop:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         job: Job,
+        leaving: LeaveSignals,
         since: Handover | None = None,
     ) -> None:
+        self._leave_signals = leaving
         rank = self._rank = Rank(options, hooks, job, since)
         user = self._user = UserCode(rank)
-        rank.agents = Agents(
-            options, job, rank.membership, user.abort, user.release, None if since is None else since.contact
-        )
+        contact = None if since is None else since.contact
+        rank.agents = Agents(options, job, rank.membership, user.abort, user.release, leaving.ends_by_sigterm, contact)
         self._function = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
         call = rank.call = CallWrapper(rank.agents.board, rank.iteration_store)
         rank.agents.board.steps = lambda: call._pings
@@ -98,11 +100,12 @@ class Loop:
             locate(rank.position)
             stream.begin(run_dir(rank.options.run_dir), rank.job.header)
             emit("call", function=self._function, world_size=rank.job.world_size, pid=os.getpid())
-            forks.tell(self._detach)
+            forks.tell(self._detach, rank.options.leave_signals)
             interpreter.begin()
             leftovers.begin(anew=not rank.job.moved)
             shutdowns.begin()
             rank.agents.open()
+            self._leave_signals.begin(rank)
             event = None
             while rank.phase is not Phase.OUT:
                 rank.agents.board.enter(rank.phase)
@@ -133,11 +136,13 @@ class Loop:
         """In a process that the user's code has forked."""
         self._rank.agents.detach()
         self._rank.call._detach()
+        self._leave_signals.detach()
 
     def _close(self) -> None:
         rank = self._rank
         set_current(None)
         forks.tell(None)
+        self._leave_signals.end()
         interpreter.end()  # first: closing may raise
         rank.call._gate = rank.store = None
         rank.failures.drop()
@@ -160,6 +165,7 @@ class Loop:
     def _step(self) -> Event:
         rank = self._rank
         try:
+            self._leave_signals.look()
             return self._steps[rank.phase]()
         except (StoreLost, Fenced) as error:
             if rank.phase in (Phase.COMPLETE, Phase.FINALIZE, Phase.RECHECK, Phase.LEAVE):
@@ -183,15 +189,21 @@ class Loop:
         rank.leaving = error
         rank.agents.thread.leave_after_outcome()
         rank.quietly = self._leaves_quietly(error)
+        if isinstance(error, Preempted) and self._leave_signals.told == rank.membership.iteration:
+            return Event.QUIT
         if rank.quietly or rank.phase in (Phase.JOIN, Phase.END, Phase.COMPLETE, Phase.FAILOVER, Phase.LEAVE):
             return Event.QUIT
         abort = ""  # the others go on
-        if rank.phase is Phase.INITIALIZE:
+        if rank.phase is Phase.INITIALIZE and not isinstance(error, Preempted):
             abort = f"{rank.who}: initialize raised {in_words(error)}"
         elif isinstance(error, StateLost):
             abort = f"{rank.who}: {in_words(error)}"
+        if isinstance(error, Preempted):
+            record = record_of(rank, error)
+        else:
+            record = rank.record(Interruption.BASE_EXCEPTION, error, in_words(error))
         try:
-            rank.interrupt(rank.record(Interruption.BASE_EXCEPTION, error, in_words(error)), abort)
+            rank.interrupt(record, abort)
         except (StoreLost, Fenced) as lost:
             log.warning("the others could not be told that this rank leaves: %s", lost)
             return Event.CUT_OFF if (rank.phase, Event.CUT_OFF) in TRANSITIONS else Event.QUIT
@@ -202,6 +214,8 @@ class Loop:
         return isinstance(error, RankDiscarded) or (self._rank.phase is Phase.RUN and self._rank.is_reserve)
 
     def _leave(self) -> Event:
+        if isinstance(self._rank.leaving, Preempted):
+            self._user.hook("on_preemption")
         if self._rank.leaving is not None:
             self._user.hook("terminate")
         return Event.OK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from inprocess.exception import RestartAbort, RestartError
@@ -28,6 +29,8 @@ class Mailbox:
         self._failure: RestartError | RestartAbort | None = None
         # locked; the main thread waits for it, and the next change releases it
         self._waiter: threading.Lock | None = None
+        #: called by the main thread while it waits, each time it wakes; what it raises ends the wait
+        self.look: Callable[[], object] = _nothing
 
     def put(self, name: str, iteration: int, value: Any) -> None:
         with self._lock:
@@ -41,6 +44,11 @@ class Mailbox:
         """Nothing more will come; whoever takes gets ``error``."""
         with self._lock:
             self._failure = self._failure or error
+            self._wake()
+
+    def poke(self) -> None:
+        """Wake the main thread where it waits."""
+        with self._lock:
             self._wake()
 
     def _wake(self) -> None:
@@ -64,6 +72,7 @@ class Mailbox:
         """Wait for a letter; None after ``timeout`` seconds. Raises what the MonitorThread failed with."""
         deadline = None if timeout is None else clock.monotonic() + timeout
         while True:
+            self.look()
             with self._lock:
                 if (name, iteration) in self._letters:
                     return self._letters[name, iteration]
@@ -82,3 +91,7 @@ class Mailbox:
             waiter.acquire()
             self._waiter = waiter
         return self._waiter
+
+
+def _nothing() -> None:
+    """Nobody looks."""

@@ -48,6 +48,7 @@ class Hooks:
     health_check: Hook
     completion: Hook
     terminate: Hook
+    on_preemption: Hook
 
 
 @dataclasses.dataclass(frozen=True)

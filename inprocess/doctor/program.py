@@ -19,6 +19,7 @@ from inprocess.doctor.findings import Settings
 from inprocess.doctor.script_checks import SCRIPT_CHECKS
 from inprocess.exception import OptionError
 from inprocess.options import Options, did_you_mean
+from inprocess.system.environment import derived
 from inprocess.system.progress import Progress
 
 __all__ = ["main"]
@@ -42,7 +43,7 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str]) -> int:
     """Run it; the exit code: 0, 1 where a problem was found, 2 where the command line is wrong or the doctor failed."""
     given, command = _parsed(list(arguments))
-    settings = Settings(given.nproc, dict(os.environ), options=dict(given.option), step=given.step)
+    settings = Settings(given.nproc, _environment(), options=dict(given.option), step=given.step)
     tell = _teller(sys.stderr.isatty())
     try:
         found = checks.examine(settings, tell)
@@ -62,6 +63,14 @@ def main(arguments: Sequence[str]) -> int:
     else:
         print("\n".join(report.to_text(_head(given.nproc), found, restarts)))
     return report.status(found)
+
+
+def _environment() -> dict[str, str]:
+    """The variables as a wrapped function would find them."""
+    try:
+        return {**os.environ, **derived(os.environ)}
+    except OptionError:  # one of the checks says so
+        return dict(os.environ)
 
 
 def _restarts(found: checks.Examined, nproc: int, tell: Callable[[str], None]) -> list[trial.Measured]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from inprocess.doctor.findings import Check, Finding, NothingToLookAt, Settings
+from inprocess.exception import OptionError
 from inprocess.options import nearest
+from inprocess.system.environment import LAUNCH, derived
 
 __all__ = ["CHECKS"]
 
 #: variables that users set for this library
-OURS = ("INPROCESS_RUN_DIR", "INPROCESS_DOCTOR_SEED")
+OURS = ("INPROCESS_RUN_DIR", "INPROCESS_DOCTOR_SEED", LAUNCH)
 #: and those of its launcher and its tests
 INNER = ("INPROCESS_LAUNCHER", "INPROCESS_LAUNCHER_KEY", "INPROCESS_RESTART", "INPROCESS_GROW", "INPROCESS_TEST")
 #: how long NCCL may try a connection to a rank that is gone (seconds)
@@ -62,6 +64,12 @@ def nccl(settings: Settings) -> Iterator[Finding]:
 
 def ranks(settings: Settings) -> Iterator[Finding]:
     environ = settings.environ
+    try:
+        environ = {**environ, **derived(environ)}
+    except OptionError as error:
+        what, _, remedy = str(error).rpartition(". ")
+        yield Finding("variables.ranks", "problem", what, "a wrapped function raises OptionError then", remedy)
+        return
     given = [name for name in ("RANK", "WORLD_SIZE") if name in environ]
     if not given:
         raise NothingToLookAt("RANK and WORLD_SIZE are not set")

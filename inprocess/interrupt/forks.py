@@ -12,7 +12,9 @@ A child that ends by itself (``os._exit``, exec, multiprocessing's processes, a 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
@@ -22,12 +24,20 @@ __all__ = ["guarded", "tell"]
 T = TypeVar("T")
 #: called in a child that is forked during a call
 _told: Callable[[], None] | None = None
+#: the signals that wait until it has been
+_held: tuple[int, ...] = ()
+_forking = threading.local()
 
 
-def tell(detach: Callable[[], None] | None) -> None:
-    """From now on ``detach`` is called in each child, first of all; None: nothing is."""
-    global _told  # one call at a time
-    _told = detach
+def tell(detach: Callable[[], None] | None, signums: tuple[int, ...] = ()) -> None:
+    """From now on ``detach`` is called in each child, first of all; None: nothing is.
+
+    Args:
+        signums: signals whose handlers it puts back. One that comes to the child before that waits: Python would forget
+            it, and the child, which it is to end, would live on.
+    """
+    global _told, _held  # one call at a time
+    _told, _held = detach, signums
 
 
 def guarded(fn: Callable[..., T], *args: Any) -> T:
@@ -68,11 +78,23 @@ def _status(error: BaseException | None) -> int:
     return 1
 
 
+def _before_fork() -> None:
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _held) if _held else None
+
+
+def _in_parent() -> None:
+    if (mask := _forking.mask) is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def _in_child() -> None:
-    global _told  # its own children inherit what it has
-    detach, _told = _told, None
-    if detach is not None:
-        detach()
+    global _told, _held  # its own children inherit what it has
+    detach, _told, _held = _told, None, ()
+    try:
+        if detach is not None:
+            detach()
+    finally:
+        _in_parent()
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -159,6 +159,17 @@ class Saving:
             self._save(self.disk, present)
             self.save_every.done(present.step, self._around.tell)
 
+    def save_last(self, present: LiveParts, seconds: float) -> bool:
+        """A checkpoint of this step, whether one is due or not. True: it is written, within so many seconds."""
+        disk = self.disk
+        assert disk is not None
+        if disk.newest != present.step and not (disk.writer.step == present.step and not disk.writer.ended(0)):
+            join_with_progress(disk.writer, seconds / 2, self._around.shown)
+            self._save(disk, present)
+        log.info("all ranks leave: waiting for the checkpoint of step %d", present.step)
+        join_with_progress(disk.writer, seconds, self._around.shown)
+        return disk.newest == present.step
+
     def _copy(self, present: LiveParts) -> None:
         if self._replicator is not None and not self._is_free(self._replicator.sender, present.step, "copy", "sent"):
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import logging
 import os
 import weakref
@@ -20,6 +21,7 @@ from inprocess.hardware.leftovers import keepers
 from inprocess.live import randoms
 from inprocess.live.copies import Buffer
 from inprocess.live.every import Schedule
+from inprocess.live.last import LastCheckpoint
 from inprocess.live.plan import NOTHING, Holdings, Plan, Shard, Source, Where, newest, plan
 from inprocess.live.present import LiveParts
 from inprocess.live.saving import Around, Saving, checkpoints
@@ -108,6 +110,7 @@ class LiveState:
         self._iteration = -1
         self._source = ""
         self._is_introduced = False
+        self._last = LastCheckpoint()
         keepers.add(self)
 
     @property
@@ -193,6 +196,9 @@ class LiveState:
         around.group = weakref.ref(group) if group is not None else None
         for every in (saving.copy_every, saving.save_every):
             every.begin(now)
+        self._last = LastCheckpoint()
+        if call is not None:
+            call._saves_last = saving.disk is not None and bool(saving.save_every)
         self._say(newest(haves))
         emit("recovered", step=present.step, source=self._source)
         return present.step
@@ -340,6 +346,13 @@ class LiveState:
         """
         self._saving.wait(timeout)
 
+    def _keep(self) -> None:
+        """A commit has ended."""
+        saving, call = self._saving, self._around.call() if self._around.call is not None else None
+        saving.keep(self._present)
+        if call is not None and call._saves_last:
+            self._last.committed(call, functools.partial(saving.save_last, self._present), self._around.shown)
+
 
 class _Commit:
     """See `LiveState.commit`."""
@@ -364,4 +377,4 @@ class _Commit:
         finally:
             self._atomic.__exit__(kind, error, trace)
         if kind is None:
-            self._live._saving.keep(self._live._present)
+            self._live._keep()

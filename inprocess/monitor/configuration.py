@@ -56,6 +56,8 @@ class MonitorConfig:
     heartbeat_timeout: float = 30.0
     barrier_timeout: float = 120.0
     termination_grace_time: float = 5.0
+    #: whether SIGTERM ends the rank, or is for a handler of the program's; otherwise only SIGKILL ends one that hangs
+    ends_by_sigterm: bool = True
     monitor_process_interval: float = 1.0
     #: how many members stand by to serve the store
     standby_stores: int = 0

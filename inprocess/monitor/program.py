@@ -191,7 +191,8 @@ class Monitor:
         if not kill.at_once:
             self._look_at_process()
             self._take_stacks()
-            self._signal(signal.SIGTERM)  # before SIGCONT: a stopped process takes it first thing when it wakes
+            # before SIGCONT: a stopped process takes it first thing when it wakes
+            self._signal(signal.SIGTERM if self._config.ends_by_sigterm else signal.SIGKILL)
             self._signal(signal.SIGCONT)
             stream.emit("killed", record=kill.record.to_dict(), at_once=False)
             log.error("ending the training process %d: %s", self._pid, kill.record)

@@ -9,6 +9,7 @@ Keys, below the prefix of the call; ``i`` is the iteration, -1 is the join::
     i/record/<n>       why it was interrupted            i/record#     how many records
     i/abort            why everybody must leave          beat/<member> heartbeat counter
     i/wanted           it waits for somebody to join
+    i/leaving#         how many ranks were asked to leave, see ``verbs.leaving``
     gone/<member>      has no further need of the store  gone#, over   all have none: its host may go
     ticket/<n>         a process that wants to join      ticket#       how many tickets
     digest/<member>    what a member's monitor knows of the last incident, where hosts have directories of their own

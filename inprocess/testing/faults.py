@@ -101,12 +101,14 @@ class Raise(Fault):
 
 @dataclass(frozen=True, repr=False)
 class Kill(Fault):
-    """The process gets a deadly signal; SIGKILL, where no other is given."""
+    """The process gets a deadly signal, whose handler is put out of the way; SIGKILL, where no other is given."""
 
     signum: int = signal.SIGKILL
     ends: ClassVar[bool] = True
 
     def strike(self, context: Context) -> None:
+        if self.signum != signal.SIGKILL and threading.current_thread() is threading.main_thread():
+            signal.signal(self.signum, signal.SIG_DFL)
         os.kill(os.getpid(), self.signum)
         while True:  # another thread may be the one that handles it
             signal.pause()
@@ -114,7 +116,7 @@ class Kill(Fault):
 
 @dataclass(frozen=True, repr=False)
 class Terminate(Fault):
-    """SIGTERM, as from a scheduler. A program that handles it decides what follows."""
+    """SIGTERM, as from a scheduler: the rank leaves in time (``leave_signals``), unless its program handles that."""
 
     ends: ClassVar[bool] = True
 

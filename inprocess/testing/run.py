@@ -19,6 +19,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from inprocess.system import procfs
 from inprocess.system.descriptors import await_readable
 from inprocess.testing.coordinates import At
 from inprocess.testing.faults import Fault
@@ -384,8 +385,10 @@ class Run:
 
 
 def strangers(known: Collection[int]) -> list[int]:
-    """Processes below this one that are neither known nor multiprocessing's own."""
-    return [pid for pid in leaks.descendants_of(os.getpid(), servers()) if pid not in known]
+    """Processes below this one that are neither known nor multiprocessing's own, nor dead and another one's to reap."""
+    found = [pid for pid in leaks.descendants_of(os.getpid(), servers()) if pid not in known]
+    mine = leaks.children_of(os.getpid())  # afterwards: one whose parent has just ended has come to this process
+    return [pid for pid in found if pid in mine or procfs.state_of(pid)["state"] != "Z"]
 
 
 def reap(known: Collection[int], end: float) -> list[str]:

@@ -37,5 +37,5 @@ def test_without_it_healthy_ranks_are_killed(launch):
     args = {"how": "raise", "victim": 2, "seed": 1}
     options = KILLING | {"abort": AbortTorchDistributed(nccl_bootstrap=False)}
     ranks = launch(bootstrapping.run, 3, args=args, wrapper=options).wait(60)
-    checks.died(ranks, {0: -signal.SIGTERM, 1: -signal.SIGTERM})
+    checks.died(ranks, {0: -signal.SIGKILL, 1: -signal.SIGKILL})
     assert ranks[2].value == [1, 0, 1]

@@ -118,7 +118,7 @@ def test_it_has_everything_that_the_other_one_has(call: DisabledCall) -> None:
     """Each public name either does nothing or says why it cannot."""
     names = {name for name in dir(CallWrapper) if not name.startswith("_")}
     assert names == {
-        *("iteration", "state", "store", "timeouts"),
+        *("iteration", "leaving", "state", "store", "timeouts"),
         *("ping", "atomic", "section", "disable_hang_protection"),
     }
     inherited = {name for name in names if name not in vars(DisabledCall)}

@@ -86,6 +86,14 @@ def test_ranks_that_do_not_fit(environ: dict[str, str], what: str) -> None:
     assert list(variables.ranks(Settings(4, {"RANK": "3", "WORLD_SIZE": "4"}))) == []
 
 
+def test_ranks_that_do_not_follow_from_slurm() -> None:
+    step = {"INPROCESS_LAUNCH": "slurm", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "0", "SLURM_PROCID": "x"}
+    finding = one(variables.ranks(Settings(4, step)))
+    assert finding.level == "problem" and "SLURM_PROCID='x' is no number" in finding.what
+    assert finding.remedy.startswith("Start the program with srun")
+    assert list(variables.names(Settings(4, step))) == []
+
+
 def test_a_variable_that_is_misspelt() -> None:
     finding = one(variables.names(Settings(4, {"INPROCESS_RUNDIR": "x", "INPROCESS_RUN_DIR": "y"})))
     assert finding.what.startswith("INPROCESS_RUNDIR ") and finding.remedy == "write INPROCESS_RUN_DIR"

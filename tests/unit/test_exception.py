@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import pickle
+import signal
 
 import pytest
 
@@ -15,13 +16,20 @@ ALL = [getattr(exception, name) for name in exception.__all__] + [FaultCounterEx
 
 @pytest.mark.parametrize("kind", ALL)
 def test_survives_pickling(kind: type[BaseException]) -> None:
-    error = kind("what happened")
+    error: BaseException = kind("what happened") if kind is not exception.Preempted else kind(signal.SIGTERM)
     if isinstance(error, exception.RestartError):
         error.history = ("start 3", "interrupted 3")
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is kind
     assert str(copy) == str(error)
-    assert str(copy).startswith("what happened")
+    assert str(copy).startswith("SIGTERM" if kind is exception.Preempted else "what happened")
+
+
+def test_a_rank_that_leaves_in_time_ends_with_the_status_of_its_signal() -> None:
+    for error in (exception.Preempted(), pickle.loads(pickle.dumps(exception.Preempted(signal.SIGTERM)))):
+        assert isinstance(error, SystemExit)
+        assert (error.code, error.signum) == (143, signal.SIGTERM)
+    assert exception.Preempted(signal.SIGUSR1).code == 138
 
 
 def test_history_is_shown_below_the_message() -> None:

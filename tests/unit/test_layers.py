@@ -38,10 +38,12 @@ ONLY = {
         r"signal\.signal\(",
         {
             "interrupt/signals.py",
+            "system/noted_signals.py",
             "system/logs.py",
             "monitor/program.py",
             "launcher/signals.py",
             "tools/inject_fault.py",
+            "testing/faults.py",
             "testing/server.py",
         },
     ),

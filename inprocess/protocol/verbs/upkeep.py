@@ -15,6 +15,7 @@ from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import MAX_RECORDS, dump
 from inprocess.protocol.ops import Claim, Delete, Exist, Pause, Read, Set, Verb, Wait
 from inprocess.protocol.parsing import load_address, load_count, load_roster
+from inprocess.protocol.verbs.leaving import forget_leaving
 from inprocess.protocol.verbs.shared import count_in, read_count, read_each, tells_everybody
 
 __all__ = [
@@ -126,6 +127,7 @@ def forget(iteration: int, membership: Membership) -> Verb[None]:
         yield Delete(f"{old}/record/{number}")
     for name in ("start", "start#", "end#", "done#", "record#", "abort", "rendezvous", "wanted"):
         yield Delete(f"{old}/{name}")
+    yield from forget_leaving(old)
     if iteration >= keys.KEEP_VERDICTS // 2:
         yield from _note_roster(iteration, membership)  # first: who misses a verdict finds it
     if iteration >= keys.KEEP_VERDICTS:

@@ -1,0 +1,267 @@
+"""Leaving in time: a signal asks this rank to go, as a scheduler does before it kills.
+
+The handler only notes it. A thread that waits for nothing else then
+
+1. tells the others, and lets the training run on for a second: where a host or the whole job is asked to leave, all of
+   its ranks are by then, and they leave in one restart;
+2. waits until a step has ended (``ping()``, or ``atomic()`` that was left), or, where all ranks leave, until LiveState
+   has written a last checkpoint; a function that never says where a step ends is not waited for;
+3. interrupts the iteration, as any fault does, so the others restart without this rank.
+
+The main thread leaves between two phases: after the function where an iteration is interrupted, whoever interrupted
+it, and before it where there is nothing to wait for. Reserves, and processes that wait to join, leave at once. The
+protocol knows nothing of all this: the rank arrives in the end round and says ``left``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from types import TracebackType
+from typing import Any
+
+from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.call.rank import Rank
+from inprocess.call_wrapper import Leaving
+from inprocess.events.stream import emit
+from inprocess.exception import Preempted
+from inprocess.options import Options
+from inprocess.protocol import verbs
+from inprocess.protocol.ops import Verb
+from inprocess.protocol.phases import Phase
+from inprocess.protocol.verbs import leaving
+from inprocess.stores.driver import execute
+from inprocess.system import clock
+from inprocess.system.logs import get_logger
+from inprocess.system.noted_signals import NotedSignals
+
+__all__ = ["LeaveSignals"]
+
+log = get_logger("inprocess")
+#: within this time all that leave together are asked to (seconds); a quarter of the grace, where that is less
+TOGETHER_S = 1.0
+#: between two looks at this process, and between the first two at the store, later twice as long (seconds)
+LOOK_S, FIRST_ASK_S = 0.005, 0.05
+#: between two looks of the main thread for signals, while the end of a step is waited for (seconds)
+NUDGE_EVERY_S = 1.0
+#: how long to connect to the store may take (seconds)
+CONNECT_LIMIT_S = 5.0
+#: before the function, where nobody waits for this rank's step
+BEFORE = (Phase.ASSIGN, Phase.START, Phase.INITIALIZE, Phase.CHECK, Phase.RUN)
+#: where the function, or a hook before it, is interrupted by all ranks' restart
+INSIDE = (Phase.INITIALIZE, Phase.CHECK, Phase.RUN, Phase.FINISH)
+
+
+class LeaveSignals:
+    """One per call of a wrapped function, around all its loops. A context manager; main thread."""
+
+    def __init__(self, options: Options) -> None:
+        self._grace = options.leave_grace
+        self._signals = NotedSignals(options.leave_signals, self._note)
+        #: what the function sees; None: nobody has asked
+        self.asked: Leaving | None = None
+        # written by the handler: when it was asked, and whether it was asked again
+        self._asked_at, self._is_urgent = 0.0, False
+        #: the iteration whose end this rank has explained to the others by now
+        self.told: int | None = None
+        # written by the thread: nothing is to be waited for any more
+        self._is_due = False
+        self._rank: Rank | None = None
+        self._over = threading.Event()
+        self._wake = threading.Lock()  # held until there is something to do: a handler may release it, and no more
+        self._wake.acquire()
+        self._thread = threading.Thread(target=self._work, name="inprocess-leaving", daemon=True)
+        self._store: Any = None
+
+    def __enter__(self) -> LeaveSignals:
+        self._signals.install()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._signals.restore()
+        self._over.set()
+        self._rouse()
+        if self._thread.ident is not None:
+            self._thread.join(CONNECT_LIMIT_S)
+        if self.asked is not None and kind is None:
+            log.warning("%s: the call completed before this rank left", self._name)
+
+    @property
+    def ends_by_sigterm(self) -> bool:
+        """Whether SIGTERM ends this process at once or is for a handler of the program's, as without this."""
+        return not self._signals.takes(signal.SIGTERM)
+
+    def begin(self, rank: Rank) -> None:
+        """The loop of this rank begins."""
+        self._rank = rank
+        rank.call._leaving = lambda: self.asked
+        rank.call._deputy = _Deputy(rank)
+        rank.agents.mailbox.look = self.look
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def end(self) -> None:
+        """It is over; another one may follow, over another store."""
+        if (rank := self._rank) is not None:
+            rank.call._deputy = None  # it has the rank, and the rank has the call
+        self._rank = self._store = None
+
+    def detach(self) -> None:
+        """In a process that the user's code has forked."""
+        self._rank = None
+        self._signals.restore()
+
+    def look(self) -> None:
+        """Main thread, between two phases and while it waits: raises Preempted where this rank is to leave now."""
+        rank, asked = self._rank, self.asked
+        if asked is None or rank is None or rank.leaving is not None:
+            return
+        idle = rank.phase is Phase.JOIN or (rank.phase is Phase.RUN and rank.is_reserve)
+        if idle or rank.phase is Phase.RECHECK or (self._is_due and rank.phase in BEFORE):
+            raise Preempted(asked.signum)
+
+    # --- the handler ----------------------------------------------------------------------------------------------
+
+    def _note(self, signum: int) -> None:
+        """Takes no lock: whatever the main thread is at may hold it."""
+        if self.asked is None:
+            self._asked_at = clock.monotonic()
+            self.asked = Leaving(signum, self._asked_at + self._grace)
+        else:
+            self._is_urgent = True
+        self._rouse()
+
+    def _rouse(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is released already
+            self._wake.release()
+
+    # --- the thread -----------------------------------------------------------------------------------------------
+
+    @property
+    def _name(self) -> str:
+        assert self.asked is not None
+        return signal.Signals(self.asked.signum).name
+
+    def _work(self) -> None:
+        self._wake.acquire()
+        asked, rank = self.asked, self._rank
+        if asked is None:
+            return
+        if rank is not None:
+            words = "%s: %s asks this rank to leave the job; it does after its step, within %g s"
+            log.warning(words, rank.who, self._name, self._grace)
+            emit("leaving", signal=self._name, seconds=self._grace)
+        self._gather(asked)
+        self._await_step(asked)
+        self._is_due = True
+        while self._is_at_work:
+            self._get_out()
+            self._pause(10 * LOOK_S)
+
+    @property
+    def _is_at_work(self) -> bool:
+        rank = self._rank
+        return not self._over.is_set() and (rank is None or rank.leaving is None)
+
+    def _waits(self, until: float) -> bool:
+        """Whether there is something to wait for, until this moment."""
+        rank = self._rank
+        if rank is not None and rank.phase is Phase.RUN and rank.is_reserve:
+            return False
+        return self._is_at_work and not self._is_urgent and clock.monotonic() < until
+
+    def _pause(self, seconds: float) -> None:
+        # released by another signal, and by the end of the call
+        self._wake.acquire(timeout=seconds)
+
+    def _gather(self, asked: Leaving) -> None:
+        """Give the others a moment to be asked as well."""
+        until = self._asked_at + min(TOGETHER_S, self._grace / 4)
+        pause, said, more = FIRST_ASK_S, -1, True
+        while more and not asked.everybody:
+            more = self._waits(until)  # the last look is when the time is over
+            rank = self._rank
+            if rank is not None and rank.phase is Phase.RUN:
+                iteration = rank.membership.iteration
+                if said != iteration and self._do(leaving.say(iteration, leaving.WANTED)) is not None:
+                    said = iteration
+                self._ask(rank, asked)
+            self._pause(min(pause, max(0.0, until - clock.monotonic())))
+            pause *= 2
+
+    def _ask(self, rank: Rank, asked: Leaving) -> None:
+        """Whether all active ranks leave. If so, LiveState is told, and the others are told at which commit it is."""
+        iteration = rank.membership.iteration
+        heard = self._do(leaving.heard(iteration, leaving.WANTED))
+        asked.everybody = heard is not None and heard[0] >= rank.placed.active_world_size
+        if asked.everybody and rank.call._saves_last:
+            self._do(leaving.say(iteration, leaving.STEP, rank.call._commits + 1))  # counted after it was told
+
+    def _await_step(self, asked: Leaving) -> None:
+        """Until the function has come to the end of a step."""
+        deadline = clock.monotonic() + asked.seconds_left
+        seen, nudge_at = self._steps(), 0.0
+        while self._waits(deadline):
+            if (rank := self._rank) is not None and clock.monotonic() >= nudge_at:
+                rank.agents.nudge()  # for a second signal
+                nudge_at = clock.monotonic() + NUDGE_EVERY_S
+            steps, call = self._steps(), None if self._rank is None else self._rank.call
+            saves = call is not None and asked.everybody and call._saves_last and not asked._saved
+            if not saves and (asked._saved or steps is None or steps != seen):
+                return
+            self._pause(LOOK_S)
+
+    def _steps(self) -> tuple[int, int, int] | None:
+        """What changes with each step, where the function is at work and says so."""
+        rank = self._rank
+        if rank is None or rank.phase is not Phase.RUN or not (rank.call._pings or rank.call._sections):
+            return None
+        return rank.membership.iteration, rank.call._pings, rank.call._sections
+
+    def _get_out(self) -> None:
+        """Have the main thread leave what it is at."""
+        rank, asked = self._rank, self.asked
+        if rank is None or asked is None:
+            return
+        rank.agents.mailbox.poke()
+        iteration = rank.membership.iteration
+        if rank.phase in INSIDE and not rank.is_reserve and self.told != iteration:
+            self.told = iteration
+            if self._do(verbs.interrupt(iteration, record_of(rank, Preempted(asked.signum)))) is None:
+                self.told = None
+
+    def _do(self, verb: Verb[Any]) -> Any:
+        """Over a connection of this thread's own. None where the store does not answer: another attempt follows."""
+        rank = self._rank
+        try:
+            if rank is None:
+                return None
+            self._store = self._store or rank.agents.connect_anew(CONNECT_LIMIT_S, self._over)
+            answer = execute(verb, self._store)
+            return True if answer is None else answer
+        except Exception as error:
+            log.debug("%s: the store does not answer while this rank is to leave: %s", rank.who if rank else "", error)
+            self._store = None
+            return None
+
+
+def record_of(rank: Rank, error: Preempted) -> InterruptionRecord:
+    """Why the iteration ends, for the others."""
+    return InterruptionRecord(rank.membership.rank, Interruption.PREEMPTED, rank.membership.slot, str(error))
+
+
+class _Deputy:
+    """See `call_wrapper.Deputy`."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+
+    def say(self, what: str) -> None:
+        self._rank.do(leaving.say(self._rank.membership.iteration, what))
+
+    def agree(self, what: str) -> int | None:
+        count, value = self._rank.do(leaving.heard(self._rank.membership.iteration, what))
+        return value if count >= self._rank.placed.active_world_size else None
