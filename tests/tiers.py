@@ -47,6 +47,8 @@ QUICK = (
     "ranks/test_hangs.py::test_hang_without_the_lock_restarts_all_and_kills_nobody[sleep]",
     "ranks/test_hangs.py::test_the_rank_that_does_not_answer_is_killed_and_only_it[gil-0]",
     "ranks/test_leaving.py::test_one_leaves[KeyboardInterrupt-1]",
+    "ranks/test_preemption.py::test_one_leaves[0]",
+    "ranks/test_preemption.py::test_no_step_is_lost_where_all_leave",
     "ranks/test_completion.py::test_all_restart_when_one_dies_after_the_others_returned[2]",
     # a fault during a restart
     "ranks/test_second_faults.py::test_a_rank_dies_during_the_restart[rank_assignment-1-0]",

@@ -130,6 +130,8 @@ def _signal_fates(fault: Signal) -> set[FailoverOutcome]:
         return {SURVIVES, *(KILLED if fault.target == "training" and fault.seconds > SHARE * HARD else ())}
     if fault.target == "monitor":
         return {SURVIVES}
+    if fault.signum == signal.SIGTERM:  # it leaves after its step, if there is one, and the signal came inside the call
+        return {"Preempted", SURVIVES, -signal.SIGTERM}
     return {-fault.signum}
 
 

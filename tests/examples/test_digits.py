@@ -92,7 +92,7 @@ def test_the_world_is_whole_again_after_each_death(run):
 def test_deaths_of_other_kinds(run):
     faults = "exit:rank=1,step=50 sysexit:rank=2,step=100 gil:rank=3,step=150"
     result = run("--nproc", 4, "--steps", 200, "--faults", faults, "--soft-timeout", 3, "--hard-timeout", 8)
-    codes = "0, 5, 6, -15 (6: ended with an error; 5: ended with an error; 0: finished; -15: killed by SIGTERM)"
+    codes = "0, 5, 6, -9 (6: ended with an error; 5: ended with an error; 0: finished; -9: killed by SIGKILL)"
     assert f"1 of 4 processes finished; exit codes by rank: {codes}" in result.out
 
 

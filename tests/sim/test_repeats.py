@@ -62,11 +62,11 @@ def test_without_a_limit_nothing_waits() -> None:
 
 def test_a_job_that_once_made_progress_continues() -> None:
     """With the longest pause from the tenth time on."""
-    faults = (Act(0, "raise"), Again(1, 14, iteration=1))
-    for seed in range(40):
+    faults = (Act(0, "raise"), Again(1, 80, iteration=1))
+    for seed in range(200):
         world = sim.run(Scenario(seed, 2, faults, longest=0.05, commits=4))
-        if len(world.pauses) < 20:
-            continue  # a member that was quicker committed in most iterations
+        if max(pauses(world)) < 4.9:
+            continue  # a member that was quicker committed in between: ten in a row are one world of ten
         assert results(world) == {"returned"}
         assert max(pauses(world)) == pytest.approx(5.0, abs=0.1)
         return

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -27,7 +31,9 @@ from inprocess.testing import (
     Stop,
     StoreLoss,
     Terminate,
+    leaks,
     random_faults,
+    run,
 )
 from inprocess.testing.coordinates import PHASES
 
@@ -71,7 +77,7 @@ def test_the_same_result_as_without_a_fault(job, tmp_path):
         result.assert_same_result(torch.zeros(4))
 
 
-ENDS = {Kill(): -9, Terminate(): -15, Segfault(): -11, Exit(3): 3, HostLoss(): -9}
+ENDS = {Kill(): -9, Kill(signal.SIGTERM): -15, Segfault(): -11, Exit(3): 3, HostLoss(): -9}
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -80,6 +86,13 @@ def test_a_process_ends(job, fault, rank):
     result = job(3, options=HASTY).run(programs.train, 12, faults={At(rank, step=7): fault})
     assert result.exit_codes[rank] == ENDS[fault] and result.same_pids and result.world_sizes == [3, 2]
     result.assert_resumed_from(5)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_is_asked_to_leave(job, rank):
+    result = job(3, options=HASTY).run(programs.until_whole, 2, faults={At(rank, step=7): Terminate()})
+    assert result.exit_codes[rank] == 143 and result.exceptions[rank] == "Preempted"
+    assert result.same_pids and result.world_sizes == [3, 2]
 
 
 def test_hosts_are_lost(job):
@@ -97,7 +110,7 @@ def test_nobody_ends(job, fault):
 @pytest.mark.parametrize("fault", [Stop(), HoldGIL()], ids=repr)
 def test_who_stands_still_is_killed(job, fault):
     result = job(3, options=HASTY).run(programs.train, 12, faults={At(1, step=7): fault})
-    assert result.exit_codes == [0, -signal.SIGTERM, 0] and result.same_pids and result.world_sizes == [3, 2]
+    assert result.exit_codes == [0, -signal.SIGKILL, 0] and result.same_pids and result.world_sizes == [3, 2]
 
 
 def test_a_network_that_is_cut(job):
@@ -361,3 +374,25 @@ def test_nothing_is_left_where_the_first_rank_does_not_start(tmp_path, monkeypat
     with pytest.raises(KeyboardInterrupt):
         Job(2).run(programs.train, 1)
     assert list(tmp_path.iterdir()) == []
+
+
+NEVER_REAPS = """
+import os, sys
+child = os.fork() or os._exit(0)
+os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_dead_process_that_is_not_ours_to_reap():
+    """It is not waited for while its parent, which the test knows, lives and does not reap it. Then it is ours."""
+    known = run.strangers(())
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", NEVER_REAPS], **pipes) as parent:
+        assert parent.stdout.readline() == b"\n"
+        (dead,) = leaks.children_of(parent.pid)
+        assert run.reap({*known, parent.pid}, time.monotonic() + 5) == []
+        assert leaks.command_of(dead).startswith("Z")
+    assert run.reap(known, time.monotonic() + 5) == []
+    assert dead not in leaks.children_of(os.getpid())
