@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import runpy
 import sys
@@ -26,9 +27,10 @@ def own_variables(folder: str) -> dict[str, str]:
 
 
 def become(variables: Mapping[str, str]) -> None:
-    """In the new process, which has those of the server."""
+    """In the new process, which has those of the server, and would start processes of its own as the server does."""
     os.environ.clear()
     os.environ.update(variables)
+    multiprocessing.set_start_method(None, force=True)
     tempfile.tempdir = None  # TMPDIR is looked up anew
 
 

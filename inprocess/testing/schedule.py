@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 from inprocess.exception import OptionError
 from inprocess.testing.coordinates import At
-from inprocess.testing.faults import Exit, Fault, Kill, Raise, Segfault, SlowDown, Terminate
+from inprocess.testing.faults import Exit, Fault, Kill, Raise, Segfault, SlowDown
 
 __all__ = ["random_faults"]
 
-#: what strikes where nothing else is said: nothing that waits for a timeout
-KINDS: tuple[Fault, ...] = (Raise(), Raise(OSError), Kill(), Terminate(), Exit(), Segfault())
+#: what strikes where nothing else is said: nothing that waits for a timeout, or for the end of a step as SIGTERM does
+KINDS: tuple[Fault, ...] = (Raise(), Raise(OSError), Kill(), Exit(), Segfault())
 
 
 def random_faults(
@@ -28,7 +28,8 @@ def random_faults(
         n: number of faults.
         ranks: of the job.
         steps: faults strike at steps below it, so every iteration has to have as many.
-        kinds: of which they are.
+        kinds: of which they are; the usual ones begin the next iteration at once. With `Terminate` that takes up to a
+            second, which the function has to last.
 
     Raises OptionError where ``n``, ``ranks`` or ``steps`` is not positive, or ``kinds`` is empty or has a fault that
     restarts nobody.

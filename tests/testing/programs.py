@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -134,6 +135,11 @@ def handles_sigterm(call: inprocess.CallWrapper = None) -> int:  # type: ignore[
         time.sleep(0.001)
     signal.signal(signal.SIGTERM, before)
     return len(got)
+
+
+@inprocess.Wrapper()
+def start_method() -> str:
+    return multiprocessing.get_start_method()
 
 
 @inprocess.Wrapper()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -277,6 +278,11 @@ def test_without_the_check(ranks):
     result = ranks(1).run(programs.exits, 3, check=False)
     assert result.exit_codes == [3] and result.exceptions == ["SystemExit"]
     assert result.problems == [f"rank 0 ended with SystemExit, in {place('sys.exit(code)', 'exits')}: 3"]
+
+
+def test_children_are_started_as_in_any_program(ranks):
+    """Not as a rank is: each worker of a DataLoader would import torch."""
+    assert ranks(1).run(programs.start_method).values == multiprocessing.get_all_start_methods()[:1]  # the default
 
 
 def test_sigterm_that_is_handled(ranks):
