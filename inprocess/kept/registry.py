@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from inprocess.call_wrapper import restarting_call
-from inprocess.kept import accelerate, dynamo, lightning, source, torch_checkpoint
+from inprocess.kept import accelerate, deepspeed, dynamo, lightning, source, torch_checkpoint
 from inprocess.system.errors import in_words
 from inprocess.system.logs import get_logger
 
@@ -34,6 +34,7 @@ class Entry:
 KNOWN = (
     Entry("torch's process for asynchronous checkpoints", torch_checkpoint.MODULE, torch_checkpoint.reset),
     Entry("accelerate", accelerate.MODULE, accelerate.reset),
+    Entry("DeepSpeed's ZeRO", deepspeed.MODULE, deepspeed.reset),
     *(Entry(name, name, functools.partial(source.restore, name)) for name in source.MODULES),
 )
 

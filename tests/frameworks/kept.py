@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from inprocess.initialize import RetryController
 from inprocess.testing import At, Kill, Raise
 from tests.harness import ReservedPort
 
@@ -19,6 +20,8 @@ from .programs import PROGRAMS, checkpoint_process
 STEPS = 12
 #: a rank's first iteration imports the framework, on a busy machine for many seconds
 PATIENT = {"deadline": 300.0}
+#: the others wait for it, since it imports for longer than they train
+REPLACED = {"respawn": 1, "options": {"initialize": RetryController(min_world_size=2, wait_for_replacement=120)}}
 FAULTS = {
     "a rank raises": ({At(rank=1, step=3): Raise(OSError)}, [3, 3]),
     "rank 0 dies": ({At(rank=0, step=3): Kill()}, [3, 2]),
@@ -31,8 +34,9 @@ PACKAGES = {"accelerate": "accelerate", "DeepSpeed": "deepspeed", "Megatron-Core
 
 def need(name: str) -> None:
     """Not by importing it: DeepSpeed sets variables."""
-    if name in PACKAGES and importlib.util.find_spec(PACKAGES[name]) is None:
-        pytest.skip(f"{name} is not installed")
+    package = PACKAGES.get(name.partition(" ")[0])
+    if package and importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
 
 
 def check_beliefs(result: Any, least: int) -> None:
@@ -46,11 +50,21 @@ def check_beliefs(result: Any, least: int) -> None:
 def test_the_truth_is_believed(ranks: Any, name: str, fault: str) -> None:
     need(name)
     faults, sizes = FAULTS[fault]
-    if name not in ("accelerate", "DeepSpeed") and fault == "in a backward pass":
+    if name in ("torch.compile", "Megatron-Core") and fault == "in a backward pass":
         pytest.skip("it has none")
     result = ranks(3, **PATIENT).run(PROGRAMS[name], STEPS, faults=faults)
     assert result.world_sizes == sizes
     check_beliefs(result, sum(sizes))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "accelerate"])
+def test_one_dies_and_is_replaced(ranks: Any, name: str, rank: int) -> None:
+    """For accelerate see ``trainers``, where its weights are compared."""
+    need(name)
+    result = ranks(2, **REPLACED, **PATIENT).run(PROGRAMS[name], STEPS, faults={At(rank=rank, step=5): Kill()})
+    assert result.world_sizes == [2, 2]
+    check_beliefs(result, 4)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -61,6 +75,15 @@ def test_twenty_restarts_leave_nothing(ranks: Any, name: str) -> None:
     assert result.restarts == 20 and result.same_pids
     result.assert_nothing_grows()
     check_beliefs(result, 42)
+
+
+def test_twenty_interrupted_forward_passes_leave_nothing(ranks: Any) -> None:
+    name = "DeepSpeed ZeRO 3"
+    need(name)
+    faults = {At(rank=i % 2, label="forward", step=3, iteration=i): Raise(OSError) for i in range(20)}
+    result = ranks(2, **PATIENT).run(PROGRAMS[name], STEPS, faults=faults)
+    assert result.restarts == 20 and result.same_pids
+    result.assert_nothing_grows()
 
 
 @pytest.mark.parametrize("fault", [Raise(OSError), Kill()], ids=["raise", "kill"])

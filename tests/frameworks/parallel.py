@@ -1,4 +1,4 @@
-"""Trainings on a device mesh under faults: FSDP2 with tensor parallelism, tensor with pipeline parallelism."""
+"""Trainings on a device mesh under faults: tensor parallelism with FSDP2, a shared sequence, or a pipeline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .kept import PATIENT
 from .programs import mesh_training, same
 
 STEPS = 12
-KINDS = ("FSDP2 and TP", "TP and PP")
+KINDS = ("FSDP2 and TP", "CP and TP", "TP and PP")
 #: after the first checkpoint
 PLACES: dict[str, dict[str, Any]] = {
     "between steps": {"step": 6},

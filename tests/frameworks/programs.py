@@ -21,6 +21,20 @@ def data(count: int = 64) -> torch.utils.data.Dataset[Any]:
     return torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
 
 
+class Ordered(torch.utils.data.Sampler[int]):
+    """Its first number is asked for when a DataLoader has started its workers, in the DataLoader's own code."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Any:
+        here("workers start")
+        yield from range(self.count)
+
+
 def model() -> torch.nn.Module:
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(FEATURES, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
@@ -46,13 +60,13 @@ def _true() -> list[Any]:
 
 
 @inprocess.Wrapper()
-def accelerate_loop(steps: int, call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
+def accelerate_loop(steps: int, workers: int = 0, call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     tell(accelerator.process_index, accelerator.num_processes, accelerator.is_main_process)
     net = model()
-    loader = torch.utils.data.DataLoader(data(), batch_size=4)
+    loader = torch.utils.data.DataLoader(data(), batch_size=4, sampler=Ordered(64), num_workers=workers)
     net, optimizer, loader = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.05), loader)
     batches = iter(loader)
     for _ in range(steps):
@@ -110,13 +124,17 @@ def checkpoint_process(steps: int, folder: str, call: inprocess.CallWrapper = No
 
 
 @inprocess.Wrapper()
-def deepspeed_loop(steps: int, call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
+def deepspeed_loop(steps: int, stage: int = 0, call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
+    """``stage``: of ZeRO: 1 divides the optimizer's state, 3 gradients and weights, too."""
     import deepspeed
 
     deepspeed.init_distributed("gloo", verbose=False)
     tell(deepspeed.comm.get_rank(), deepspeed.comm.get_world_size(), deepspeed.comm.get_rank() == 0)
-    config = {"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "SGD", "params": {"lr": 0.05}}}
+    config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage}}
+    config["optimizer"] = {"type": "AdamW", "params": {"lr": 0.05, "torch_adam": True}}  # its own is compiled
+    config["zero_force_ds_cpu_optimizer"] = False
     net = model()
+    net[1].register_forward_hook(lambda *_: here("forward"))
     engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), config=config)
     inputs, targets = data().tensors  # type: ignore[attr-defined]
     for step in range(steps):
@@ -126,7 +144,16 @@ def deepspeed_loop(steps: int, call: inprocess.CallWrapper = None) -> Any:  # ty
         here("backward")
         engine.backward(loss)
         engine.step()
-    return weights(engine.module)
+    with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
+        return weights(engine.module)
+
+
+def deepspeed_zero_1(steps: int) -> Any:
+    return deepspeed_loop(steps, stage=1)
+
+
+def deepspeed_zero_3(steps: int) -> Any:
+    return deepspeed_loop(steps, stage=3)
 
 
 @inprocess.Wrapper()
@@ -147,7 +174,7 @@ def megatron_groups(steps: int, call: inprocess.CallWrapper = None) -> Any:  # t
 
 
 @inprocess.Wrapper()
-def transformers_trainer(steps: int, folder: str) -> Any:
+def transformers_trainer(steps: int, folder: str, workers: int = 0) -> Any:
     """A language model is not needed for it: the inner model is that of the others."""
     from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
     from transformers.modeling_outputs import SequenceClassifierOutput
@@ -184,9 +211,15 @@ def transformers_trainer(steps: int, folder: str) -> Any:
         disable_tqdm=True,
         logging_strategy="no",
         remove_unused_columns=False,
+        dataloader_num_workers=workers,
     )
     tell(arguments.process_index, arguments.world_size, arguments.process_index == 0)
-    found = Trainer(Net(PretrainedConfig()), arguments, train_dataset=rows, eval_dataset=rows[:8])
+
+    class InOrder(Trainer):  # type: ignore[misc]
+        def _get_train_sampler(self, *_: Any) -> Any:
+            return Ordered(len(rows))
+
+    found = InOrder(Net(PretrainedConfig()), arguments, train_dataset=rows, eval_dataset=rows[:8])
     found.add_callback(RestartCallback())
     latest = last_complete_checkpoint(folder)
     here("resume", step=0 if latest is None else int(latest.rpartition("-")[2]))
@@ -196,7 +229,7 @@ def transformers_trainer(steps: int, folder: str) -> Any:
 
 
 @inprocess.Wrapper()
-def lightning_fit(steps: int, folder: str, call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
+def lightning_fit(steps: int, folder: str, workers: int = 0, call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
     import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.utilities import rank_zero_only
@@ -240,29 +273,30 @@ def lightning_fit(steps: int, folder: str, call: inprocess.CallWrapper = None) -
     )
     tell(fit.global_rank, fit.world_size, fit.is_global_zero)
     tell(rank_zero_only.rank, fit.world_size, rank_zero_only.rank == 0)
-    loaders = [torch.utils.data.DataLoader(data(), batch_size=4) for _ in range(2)]
+    of_all = [torch.utils.data.DataLoader(data(), batch_size=4, sampler=Ordered(64), num_workers=workers) for _ in "ab"]
     module = Module()
     last = f"{folder}/last.ckpt"
-    fit.fit(module, *loaders, ckpt_path=last if os.path.exists(last) else None)
+    fit.fit(module, *of_all, ckpt_path=last if os.path.exists(last) else None)
     assert fit.train_dataloader.sampler.num_replicas == dist.get_world_size()
     return weights(module.net)
 
 
 @inprocess.Wrapper()
 def mesh_training(steps: int, folder: str, kind: str, call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
-    """FSDP2 with tensor parallelism, or tensor with pipeline parallelism; two of each; checkpoints by torch."""
+    """FSDP2 with tensor parallelism, with the sequence shared out besides, or tensor with pipeline parallelism; two of
+    each; checkpoints by torch."""
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
     from torch.distributed.device_mesh import init_device_mesh
 
     dist.init_process_group("gloo")
-    outer = "data" if kind == "FSDP2 and TP" else "pipeline"
+    outer = {"FSDP2 and TP": "data", "CP and TP": "context", "TP and PP": "pipeline"}[kind]
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=(outer, "tensor"))
-    train_step, net = (_sharded if outer == "data" else _pipelined)(mesh)
+    train_step, net = {"data": _sharded, "context": _shared_sequence, "pipeline": _pipelined}[outer](mesh)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     whole = sorted(int(path.parent.name) for path in pathlib.Path(folder).glob("*/.metadata"))
     step = whole[-1] if whole else 0
-    stage = 0 if outer == "data" else mesh[outer].get_local_rank()
+    stage = mesh[outer].get_local_rank() if outer == "pipeline" else 0
 
     def state() -> Any:
         weights, rest = get_state_dict(net, optimizer)
@@ -324,6 +358,45 @@ def _sharded(mesh: Any) -> tuple[Any, torch.nn.Module]:
     return train_step, net
 
 
+class _Attention(torch.nn.Module):
+    """Of a part of the sequence to all of it. torch's own context parallelism has kernels for GPUs alone."""
+
+    def __init__(self, group: Any) -> None:
+        super().__init__()
+        self.group = group
+        self.into, self.out = torch.nn.Linear(FEATURES, 3 * FEATURES), torch.nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torch.distributed._functional_collectives import all_gather_tensor_autograd as gathered
+
+        query, key, value = self.into(x).chunk(3, dim=-1)
+        keys, values = (gathered(part.contiguous(), 0, self.group) for part in (key, value))
+        here("forward")
+        return x + self.out(torch.nn.functional.scaled_dot_product_attention(query, keys, values))
+
+
+def _shared_sequence(mesh: Any) -> tuple[Any, torch.nn.Module]:
+    """The ranks that share a sequence share the weights, too, as torchtitan does it."""
+    from torch.distributed.fsdp import fully_shard
+
+    group, place = mesh["context"].get_group(), mesh["context"].get_local_rank()
+    net = torch.nn.Sequential()
+    for stage in _stack():
+        _split(stage, mesh["tensor"])
+        net.append(torch.nn.Sequential(_Attention(group), stage))
+    for stage in net:
+        fully_shard(stage, mesh=mesh["context"])
+    fully_shard(net, mesh=mesh["context"])
+
+    def train_step(x: torch.Tensor) -> None:
+        part = x.chunk(2)[place]
+        loss = (net(part) - part.sin()).square().mean()
+        here("backward")
+        loss.backward()
+
+    return train_step, net
+
+
 def _pipelined(mesh: Any) -> tuple[Any, torch.nn.Module]:
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
@@ -352,5 +425,7 @@ PROGRAMS = {
     "accelerate": accelerate_loop,
     "torch.compile": compiled,
     "DeepSpeed": deepspeed_loop,
+    "DeepSpeed ZeRO 1": deepspeed_zero_1,
+    "DeepSpeed ZeRO 3": deepspeed_zero_3,
     "Megatron-Core": megatron_groups,
 }

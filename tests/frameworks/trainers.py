@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from inprocess.initialize import RetryController
 from inprocess.testing import At, Job, Kill, Raise
 
-from .kept import PATIENT, check_beliefs
+from .kept import PATIENT, REPLACED, check_beliefs
 from .programs import accelerate_loop, lightning_fit, same, transformers_trainer
 
 STEPS = 16
@@ -24,8 +23,6 @@ PLACES: dict[str, dict[str, Any]] = {
 AT_CHECKPOINT: dict[str, dict[str, Any]] = {"transformers": {"file": "*optimizer.pt"}, "lightning": {"label": "saving"}}
 #: pings after which there is a checkpoint to go on from; Lightning's come at the end of an epoch, and validation pings
 SAVED = {"transformers": 6, "lightning": 14}
-#: the others wait for it, since it imports for longer than they train
-REPLACED = {"respawn": 1, "options": {"initialize": RetryController(min_world_size=2, wait_for_replacement=120)}}
 
 
 def at(name: str, rank: int, place: str) -> At:
@@ -62,6 +59,17 @@ def test_one_dies(ranks: Any, tmp_path: Any, name: str, rank: int, place: str) -
     left = [value for value in run.values if value is not None]
     assert len(left) == 2 and same(*left)
     check_beliefs(run, 5)
+
+
+@pytest.mark.parametrize("fault", [Raise(OSError), Kill()], ids=["raise", "kill"])
+@pytest.mark.parametrize("name", [*PROGRAMS, "accelerate"])
+def test_the_workers_of_a_loader_are_being_started(ranks: Any, tmp_path: Any, name: str, fault: Any) -> None:
+    """On the other ranks as well, and on all of them they end with the iteration."""
+    program, arguments = PROGRAMS.get(name, accelerate_loop), (str(tmp_path),) if name in PROGRAMS else ()
+    faults = {At(rank=1, label="workers start"): fault}
+    run = ranks(2, **PATIENT).run(program, STEPS, *arguments, workers=2, faults=faults)
+    assert run.world_sizes == [2, 1 if isinstance(fault, Kill) else 2]
+    check_beliefs(run, 3)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
