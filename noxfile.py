@@ -163,13 +163,14 @@ def frameworks(session: nox.Session) -> None:
     """Long: trainings of accelerate, transformers, Lightning and others under faults; arguments go to pytest."""
     install(session, "-e", ".[test]", "setuptools", "wheel", "ninja")
     pins = ("-c", "constraints.txt", "-c", "tests/frameworks/constraints.txt")
-    session.install(*pins, "accelerate", "lightning", "megatron-core", "ray", "transformers")
+    session.install(*pins, "accelerate", "lightning", "megatron-core", "ray", "tensorboard", "transformers", "wandb")
     cpu = {"DS_ACCELERATOR": "cpu"}
     # without compiling anything: its kernels are for GPUs
     session.install(*pins, "--no-build-isolation", "deepspeed", env={"DS_BUILD_OPS": "0", **cpu})
     # but for what its ranks would compile at their first start, for a minute or more, each waiting for the others
     session.run("python", "-c", "from deepspeed.ops.op_builder.cpu import *; ShareMemCommBuilder().load()", env=cpu)
-    files = [f"tests/frameworks/{name}.py" for name in ("kept", "trainers", "parallel", "examples", "ray_actors")]
+    names = ("kept", "trainers", "parallel", "loggers", "examples", "ray_actors")
+    files = [f"tests/frameworks/{name}.py" for name in names]
     session.run("python", "-m", "pytest", *files, *session.posargs)
 
 

@@ -77,15 +77,6 @@ def test_twenty_restarts_leave_nothing(ranks: Any, name: str) -> None:
     check_beliefs(result, 42)
 
 
-def test_twenty_interrupted_forward_passes_leave_nothing(ranks: Any) -> None:
-    name = "DeepSpeed ZeRO 3"
-    need(name)
-    faults = {At(rank=i % 2, label="forward", step=3, iteration=i): Raise(OSError) for i in range(20)}
-    result = ranks(2, **PATIENT).run(PROGRAMS[name], STEPS, faults=faults)
-    assert result.restarts == 20 and result.same_pids
-    result.assert_nothing_grows()
-
-
 @pytest.mark.parametrize("fault", [Raise(OSError), Kill()], ids=["raise", "kill"])
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("place", [{"step": 2}, {"label": "saving", "step": 2}], ids=["between", "saving"])

@@ -127,14 +127,15 @@ def checkpoint_process(steps: int, folder: str, call: inprocess.CallWrapper = No
 def deepspeed_loop(steps: int, stage: int = 0, call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
     """``stage``: of ZeRO: 1 divides the optimizer's state, 3 gradients and weights, too."""
     import deepspeed
+    from deepspeed.runtime.zero import parameter_offload
 
+    here("belief", believed=len(parameter_offload.FWD_MODULE_STACK), true=0)
     deepspeed.init_distributed("gloo", verbose=False)
     tell(deepspeed.comm.get_rank(), deepspeed.comm.get_world_size(), deepspeed.comm.get_rank() == 0)
     config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage}}
     config["optimizer"] = {"type": "AdamW", "params": {"lr": 0.05, "torch_adam": True}}  # its own is compiled
     config["zero_force_ds_cpu_optimizer"] = False
     net = model()
-    net[1].register_forward_hook(lambda *_: here("forward"))
     engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), config=config)
     inputs, targets = data().tensors  # type: ignore[attr-defined]
     for step in range(steps):
