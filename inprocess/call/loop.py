@@ -189,19 +189,19 @@ class Loop:
         rank.leaving = error
         rank.agents.thread.leave_after_outcome()
         rank.quietly = self._leaves_quietly(error)
-        if isinstance(error, Preempted) and self._leave_signals.told == rank.membership.iteration:
-            return Event.QUIT
         if rank.quietly or rank.phase in (Phase.JOIN, Phase.END, Phase.COMPLETE, Phase.FAILOVER, Phase.LEAVE):
             return Event.QUIT
         abort = ""  # the others go on
-        if rank.phase is Phase.INITIALIZE and not isinstance(error, Preempted):
-            abort = f"{rank.who}: initialize raised {in_words(error)}"
-        elif isinstance(error, StateLost):
-            abort = f"{rank.who}: {in_words(error)}"
         if isinstance(error, Preempted):
+            if self._leave_signals.told == rank.membership.iteration:
+                return Event.QUIT
             record = record_of(rank, error)
         else:
             record = rank.record(Interruption.BASE_EXCEPTION, error, in_words(error))
+            if rank.phase is Phase.INITIALIZE:
+                abort = f"{rank.who}: initialize raised {in_words(error)}"
+            elif isinstance(error, StateLost):
+                abort = f"{rank.who}: {in_words(error)}"
         try:
             rank.interrupt(record, abort)
         except (StoreLost, Fenced) as lost:

@@ -1452,8 +1452,8 @@ LOOP = (
         "test_preemption",
         "initialize_ends_all",
         "a rank that leaves in initialize takes all others with it",
-        "        if rank.phase is Phase.INITIALIZE and not isinstance(error, Preempted):",
-        "        if rank.phase is Phase.INITIALIZE:",
+        "            record = record_of(rank, error)",
+        "            record, abort = record_of(rank, error), rank.who if rank.phase is Phase.INITIALIZE else ''",
     ),
     _loop(
         "test_preemption",
