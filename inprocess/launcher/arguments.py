@@ -23,14 +23,8 @@ from inprocess.system.listening import listen_address
 
 __all__ = ["parse", "refuse", "rules"]
 
-#: options that SLURM may settle where they were not given -> torch's defaults
-SETTLED = {
-    "nnodes": "1:1",
-    "rdzv_backend": "static",
-    "rdzv_endpoint": "",
-    "rdzv_id": "none",
-    "master_addr": "127.0.0.1",
-}
+#: options that SLURM may settle where they were not given; torch's defaults follow
+SETTLED = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr")
 #: seconds of grace where torch has no option for it
 GRACE = 30
 
@@ -49,13 +43,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.set_defaults(node_rank=None)
     if "PET_MAX_RESTARTS" not in os.environ:
         parser.set_defaults(max_restarts=None)
+    defaults = {name: parser.get_default(name) for name in SETTLED}
     for name in SETTLED:  # whether they were given
         if f"PET_{name.upper()}" not in os.environ:
             parser.set_defaults(**{name: None})
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
         refuse("; ".join(_unknown(name, parser) for name in unknown))
-    _settle_slurm(parsed)
+    _settle_slurm(parsed, defaults)
     _check(parsed)
     _settle_node_rank(parsed)
     return parsed
@@ -176,9 +171,9 @@ def _is_range(nnodes: str) -> bool:
     return bool(0 < fewest <= most)
 
 
-def _settle_slurm(given: argparse.Namespace) -> None:
+def _settle_slurm(given: argparse.Namespace, defaults: dict[str, str]) -> None:
     """Under INPROCESS_LAUNCH=slurm the options that were not given come from SLURM, else they have torch's defaults."""
-    settled = dict(SETTLED)
+    settled = dict(defaults)
     try:
         if os.environ.get(LAUNCH, "").strip() == "slurm" and not given.standalone:
             settled["nnodes"] = str(slurm.nodes(os.environ)) if given.nnodes is None else given.nnodes
