@@ -27,7 +27,7 @@ def own_variables(folder: str) -> dict[str, str]:
 
 
 def become(variables: Mapping[str, str]) -> None:
-    """In the new process, which has those of the server, and would start processes of its own as the server does."""
+    """In the new process: these variables, and the default way to start processes, in place of the server's."""
     os.environ.clear()
     os.environ.update(variables)
     multiprocessing.set_start_method(None, force=True)

@@ -20,8 +20,6 @@ from .programs import PROGRAMS, checkpoint_process
 STEPS = 12
 #: a rank's first iteration imports the framework, on a busy machine for many seconds
 PATIENT = {"deadline": 300.0}
-#: the others wait for it, since it imports for longer than they train
-REPLACED = {"respawn": 1, "options": {"initialize": RetryController(min_world_size=2, wait_for_replacement=120)}}
 FAULTS = {
     "a rank raises": ({At(rank=1, step=3): Raise(OSError)}, [3, 3]),
     "rank 0 dies": ({At(rank=0, step=3): Kill()}, [3, 2]),
@@ -30,6 +28,12 @@ FAULTS = {
     "two die, one after the other": ({At(rank=0, step=3): Kill(), At(rank=2, step=3, iteration=1): Kill()}, [3, 2, 1]),
 }
 PACKAGES = {"accelerate": "accelerate", "DeepSpeed": "deepspeed", "Megatron-Core": "megatron"}
+
+
+def replaced(size: int) -> dict[str, Any]:
+    """A job of this size waits for a replacement, which imports for longer than the others train."""
+    wait = RetryController(min_world_size=size, wait_for_replacement=120)
+    return {"respawn": 1, "options": {"initialize": wait}, **PATIENT}
 
 
 def need(name: str) -> None:
@@ -62,7 +66,7 @@ def test_the_truth_is_believed(ranks: Any, name: str, fault: str) -> None:
 def test_one_dies_and_is_replaced(ranks: Any, name: str, rank: int) -> None:
     """For accelerate see ``trainers``, where its weights are compared."""
     need(name)
-    result = ranks(2, **REPLACED, **PATIENT).run(PROGRAMS[name], STEPS, faults={At(rank=rank, step=5): Kill()})
+    result = ranks(2, **replaced(2)).run(PROGRAMS[name], STEPS, faults={At(rank=rank, step=5): Kill()})
     assert result.world_sizes == [2, 2]
     check_beliefs(result, 4)
 

@@ -134,20 +134,21 @@ def train(
     return weights(net)
 
 
+def run_of(job: Any, folder: Any, **more: Any) -> Any:
+    with ReservedPort() as one, ReservedPort() as other:
+        return job.run(pretrain, str(folder), one.number, other.number, **more)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with ReservedPort() as one, ReservedPort() as other:
-        folder = str(tmp_path_factory.mktemp("run"))
-        return Job(3, **PATIENT).run(pretrain, folder, one.number, other.number)
+    return run_of(Job(3, **PATIENT), tmp_path_factory.mktemp("run"))
 
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
 @pytest.mark.parametrize("fault", [Raise(OSError), Kill()], ids=["raise", "kill"])
 def test_a_reserve_takes_the_place(ranks: Any, tmp_path: Any, undisturbed: Any, place: Any, fault: Any) -> None:
     """Two train, whoever they are, so the weights are those without a fault."""
-    with ReservedPort() as one, ReservedPort() as other:
-        job = ranks(3, **PATIENT)
-        run = job.run(pretrain, str(tmp_path), one.number, other.number, faults={At(rank=1, **place): fault})
+    run = run_of(ranks(3, **PATIENT), tmp_path, faults={At(rank=1, **place): fault})
     assert run.world_sizes == [2, 2]
     (expected, *_) = [value for value in undisturbed.values if value]
     found = [value for value in run.values if value]
@@ -157,7 +158,6 @@ def test_a_reserve_takes_the_place(ranks: Any, tmp_path: Any, undisturbed: Any, 
 
 def test_twenty_restarts_leave_nothing(ranks: Any, tmp_path: Any) -> None:
     faults = {At(rank=i % 2, step=5, iteration=i): Raise(OSError) for i in range(20)}
-    with ReservedPort() as one, ReservedPort() as other:
-        run = ranks(3, **PATIENT).run(pretrain, str(tmp_path), one.number, other.number, faults=faults)
+    run = run_of(ranks(3, **PATIENT), tmp_path, faults=faults)
     assert run.restarts == 20 and run.same_pids
     run.assert_nothing_grows()

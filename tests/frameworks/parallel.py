@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 import inprocess
-from inprocess.initialize import RetryController
 from inprocess.rank_assignment import ActiveWorldSizeDivisibleBy, ShiftRanks
 from inprocess.testing import At, Job, Kill, Raise
 
-from .kept import PATIENT
+from .kept import PATIENT, replaced
 from .programs import mesh_training, same
 
 STEPS = 12
@@ -22,8 +21,6 @@ PLACES: dict[str, dict[str, Any]] = {
     "in a backward pass": {"label": "backward", "step": 6},
     "at an asynchronous checkpoint": {"label": "saving", "step": 6},
 }
-#: a mesh of this shape needs four
-REPLACED = {"respawn": 1, "options": {"initialize": RetryController(min_world_size=4, wait_for_replacement=120)}}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +57,7 @@ def test_one_dies_and_is_replaced(
     ranks: Any, tmp_path: Any, undisturbed: Any, kind: str, rank: int, place: str
 ) -> None:
     faults = {At(rank=rank, **PLACES[place]): Kill()}
-    run = ranks(4, **REPLACED, **PATIENT).run(mesh_training, STEPS, str(tmp_path), kind, faults=faults)
+    run = ranks(4, **replaced(4)).run(mesh_training, STEPS, str(tmp_path), kind, faults=faults)
     check_weights(run, undisturbed[kind])
 
 

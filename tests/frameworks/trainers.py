@@ -8,7 +8,7 @@ import pytest
 
 from inprocess.testing import At, Job, Kill, Raise
 
-from .kept import PATIENT, REPLACED, check_beliefs
+from .kept import PATIENT, check_beliefs, replaced
 from .programs import accelerate_loop, lightning_fit, same, transformers_trainer
 
 STEPS = 16
@@ -76,7 +76,7 @@ def test_the_workers_of_a_loader_are_being_started(ranks: Any, tmp_path: Any, na
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_one_dies_and_is_replaced(ranks: Any, tmp_path: Any, undisturbed: Any, name: str, rank: int) -> None:
     faults = {at(name, rank, "between steps"): Kill()}
-    run = ranks(2, **REPLACED, **PATIENT).run(PROGRAMS[name], STEPS, str(tmp_path), faults=faults)
+    run = ranks(2, **replaced(2)).run(PROGRAMS[name], STEPS, str(tmp_path), faults=faults)
     assert run.world_sizes[0] == run.world_sizes[-1] == 2
     expected = undisturbed[name].values[0]
     for value in run.values:
@@ -95,7 +95,7 @@ def test_twenty_restarts_leave_nothing(ranks: Any, tmp_path: Any, name: str) -> 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_accelerate_replaced(ranks: Any, rank: int) -> None:
     expected = Job(2, **PATIENT).run(accelerate_loop, STEPS)
-    run = ranks(2, **REPLACED, **PATIENT).run(accelerate_loop, STEPS, faults={At(rank=rank, step=5): Kill()})
+    run = ranks(2, **replaced(2)).run(accelerate_loop, STEPS, faults={At(rank=rank, step=5): Kill()})
     for value in run.values:
         assert value is None or same(value, expected.values[0])
     check_beliefs(run, 4)

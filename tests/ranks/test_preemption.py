@@ -23,6 +23,14 @@ def steady(launch, size, wrapper=preempting.options, active=None, **more):
     return run
 
 
+def left(run, *asked):
+    """All ranks, once these have left as asked, and the others have gone on without them."""
+    ranks = run.wait()
+    checks.failed(ranks, dict.fromkeys(asked, "Preempted"))
+    checks.went_on(ranks, without=asked)
+    return ranks
+
+
 def hooked(rank):
     return [event["rank"] for event in rank.of("hook")]
 
@@ -31,9 +39,7 @@ def hooked(rank):
 def test_one_leaves(launch, victim):
     run = steady(launch, 3)
     run.kill(victim, TERM)
-    ranks = run.wait()
-    checks.failed(ranks, {victim: "Preempted"})
-    checks.went_on(ranks, without=[victim])
+    ranks = left(run, victim)
     assert [hooked(rank) for rank in ranks] == [[victim] if rank.rank == victim else [] for rank in ranks]
     assert [rank.of("after")[0]["kept"] for rank in ranks] == [True, True, True]
 
@@ -44,9 +50,7 @@ def test_two_within_a_second_leave_in_one_restart(launch):
     run.wait_event("steady", count=4)
     time.sleep(0.5)  # a scheduler that walks from host to host
     run.kill(3, TERM)
-    ranks = run.wait()
-    checks.failed(ranks, dict.fromkeys((1, 3), "Preempted"))
-    checks.went_on(ranks, without=[1, 3])
+    left(run, 1, 3)
 
 
 def test_all_leave(launch):
@@ -63,9 +67,7 @@ def test_who_never_says_where_a_step_ends(launch):
     begin = time.monotonic()
     run = steady(launch, 2, args={"style": "silent", "options": {"leave_grace": 1000}})
     run.kill(1, TERM)
-    ranks = run.wait()
-    checks.failed(ranks, {1: "Preempted"})
-    checks.went_on(ranks, without=[1])
+    left(run, 1)
     assert time.monotonic() - begin < 30
 
 
@@ -73,9 +75,7 @@ def test_the_grace_is_over(launch):
     """The rank waits for a lock that is never free, in a step that does not end."""
     run = steady(launch, 2, args={"style": "stuck", "odd": 1, "options": {"leave_grace": 2}})
     run.kill(1, TERM)
-    ranks = run.wait()
-    checks.failed(ranks, {1: "Preempted"})
-    checks.went_on(ranks, without=[1])
+    left(run, 1)
 
 
 def test_a_second_signal_ends_the_wait(launch):
@@ -83,9 +83,7 @@ def test_a_second_signal_ends_the_wait(launch):
     run.kill(1, TERM)
     run.wait_event("asked")
     run.kill(1, TERM)
-    ranks = run.wait()
-    checks.failed(ranks, {1: "Preempted"})
-    checks.went_on(ranks, without=[1])
+    ranks = left(run, 1)
     (after,) = ranks[1].of("after")
     assert (after["got"], after["kept"]) == (2, True), "the program's own handler is called, and is back then"
 
@@ -94,28 +92,21 @@ def test_not_inside_atomic(launch):
     run = steady(launch, 2, args={"style": "atomic", "odd": 1, "options": {"leave_grace": 1}})
     run.wait_event("atomic_begin")
     run.kill(1, TERM)
-    ranks = run.wait()
-    checks.failed(ranks, {1: "Preempted"})
-    checks.went_on(ranks, without=[1])
+    ranks = left(run, 1)
     assert ranks[1].of("atomic_end")
 
 
 def test_the_function_raises_it_itself(launch):
     run = steady(launch, 2, args={"style": "raises", "odd": 0, "options": {"leave_grace": 30}})
     run.kill(0, TERM)
-    ranks = run.wait()
-    checks.failed(ranks, {0: "Preempted"})
-    checks.went_on(ranks, without=[0])
+    ranks = left(run, 0)
     (event,) = [event for event in ranks[0].of("left") if "seconds" in event]
     assert 25 < event["seconds"] < 30
 
 
 def test_a_forked_child_is_no_rank(launch):
-    ranks = launch(
-        preempting.run_steady, 2, wrapper=preempting.options, args={"style": "fork", "odd": 1, "options": {}}
-    ).wait()
-    checks.failed(ranks, {1: "Preempted"})
-    checks.went_on(ranks, without=[1])
+    args = {"style": "fork", "odd": 1, "options": {}}
+    ranks = left(launch(preempting.run_steady, 2, wrapper=preempting.options, args=args), 1)
     (event,) = ranks[1].of("child")
     assert (event["signal"], event["asked"]) == (TERM, False)
 

@@ -163,24 +163,21 @@ def test_a_node_is_set_to_down_without_no_kill(cluster: Cluster, tmp_path: Path)
     assert sorted(results(job, 4)) == list("0123")
 
 
-def test_a_node_is_lost(cluster: Cluster, tmp_path: Path) -> None:
-    job = cluster.submit(tmp_path, f"{SRUN} {HOLD}\necho srun $?", "--no-kill", *FOUR)
+@pytest.mark.parametrize(
+    ("step", "tasks", "places"),
+    [
+        (SRUN, FOUR, "01"),
+        (LAUNCHER.replace("inprocess run", "inprocess run --nnodes=1:2"), ("--ntasks-per-node=1",), "00"),
+    ],
+    ids=["ranks", "launcher"],
+)
+def test_a_node_is_lost(cluster: Cluster, tmp_path: Path, step: str, tasks: tuple[str, ...], places: str) -> None:
+    job = cluster.submit(tmp_path, f"{step} {HOLD}\necho srun $?", "--no-kill", *tasks)
     job.expect("rank 0 at step 25")
     cluster.lose(NODES[1])
     facts = job.wait()
     assert begins(job) == [(0, 4, 0), (20, 2, 1)], job.story()
-    assert sorted(results(job, 2)) == list("01")
-    assert facts["JobState"] == "COMPLETED", job.story()
-
-
-def test_a_node_with_its_launcher_is_lost(cluster: Cluster, tmp_path: Path) -> None:
-    launcher = LAUNCHER.replace("inprocess run", "inprocess run --nnodes=1:2")
-    job = cluster.submit(tmp_path, f"{launcher} {HOLD}\necho srun $?", "--no-kill", "--ntasks-per-node=1")
-    job.expect("rank 0 at step 25")
-    cluster.lose(NODES[1])
-    facts = job.wait()
-    assert begins(job) == [(0, 4, 0), (20, 2, 1)], job.story()
-    assert sorted(results(job, 2)) == list("00")
+    assert sorted(results(job, 2)) == list(places)
     assert facts["JobState"] == "COMPLETED", job.story()
 
 
