@@ -24,7 +24,7 @@ ENDS: dict[str, tuple[int, str]] = {
     "exit": (0, ""),
     "exit 3": (3, ""),
     "exit 256": (0, ""),
-    "exit text": (1, "\nthis is the end\n"),
+    "exit text": (1, "this is the end\n"),
     "interrupt": (1, "KeyboardInterrupt"),
 }
 HOOKS = ("rank_assignment", *STATE_HOOKS)
