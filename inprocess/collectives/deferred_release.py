@@ -219,10 +219,10 @@ def _make(make: Callable[..., Any], made: list[Any], kind: Any, tensor: Any) -> 
 
 
 def _pending() -> list[Any]:
-    """The results that are still to be waited for, wherever they are."""
+    """The results that are still to be waited for, wherever they are; but for one that is just being made."""
     if (kind := _result()) is None:
         return []
-    return [each.elem for each in gc.get_referrers(kind) if type(each) is kind and not each.completed]
+    return [each.elem for each in gc.get_referrers(kind) if type(each) is kind and not getattr(each, "completed", True)]
 
 
 def _begun_here() -> int:

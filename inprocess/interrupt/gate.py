@@ -44,6 +44,9 @@ MAX_PAUSE_S = 0.05
 PARK = 0.05
 #: seconds for which code of the standard library that takes a lock is left alone
 PATIENCE = 0.1
+#: and code of torch that would lose what it has just made, a group's operation or a descriptor: on a busy machine 0.1 s
+#: was too short once in 13,000 restarts, and what waits there is ended by the abort
+LOSS_PATIENCE = 2.0
 #: seconds for which an import is left alone: a module that is imported by half stays broken in every later iteration
 IMPORT_PATIENCE = 10.0
 #: and the start of a process: one that runs before it is noted would never be ended
@@ -219,16 +222,15 @@ class Gate:
         ):
             self._spared_since = 0.0
             return False
-        if (
-            frame.f_code in LOCKING
-            or runs(logging.__file__, frame)
-            or runs(self._functional, frame)
-            or is_in(self._takers, frame)
-        ):
-            # since it was found there, not since it was asked for, which may be long ago: before an import
-            self._spared_since = self._spared_since or now
-            if now - self._spared_since < PATIENCE:
-                return False
+        patience = 0.0
+        if runs(self._functional, frame) or is_in(self._takers, frame):
+            patience = LOSS_PATIENCE
+        elif frame.f_code in LOCKING or runs(logging.__file__, frame):
+            patience = PATIENCE
+        # since it was found there, not since it was asked for, which may be long ago: before an import
+        self._spared_since = self._spared_since or now
+        if now - self._spared_since < patience:
+            return False
         self._raised_at, self._spared_since = now, 0.0
         self._raised_where = places(frame)
         self._dropped = False

@@ -29,12 +29,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import _functional_collectives as functional
 from torch.multiprocessing import reductions
 
 from inprocess.exception import InternalError, OptionError, RankShouldRestart, RestartAbort, RestartError
 from inprocess.interrupt import frames, judging, signals
 from inprocess.interrupt.gate import (
     IMPORT_PATIENCE,
+    LOSS_PATIENCE,
     PATIENCE,
     START_PATIENCE,
     Gate,
@@ -909,27 +911,29 @@ def test_a_tensor_is_taken_whole_from_another_process(gate: Gate, interrupter: I
     assert os.listdir("/proc/self/fd") == before
 
 
+@pytest.mark.parametrize(("filename", "patience"), [(logging.__file__, PATIENCE), (functional.__file__, LOSS_PATIENCE)])
 @pytest.mark.parametrize("later", [0.0, 5.0])
-def test_logging_is_left_alone_for_a_while(
-    gate: Gate, interrupter: Interrupter, monkeypatch: pytest.MonkeyPatch, later: float
+def test_logging_and_collectives_are_left_alone_for_a_while(
+    gate: Gate, interrupter: Interrupter, monkeypatch: pytest.MonkeyPatch, filename: str, patience: float, later: float
 ) -> None:
     """Also where it was asked for long before, during an import perhaps."""
     now = 100.0
     monkeypatch.setattr("inprocess.interrupt.gate.clock", SimpleNamespace(monotonic=lambda: now))
-    inside = compile("raise_signal(signum)", logging.__file__, "exec")
+    monkeypatch.setattr(gate, "_functional", functional.__file__)
+    inside = compile("raise_signal(signum)", filename, "exec")
     names = {"raise_signal": signal.raise_signal, "signum": interrupter.signum}
-    logged: list[float] = []
+    whole: list[float] = []
 
     def fn() -> None:
         nonlocal now
         ask(gate, now)
         begin = now + later
-        for now in (begin, begin + 0.9 * PATIENCE, begin + 1.1 * PATIENCE):
+        for now in (begin, begin + 0.9 * patience, begin + 1.1 * patience):
             exec(inside, dict(names))
-            logged.append(now)
+            whole.append(now)
 
     assert gate.run(fn) == Interrupted()
-    assert len(logged) == 2
+    assert len(whole) == 2
 
 
 def test_an_import_is_left_alone_for_longer(

@@ -380,7 +380,9 @@ def test_results_of_functional_collectives_are_made_as_before_once_the_call_is_o
     made, held = vars(kind)["__new__"], DeferredRelease()
     held.begin()
     first = functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD)
+    half_made = torch.Tensor._make_wrapper_subclass(kind, (1,))  # type: ignore[attr-defined]
     held.pending()
+    del half_made
     second = functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD)
     assert len(held._pending) == 2
     assert torch._C._distributed_c10d._get_work_registry_size() == 2
