@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from inprocess.attribution import Interruption, InterruptionRecord, ranges, standstill, summary
+from inprocess.call.local_place import LocalPlace
 from inprocess.call.rank import Rank
 from inprocess.call.thread import Admission
 from inprocess.call.user_code import UserCode
@@ -30,6 +31,7 @@ from inprocess.rank_assignment import RankAssignmentCtx
 from inprocess.state import State
 from inprocess.stores.tcp import PrefixStore
 from inprocess.system import clock
+from inprocess.system.environment import Place
 from inprocess.system.interpreter import sleep_with_progress
 from inprocess.system.logs import get_logger
 from inprocess.system.progress import Progress
@@ -50,6 +52,7 @@ class Starting:
         self._rank, self._user = rank, user
         #: the assignment of this iteration, until the start round accepts it
         self._proposed = rank.state
+        self._local_place = LocalPlace()
 
     def join(self) -> Event:
         """Wait until this process is let in: with all founders, or with a restart of a job that runs."""
@@ -71,6 +74,7 @@ class Starting:
             log.warning("%s: the job completed before there was a slot for this process", rank.who)
             return Event.COMPLETED
         rank.agents.connect(timeout)
+        self._local_place.register(rank)
         if not entered.was_founder:
             rank.story.join(rank.membership.iteration + 1)
         self.next_iteration(let_in.decision)
@@ -172,7 +176,8 @@ class Starting:
         if rank.is_reserve:
             return
         assert state.active_rank is not None
-        rank.agents.environment.show(state.active_rank, state.active_world_size, *rank.rendezvous)
+        place = Place(state.active_rank, state.active_world_size, *self._local_place.find(rank))
+        rank.agents.environment.show(place, *rank.rendezvous)
         registry.enter(state.active_rank, state.active_world_size)
 
     def initialize(self) -> Event:

@@ -29,7 +29,8 @@ __all__ = ["RestartCallback", "RestartDDPStrategy", "RestartEnvironment"]
 class RestartEnvironment(ClusterEnvironment):
     """Ranks and addresses as the environment has them in this iteration; starts no processes.
 
-    ``LOCAL_RANK`` and the rank of the node stay those of the start: they name a GPU and a host.
+    ``LOCAL_RANK`` and the rank of the node stay those of the start: they name a GPU and a host. Lightning also takes
+    local rank 0 for the process that prepares the data of its host; `RestartDDPStrategy` tells the two apart.
     """
 
     @property
@@ -78,9 +79,20 @@ class RestartDDPStrategy(DDPStrategy):
         super().__init__(*args, **kwargs)
 
     @property
+    def local_rank(self) -> int:
+        """Among the ranks of this host that are left, without holes: 0 prepares its data."""
+        local_rank = os.environ.get("INPROCESS_LOCAL_RANK")
+        return super().local_rank if local_rank is None else int(local_rank)
+
+    @property
     def root_device(self) -> torch.device:
-        """With GPUs that of ``LOCAL_RANK``, of which there may be fewer processes than numbers after a death."""
-        return torch.device("cpu") if isinstance(self.accelerator, CPUAccelerator) else super().root_device
+        """With GPUs that of ``LOCAL_RANK``, which stays as it is when another process of the host dies."""
+        if isinstance(self.accelerator, CPUAccelerator):
+            return torch.device("cpu")
+        devices: Any = self.parallel_devices
+        environment: Any = self.cluster_environment
+        device: torch.device = devices[environment.local_rank()]
+        return device
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from inprocess.call_wrapper import restarting_call
-from inprocess.kept import accelerate, deepspeed, dynamo, lightning, source, torch_checkpoint
+from inprocess.kept import accelerate, deepspeed, dynamo, lightning, local_main, source, torch_checkpoint
 from inprocess.system.errors import in_words
 from inprocess.system.logs import get_logger
 
@@ -63,6 +63,9 @@ class Registry:
         _apply("torch.compile", lambda: dynamo.enter(rank, world_size))
         if lightning.MODULE in sys.modules:
             _apply("lightning", lambda: lightning.enter(rank))
+        for name in local_main.MODULES:
+            if name in sys.modules:
+                _apply(name, functools.partial(local_main.enter, name))
 
 
 def _apply(name: str, reset: Callable[[], object]) -> None:

@@ -13,6 +13,7 @@ Keys, below the prefix of the call; ``i`` is the iteration, -1 is the join::
     gone/<member>      has no further need of the store  gone#, over   all have none: its host may go
     ticket/<n>         a process that wants to join      ticket#       how many tickets
     digest/<member>    what a member's monitor knows of the last incident, where hosts have directories of their own
+    host/<name>/<n>    the n-th member that came on this host        host/<name>#  how many, see ``verbs.hosts``
     standby/<member>   host:port of the arbiter in a member's monitor, see ``failover``
     roster             who is in the job, eight iterations ago or less
 """

@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from inprocess.exception import OptionError
 from inprocess.system import slurm
@@ -19,6 +20,8 @@ CHANGED = (
     "MASTER_PORT",
     "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_RESTART_COUNT",
+    "INPROCESS_LOCAL_RANK",
+    "INPROCESS_LOCAL_WORLD_SIZE",
 )
 #: the socket of this library's launcher, and what a worker proves with that it is the one it was started as
 LAUNCHER, LAUNCHER_KEY = "INPROCESS_LAUNCHER", "INPROCESS_LAUNCHER_KEY"
@@ -70,6 +73,17 @@ def launcher() -> tuple[str, str] | None:
     return (path, key) if path and key else None
 
 
+@dataclass(frozen=True)
+class Place:
+    """Of an active rank in one iteration."""
+
+    rank: int
+    world_size: int
+    #: among the active ranks of its host, by rank, and how many these are
+    local_rank: int
+    local_world_size: int
+
+
 class Borrowed:
     """What is changed in the process for the time of a call; ``restore`` puts back what was there."""
 
@@ -79,11 +93,13 @@ class Borrowed:
         self._before = {name: os.environ.get(name) for name in (*CHANGED, *self._settings)}
         self._excepthook = sys.excepthook
 
-    def show(self, rank: int, world_size: int, host: str, port: int) -> None:
+    def show(self, place: Place, host: str, port: int) -> None:
         """What the function sees in this iteration; ``init_process_group()`` joins host:port as a client."""
         os.environ.update(
-            RANK=str(rank),
-            WORLD_SIZE=str(world_size),
+            RANK=str(place.rank),
+            WORLD_SIZE=str(place.world_size),
+            INPROCESS_LOCAL_RANK=str(place.local_rank),
+            INPROCESS_LOCAL_WORLD_SIZE=str(place.local_world_size),
             MASTER_ADDR=host,
             MASTER_PORT=str(port),
             TORCHELASTIC_USE_AGENT_STORE="True",

@@ -50,7 +50,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 
 def tell(rank: int, world_size: int, is_main: bool) -> None:
-    """What a library believes, beside what the environment says."""
+    """What a library believes, beside what the environment says. All are on one host, whose first process is rank 0."""
     here("belief", believed=[rank, world_size, is_main], true=_true())
 
 
@@ -65,6 +65,7 @@ def accelerate_loop(steps: int, workers: int = 0, call: inprocess.CallWrapper = 
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     tell(accelerator.process_index, accelerator.num_processes, accelerator.is_main_process)
+    tell(accelerator.process_index, accelerator.num_processes, accelerator.is_local_main_process)
     net = model()
     loader = torch.utils.data.DataLoader(data(), batch_size=4, sampler=Ordered(64), num_workers=workers)
     net, optimizer, loader = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.05), loader)
@@ -215,6 +216,7 @@ def transformers_trainer(steps: int, folder: str, workers: int = 0) -> Any:
         dataloader_num_workers=workers,
     )
     tell(arguments.process_index, arguments.world_size, arguments.process_index == 0)
+    tell(arguments.process_index, arguments.world_size, arguments.should_log)  # asks the local process
 
     class InOrder(Trainer):  # type: ignore[misc]
         def _get_train_sampler(self, *_: Any) -> Any:
@@ -274,6 +276,7 @@ def lightning_fit(steps: int, folder: str, workers: int = 0, call: inprocess.Cal
     )
     tell(fit.global_rank, fit.world_size, fit.is_global_zero)
     tell(rank_zero_only.rank, fit.world_size, rank_zero_only.rank == 0)
+    tell(fit.global_rank, fit.world_size, fit.local_rank == 0)
     of_all = [torch.utils.data.DataLoader(data(), batch_size=4, sampler=Ordered(64), num_workers=workers) for _ in "ab"]
     module = Module()
     last = f"{folder}/last.ckpt"

@@ -95,6 +95,24 @@ PROTOCOL = (
     ),
     rounds("frames_may_differ", "members go on with different frames", "if len(sizes) > 1:", "if len(sizes) > 2:"),
     rounds("records_without_end", "a decision carries all records", "tuple(records[:MAX_RECORDS])", "tuple(records)"),
+    # hosts: the ranks of one host without holes
+    _in("protocol/verbs/hosts.py", "tests/unit/test_local_place.py")(
+        "reserves_count_on_a_host",
+        "a reserve has a place among the active ranks of its host",
+        "for rank in ranks.values() if rank is not None]",
+        "for rank in ranks.values()]",
+    ),
+    _in("protocol/verbs/hosts.py", "tests/unit/test_local_place.py")(
+        "the_dead_count_on_a_host",
+        "a member that is out of the job has a place on its host",
+        ".intersection(membership.roster)",
+    ),
+    _in("call/local_place.py", "tests/ranks/test_local_place.py")(
+        "who_joins_is_no_neighbor",
+        "a replacement is not looked for on its host",
+        "if known != self._asked_with:",
+        "if not self._asked_with:",
+    ),
     # repeats: the same error again and again
     repeats_seeds(
         "progress_does_not_help",
@@ -853,8 +871,8 @@ INTERRUPTION = (
     raised(
         "logging_is_torn",
         "the interruption is raised in logging, which holds a lock",
-        "if now - self._spared_since < PATIENCE:",
-        "if False:",
+        "patience = PATIENCE\n",
+        "patience = 0.0\n",
     ),
     raised(
         "import_is_torn",
@@ -1925,7 +1943,12 @@ GROUPS = (
     _in("interrupt/*.py", "tests/threads/test_interrupt.py")(
         "a_descriptor_is_lost",
         "a tensor that is just taken from another process leaves its descriptor open",
-        "            or is_in(self._takers, frame)\n",
+        " or is_in(self._takers, frame)",
+    ),
+    _in("interrupt/*.py", "tests/threads/test_interrupt.py")(
+        "an_operation_is_lost",
+        "a functional collective is interrupted before anybody has its result",
+        "runs(self._functional, frame) or ",
     ),
     _in("interrupt/*.py", "tests/threads/test_interrupt.py")(
         "what_comes_late_is_torn",

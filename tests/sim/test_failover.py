@@ -127,7 +127,7 @@ def test_voter_is_lost_when_it_has_arrived_and_is_not_counted() -> None:
 
 def test_who_serves_the_second_store_is_lost_too() -> None:
     """There is another one that stands by, though only two are left: not the one who serves it."""
-    faults = (StoreGone(1.0, host=True), Kill(2, "host", 25))
+    faults = (StoreGone(1.0, host=True), Kill(2, "host", 40))
     world = sim.run(Scenario(3, 3, faults, longest=2.0, standbys=2))
     assert results(world) == [None, "returned", None]
 

@@ -97,6 +97,9 @@ class Training(Process):
         slot, size = self.ticket.slot, self.ticket.world_size
         #: it knows who it is: a founder, or by its ticket
         self.entered = False
+        #: it has said which node it is on, one of three; who else is, and of whom it knew when it asked
+        self.node, self.registered = f"node{self.number % 3}", False
+        self.neighbors, self.asked_with = dict[int, int](), frozenset[int]()
         #: what the follower found: ("next" | "rendezvous" | "start" | "outcome" | "aborted", iteration) -> value
         self.found: dict[tuple[str, int], Any] = {}
         #: last iteration in which it arrived in the start round
@@ -361,6 +364,9 @@ class Training(Process):
         self.membership.apply(decision)
         self.repeats, self.progressed = 0, False
         self.world.same_book(self)
+        if not self.registered:
+            self.registered = True
+            yield from verbs.register_on_host(self.node, self.member)
         if not decision.abort:
             self.world.let_in(self)
         if decision.abort:
@@ -429,7 +435,18 @@ class Training(Process):
         self.too_few_since = self.too_few_since if not state.active_world_size else None
         self.membership.started(state.rank, state.world_size)
         self.placed = state
+        if not self.is_reserve:
+            yield from self._place_on_host()
         return Event.OK
+
+    def _place_on_host(self) -> Generator[Any, Any, None]:
+        iteration, known = self.membership.iteration, self.membership.known
+        if known != self.asked_with:
+            self.neighbors = yield from verbs.find_neighbors(iteration, self.node, self.neighbors)
+            self.asked_with = known
+        place, size = yield from verbs.place_on_host(iteration, self.membership, self.neighbors.values())
+        self.world.agree(self.view, f"active ranks on {self.node}", iteration, size)
+        self.world.agree(self.view, f"rank {place} on {self.node}", iteration, self.placed.active_rank)
 
     def _pause(self, seconds: float) -> Generator[Any, Any, bool]:
         """After the same error again and again. True: something else happened, and this iteration does not start."""

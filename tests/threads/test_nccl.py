@@ -21,7 +21,7 @@ from inprocess import abort
 from inprocess.abort import AbortTorchDistributed
 from inprocess.collectives import nccl
 from inprocess.collectives.deferred_release import DeferredRelease
-from inprocess.system.environment import Borrowed
+from inprocess.system.environment import Borrowed, Place
 from tests.threads import groups
 
 Patch = pytest.MonkeyPatch
@@ -84,7 +84,7 @@ def test_what_was_set_is_put_back(monkeypatch: Patch) -> None:
     monkeypatch.delenv(RETHROW, raising=False)
     borrowed = Borrowed({HANDLING: "0", RETHROW: "0"})
     assert os.environ[HANDLING] == "1"
-    borrowed.show(0, 1, "localhost", 1)
+    borrowed.show(Place(0, 1, 0, 1), "localhost", 1)
     assert (os.environ[HANDLING], os.environ[RETHROW]) == ("0", "0")
     borrowed.restore()
     assert os.environ[HANDLING] == "1"

@@ -21,6 +21,7 @@ from inprocess.protocol.verbs.follow import (
     look_next,
     refuse_other_size,
 )
+from inprocess.protocol.verbs.hosts import find_neighbors, place_on_host, register_on_host
 from inprocess.protocol.verbs.outcome import finish, interrupt
 from inprocess.protocol.verbs.rounds import (
     act_on_behalf_of_dead,
@@ -85,6 +86,7 @@ __all__ = [
     "beat",
     "drop_digest",
     "end_round",
+    "find_neighbors",
     "find_standby",
     "find_ticket",
     "finish",
@@ -101,6 +103,7 @@ __all__ = [
     "join",
     "look_next",
     "missing",
+    "place_on_host",
     "publish_digest",
     "publish_rendezvous",
     "publish_standby",
@@ -111,6 +114,7 @@ __all__ = [
     "refuse_behind",
     "refuse_other_size",
     "refuse_stranger",
+    "register_on_host",
     "return_ticket",
     "act_on_behalf_of_dead",
     "start_round",

@@ -1,0 +1,43 @@
+"""This process's place among the active ranks of its host, without holes, in each iteration."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+
+from inprocess.call.rank import Rank
+from inprocess.protocol import verbs
+
+__all__ = ["LocalPlace", "host_name"]
+
+
+class LocalPlace:
+    """Of one call over one store. Main thread; in the phases JOIN and START."""
+
+    def __init__(self) -> None:
+        self._host = host_name(os.environ)
+        #: what is known of the host: number -> member, and with which members of the job it was asked for
+        self._neighbors: dict[int, int] = {}
+        self._asked_with: frozenset[int] = frozenset()
+
+    def register(self, rank: Rank) -> None:
+        """Once, before the first start round."""
+        rank.do(verbs.register_on_host(self._host, rank.membership.member))
+
+    def find(self, rank: Rank) -> tuple[int, int]:
+        """(local rank, number of active ranks on this host) of an active rank, once the start round has said go.
+
+        One operation of the store, none where no other member is on this host; after somebody has joined two more.
+        """
+        iteration, known = rank.membership.iteration, rank.membership.known
+        if known != self._asked_with:
+            self._neighbors = rank.do(verbs.find_neighbors(iteration, self._host, self._neighbors))
+            self._asked_with = known
+        return rank.do(verbs.place_on_host(iteration, rank.membership, self._neighbors.values()))
+
+
+def host_name(environ: Mapping[str, str]) -> str:
+    """What the processes of one host, and of one node of the launcher, have in common. A pod is a host of its own."""
+    node = environ.get("GROUP_RANK", "").strip()
+    return f"{socket.gethostname()}.{node if node.isascii() and node.isdigit() else ''}"

@@ -1,0 +1,86 @@
+"""Which members share a host, and how its active ranks count: what an interrupted writer and a hostile one leave."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from inprocess.call.local_place import host_name
+from inprocess.exception import BadMessage
+from inprocess.protocol import verbs
+from inprocess.protocol.keys import MAX_TICKETS
+from inprocess.protocol.membership import Membership
+from inprocess.protocol.messages import Arrival, ArrivalKind, dump
+from tests.sim.engine import SimStore
+
+from .verbs import do
+
+RANKS = {0: 0, 1: 1, 2: None, 3: 2}
+"""Member -> active rank; None: a reserve."""
+
+
+@pytest.fixture
+def store() -> SimStore:
+    """Members 1, 2 and 3 are on host a, 0 on b. All have arrived in the start round of iteration 5."""
+    store = SimStore()
+    for member in (3, 0, 2, 1):
+        do(store, verbs.register_on_host("a" if member else "b", member))
+    for member, active_rank in RANKS.items():
+        store.write(f"5/start/{member}", dump(Arrival(ArrivalKind.RANK, member, 4, 3, active_rank)))
+    return store
+
+
+def neighbors(store: SimStore, host: str = "a") -> dict[int, int]:
+    return do(store, verbs.find_neighbors(5, host, {}))  # type: ignore[no-any-return]
+
+
+def place(store: SimStore, member: int, roster: tuple[int, ...] = (0, 1, 2, 3)) -> tuple[int, int]:
+    membership = Membership(member, roster, 5, member, 4)
+    found = neighbors(store, "a" if member else "b").values()
+    return do(store, verbs.place_on_host(5, membership, found))  # type: ignore[no-any-return]
+
+
+def test_by_rank_and_without_reserves_and_other_hosts(store: SimStore) -> None:
+    assert [place(store, member) for member in (0, 1, 3)] == [(0, 1), (0, 2), (1, 2)]
+
+
+def test_who_is_out_of_the_job_does_not_count(store: SimStore) -> None:
+    assert place(store, 3, (0, 2, 3)) == (0, 1)
+
+
+def test_alone_on_the_host_nothing_is_read(store: SimStore) -> None:
+    with pytest.raises(StopIteration) as caught:
+        next(verbs.place_on_host(5, Membership(1, (0, 1), 5, 1, 2), [1, 2]))
+    assert caught.value.value == (0, 1)
+
+
+def test_only_new_ones_are_looked_up(store: SimStore) -> None:
+    known = neighbors(store)
+    assert known == {1: 3, 2: 2, 3: 1}
+    do(store, verbs.register_on_host("a", 9))
+    store.write("host/a/1", "not read again")
+    assert do(store, verbs.find_neighbors(5, "a", known)) == {**known, 4: 9}
+
+
+def test_one_that_died_before_it_wrote(store: SimStore) -> None:
+    do(store, verbs.register_on_host("a", 7), 2)
+    do(store, verbs.register_on_host("a", 8))
+    assert neighbors(store) == {1: 3, 2: 2, 3: 1, 5: 8}
+    assert place(store, 1) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("host/a/2", "two"), ("host/a#", "many"), ("host/a#", str(MAX_TICKETS + 1))]
+)
+def test_a_broken_value_ends_the_job_for_all(store: SimStore, key: str, value: str) -> None:
+    store.write(key, value)
+    with pytest.raises(BadMessage, match=key):
+        neighbors(store)
+    assert b"abort" in store.data["5/next"]
+
+
+def test_a_host_is_a_node_of_the_launcher() -> None:
+    here = socket.gethostname()
+    assert [host_name({"GROUP_RANK": text}) for text in ("3", " 3 ", "", "x/y")] == [f"{here}.3"] * 2 + [f"{here}."] * 2
+    assert host_name({}) == f"{here}."
