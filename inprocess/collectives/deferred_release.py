@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -122,7 +123,7 @@ class DeferredRelease:
             if self._make is None:
                 self._make = vars(kind)["__new__"]
                 kind.__new__ = functools.partial(_make, kind.__new__, self._pending)
-            self._pending.extend(_pending())
+            self._pending += [*_pending(), *_being_made(self._make.__func__.__code__)]
 
     def raised(self) -> None:
         """In the main thread: an exception has left the function, whose frames still have what they had."""
@@ -223,6 +224,14 @@ def _pending() -> list[Any]:
     if (kind := _result()) is None:
         return []
     return [each.elem for each in gc.get_referrers(kind) if type(each) is kind and not getattr(each, "completed", True)]
+
+
+def _being_made(make: CodeType) -> list[Any]:
+    """What the main thread is just wrapping in a result, in a function with this code; the result may not exist yet."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_code is not make:
+        frame = frame.f_back
+    return [] if frame is None else [frame.f_locals["elem"]]
 
 
 def _begun_here() -> int:

@@ -380,9 +380,7 @@ def test_results_of_functional_collectives_are_made_as_before_once_the_call_is_o
     made, held = vars(kind)["__new__"], DeferredRelease()
     held.begin()
     first = functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD)
-    half_made = torch.Tensor._make_wrapper_subclass(kind, (1,))  # type: ignore[attr-defined]
     held.pending()
-    del half_made
     second = functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD)
     assert len(held._pending) == 2
     assert torch._C._distributed_c10d._get_work_registry_size() == 2
@@ -392,3 +390,39 @@ def test_results_of_functional_collectives_are_made_as_before_once_the_call_is_o
     assert vars(kind)["__new__"] is made
     assert not torch._C._distributed_c10d._get_work_registry_size()
     del first, second
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_result_that_is_just_being_made_is_waited_for(
+    excepthook: None, monkeypatch: Patch, tmp_path: Path, when: str
+) -> None:
+    """The abort finds the main thread in the middle of that; an error may free the result before anybody has it."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    from torch.distributed import _functional_collectives as functional
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    held = DeferredRelease()
+    held.begin()
+    make: Any = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+
+    def abort() -> None:
+        thread = threading.Thread(target=held.pending)
+        thread.start()
+        thread.join()
+
+    def making(*args: Any, **kwargs: Any) -> Any:
+        if when == "before":
+            abort()
+        made = make(*args, **kwargs)
+        if when == "after":
+            abort()
+        return made
+
+    monkeypatch.setattr(torch.Tensor, "_make_wrapper_subclass", staticmethod(making))
+    functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD)
+    assert torch._C._distributed_c10d._get_work_registry_size() == 1
+    held.end()
+    groups.settle()
+    dist.destroy_process_group()
+    assert not torch._C._distributed_c10d._get_work_registry_size()
