@@ -44,8 +44,8 @@ MAX_PAUSE_S = 0.05
 PARK = 0.05
 #: seconds for which code of the standard library that takes a lock is left alone
 PATIENCE = 0.1
-#: and code of torch that would lose what it has just made, a group's operation or a descriptor; longer, since what waits
-#: there is ended by the abort, and on a busy machine a tenth of a second may pass between two lines
+#: and code of torch that would lose what it has just made, a group's operation or a descriptor; longer, since the abort
+#: ends what waits there, and on a busy machine a tenth of a second may pass between two lines
 LOSS_PATIENCE = 2.0
 #: seconds for which an import is left alone: a module that is imported by half stays broken in every later iteration
 IMPORT_PATIENCE = 10.0
