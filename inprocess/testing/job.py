@@ -103,7 +103,8 @@ class Job:
             args, kwargs: for the function, by pickle; for a script its arguments, as text.
             faults: where they strike -> what they are.
             check: whether it is an AssertionError where a rank did not end as it should: a fault did not strike, a
-                program raised, a rank died without a fault, a process or a temporary file was left.
+                program raised, a rank died without a fault, a process was left, or a temporary file of a rank that was
+                not killed.
 
         Raises:
             Deadline: it took longer than ``deadline`` seconds.

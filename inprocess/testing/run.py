@@ -176,6 +176,9 @@ class Run:
         return {name: text for name, text in environment.items() if text is not None}
 
     def _start(self, spec: Spec) -> RankProcess:
+        temporary = self._temporary(len(self.ranks))
+        temporary.mkdir()
+        spec = replace(spec, environment={**spec.environment, "TMPDIR": str(temporary)})
         context = multiprocessing.get_context("forkserver")
         events, write_end = context.Pipe(duplex=False)
         read_end, control = context.Pipe(duplex=False)
@@ -211,9 +214,9 @@ class Run:
         ended = time.monotonic()
         remaining = reap(self._known, min(end, ended + LEAVING) if self._as_program else end)
         lingered = time.monotonic() - ended
-        files = sorted(str(path.relative_to(self._folder)) for path in (self._folder / "tmp").rglob("*"))
         for rank in self.ranks:
             rank.process.join()
+        files = [path.relative_to(self._folder) for folder in self._to_be_empty() for path in sorted(folder.rglob("*"))]
         results = Ranks(rank.result() for rank in self.ranks)
         results.story = self.story(results)
         if not self._as_program:
@@ -226,6 +229,18 @@ class Run:
         if check and results.problems:
             raise AssertionError("\n".join(results.problems))
         return results
+
+    def _temporary(self, number: int) -> Path:
+        """Where the n-th process makes its temporary files."""
+        return self._folder / "tmp" / str(number)
+
+    def _to_be_empty(self) -> list[Path]:
+        """Of the temporary folders; a program that was killed could not clean up its own."""
+        return [
+            self._temporary(number)
+            for number, rank in enumerate(self.ranks)
+            if not (self._as_program and (rank.process.exitcode or 0) < 0)
+        ]
 
     def _is_over(self) -> bool:
         """Whether all ranks have ended. A replacement that has come too late to be let in is ended, as a launcher

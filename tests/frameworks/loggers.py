@@ -62,13 +62,11 @@ def test_twenty_restarts_leave_nothing(ranks: Any, tmp_path: Any, name: str) -> 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_rank_0_dies(ranks: Any, tmp_path: Any, name: str) -> None:
-    """Another one logs from then on. wandb's temporary files stay, as after each process that is killed."""
+    """Another one logs from then on."""
     faults = {At(rank=0, step=2): Kill()}
     env = {"WANDB_SILENT": "true"}
-    result = ranks(3, env=env, **PATIENT).run(PROGRAMS[name], str(tmp_path), faults=faults, check=False)
+    result = ranks(3, env=env, **PATIENT).run(PROGRAMS[name], str(tmp_path), faults=faults)
     assert result.world_sizes == [3, 2]
-    left = [problem for problem in result.problems if "file left in the temporary directory" not in problem]
-    assert left == [] and (name == "wandb" or result.problems == [])
 
 
 def metric_outside() -> None:

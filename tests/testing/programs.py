@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import Any
@@ -140,6 +141,14 @@ def handles_sigterm(call: inprocess.CallWrapper = None) -> int:  # type: ignore[
 @inprocess.Wrapper()
 def start_method() -> str:
     return multiprocessing.get_start_method()
+
+
+@inprocess.Wrapper()
+def makes_files(removes: bool, call: inprocess.CallWrapper = None) -> None:  # type: ignore[assignment]
+    """A rank that is killed leaves its file; the others leave theirs only where they do not remove it."""
+    with tempfile.NamedTemporaryFile(delete=removes):
+        for _ in range(2):
+            call.ping()
 
 
 @inprocess.Wrapper()
