@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from threading import get_ident
 from typing import Any, Protocol
 
 from inprocess.events import stream
@@ -78,12 +79,12 @@ class CallWrapper:
         self._now = clock.monotonic_ns
         self._make_store = make_store
         # set by the loop in each iteration
-        self._gate: Gate | None = None
+        self._atomic: _Atomic | None = None
         self._state: FrozenState | None = None
         self._timeouts = LearnedTimeouts()
-        # of the running iteration, for what counts as the same error again: pings, and whether this rank has progressed
+        # of the running iteration, for what counts as the same error again: pings, and whether its function ran long
         self._pings = 0
-        self._progressed = False
+        self._ran_long = False
         #: pings up to the last `atomic` that was left: steps that are not lost, as it seems
         self._kept = 0
         #: how many `atomic` were left, likewise
@@ -146,7 +147,9 @@ class CallWrapper:
         ``heartbeat_timeout``): entering ends the process instead. One that had begun before is not undone: a host that
         was paused inside it may finish what it was doing when it wakes up. See the guide on how to fence that too.
         """
-        return _Atomic(self)
+        if self._atomic is None:
+            raise RestartError("atomic() can be used only while the wrapped function runs")
+        return self._atomic
 
     @contextlib.contextmanager
     def disable_hang_protection(self) -> Iterator[None]:
@@ -171,6 +174,15 @@ class CallWrapper:
         limit = self._timeouts.section_limit(name) if timeout is None else given_limit(name, timeout)
         return _Section(self, name, limit)
 
+    @property
+    def _gate(self) -> Gate | None:
+        """That of the running function or hook; None outside."""
+        return self._atomic.gate if self._atomic is not None else None
+
+    @_gate.setter
+    def _gate(self, gate: Gate | None) -> None:
+        self._atomic = _Atomic(self, gate) if gate is not None else None
+
     _section_limit: float | None = None
     # of a LiveState: how many of its commits have ended in this iteration, and whether it writes a last checkpoint
     # where all ranks leave
@@ -182,8 +194,13 @@ class CallWrapper:
         self._section_limit = limit
         self._board.section(limit)
 
+    @property
+    def _progressed(self) -> bool:
+        """Whether this rank has, in the running iteration."""
+        return self._ran_long or self._sections > 0
+
     def _count_anew(self) -> None:
-        self._pings, self._kept, self._sections, self._commits, self._progressed = 0, 0, 0, 0, False
+        self._pings, self._kept, self._sections, self._commits, self._ran_long = 0, 0, 0, 0, False
 
     def _first_ping(self) -> int:
         """The time, for `ping`; what comes only once costs the next pings nothing."""
@@ -243,37 +260,61 @@ class _Section:
 
 
 class _Atomic:
-    """``gate.atomic`` that shows on the board, so that the monitor does not take a long save for a hang."""
+    """``gate.atomic`` that shows on the board, so that the monitor does not take a long save for a hang. One per gate.
 
-    __slots__ = ("_call", "_gates")
+    Entering and leaving are one call each, with the lines of `Atomic` in them: a second one would add a fifth.
+    """
 
-    def __init__(self, call: CallWrapper) -> None:
-        self._call = call
-        # those it was entered for: a thread may be inside while the main thread goes from a hook to the function
-        self._gates: list[Gate] = []
+    __slots__ = ("_call", "_later", "_state", "gate")
+
+    def __init__(self, call: CallWrapper, gate: Gate) -> None:
+        self.gate = gate
+        self._call, self._state = call, gate.atomic
+        # those that were entered in place of this one, which the program had kept from an earlier hook or iteration
+        self._later: list[Any] = []
 
     def __enter__(self) -> None:
-        gate = self._call._gate
-        if gate is None:
-            raise RestartError("atomic() can be used only while the wrapped function runs")
-        gate.atomic.__enter__()
-        self._gates.append(gate)
-        slots = self._call._slots
+        call, state = self._call, self._state
+        if call._atomic is not self:
+            return self._enter_later()
+        state._lock.acquire()
+        if state.closed and not state.depth:
+            state.refuse()
+        state.depth += 1
+        state._holder = get_ident()
+        slots = call._slots
         slots[ATOMIC] = 1  # no count: two threads may be in sections of two gates, and change it at the same time
-        if 0 < slots[LEASE] <= monotonic_ns():
+        if (until := slots[LEASE]) and until <= monotonic_ns():
             lease.kill_self()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        gate, call = self._gates.pop(), self._call
+        call, state = self._call, self._state
+        if not state._lock._is_owned():
+            return self._leave_later(kind, error, trace)
         if kind is None:
-            call._progressed, call._kept = True, call._pings
+            call._kept = call._pings
             call._sections += 1
-        atomic = gate.atomic
-        if atomic.depth == 1 and atomic.held():
-            current = call._gate
+        if state.depth == 1:
+            current = call._atomic
             # another thread may be in a section of the hook or function that came after
-            call._slots[ATOMIC] = 0 if current is gate or current is None else int(current.atomic.depth > 0)
-        atomic.__exit__()
+            call._slots[ATOMIC] = 0 if current is self or current is None else int(current._state.depth > 0)
+            state._holder = 0
+        state.depth -= 1
+        state._lock.release()
+
+    def _enter_later(self) -> None:
+        later = self._call.atomic()
+        later.__enter__()
+        self._later.append(later)
+
+    def _leave_later(self, *exc_info: object) -> None:
+        if self._later:
+            self._later.pop().__exit__(*exc_info)
+        else:
+            self._state.leave_unheld()
+
+
+leave_alone(_Atomic.__enter__.__code__, _Atomic.__exit__.__code__)
 
 
 # --- which one is current -----------------------------------------------------------------------------------------

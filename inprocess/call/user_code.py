@@ -59,7 +59,7 @@ class UserCode:
         try:
             return self.in_window(rank.fn, keep=True)
         finally:
-            rank.call._progressed = rank.call._progressed or clock.monotonic() - begin >= LONG_INSIDE
+            rank.call._ran_long = clock.monotonic() - begin >= LONG_INSIDE
 
     def finish(self) -> Event:
         """The function has returned here: wait for the others."""

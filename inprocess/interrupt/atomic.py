@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from typing import Any, NoReturn
 
 from inprocess.exception import RankShouldRestart
 from inprocess.interrupt.frames import leave_alone, whereabouts
@@ -20,6 +21,7 @@ class Atomic:
     """``with atomic:`` keeps abort and interruption away; any thread, reentrant.
 
     Entering raises RankShouldRestart once an abort has begun, except within a section that is already held.
+    `CallWrapper.atomic` enters and leaves in lines of its own, which have to agree with these.
     """
 
     __slots__ = ("_holder", "_lock", "closed", "depth", "dropped")
@@ -29,7 +31,7 @@ class Atomic:
         self.closed = False
         #: whether the main thread is through with the gate
         self.dropped = False
-        self._lock = threading.RLock()  # held during a section
+        self._lock: Any = threading.RLock()  # held during a section; Any: it is asked, as by `Condition`, who owns it
         #: how many sections deep; changed under the lock
         self.depth = 0
         # under the lock: the thread that is in them (0: none)
@@ -38,25 +40,31 @@ class Atomic:
     def __enter__(self) -> None:
         self._lock.acquire()
         if self.closed and not self.depth:
-            self._lock.release()
-            raise RankShouldRestart("atomic() cannot begin: this iteration was interrupted for a restart")
+            self.refuse()
         self.depth += 1
         self._holder = threading.get_ident()
 
     def __exit__(self, *exc_info: object) -> None:
         if not self.held():
-            # a generator that was suspended in a section is closed after drop() took the section away
-            if self.dropped:
-                return
-            raise RuntimeError("atomic() is left by a thread that is not inside it")
+            return self.leave_unheld()
         self.depth -= 1
         if not self.depth:
             self._holder = 0
         self._lock.release()
 
+    def refuse(self) -> NoReturn:
+        """Its lock is taken, and an abort has begun."""
+        self._lock.release()
+        raise RankShouldRestart("atomic() cannot begin: this iteration was interrupted for a restart")
+
+    def leave_unheld(self) -> None:
+        """A generator that was suspended in a section is closed after `drop` took that away; else it is an error."""
+        if not self.dropped:
+            raise RuntimeError("atomic() is left by a thread that is not inside it")
+
     def held(self) -> bool:
         """Whether this thread is inside a section."""
-        return self._holder == threading.get_ident()
+        return bool(self._lock._is_owned())
 
     def close(self, on_wait: Callable[[float, str], None]) -> None:
         """Let no section begin any more, and wait for the one that is held."""

@@ -951,6 +951,7 @@ fenced_call = _in("call_wrapper.py", "tests/unit/test_lease.py")
 fence = _in("monitor/lease.py", "tests/unit/test_lease.py")
 lease = _in("monitor/*.py", "tests/unit/test_lease.py")
 calls = _in("call_wrapper.py", "tests/unit/test_call_wrapper.py")
+torn = _in("call_wrapper.py", "tests/threads/test_interrupt_atomic.py")
 board = _in("monitor/board.py", "tests/unit/test_board.py", "tests/unit/test_call_wrapper.py")
 CALL = (
     calls("atomic_is_not_shown", "the monitor does not know of atomic()", "        slots[ATOMIC] = 1"),
@@ -992,7 +993,30 @@ CALL = (
         "call._slots[ATOMIC] = 0 if",
         "_ = 0 if",
     ),
-    calls("atomic_without_the_gate", "atomic() keeps nothing away", "        gate.atomic.__enter__()\n"),
+    calls("atomic_without_the_gate", "atomic() keeps nothing away", "        state._lock.acquire()\n"),
+    calls(
+        "atomic_of_the_call_after_abort",
+        "call.atomic() begins after the abort",
+        "        if state.closed and not state.depth:\n",
+        "        if False:\n",
+    ),
+    calls(
+        "no_nesting_of_the_call",
+        "call.atomic() inside call.atomic() is refused once an abort waits",
+        "if state.closed and not state.depth:",
+        "if state.closed:",
+    ),
+    calls(
+        "atomic_of_another_iteration",
+        "a section that the program keeps is that of the iteration that it was made in",
+        "        if call._atomic is not self:\n",
+        "        if False:\n",
+    ),
+    torn(
+        "atomic_of_the_call_is_torn",
+        "the interruption is raised in the lines that take call.atomic()'s lock",
+        "leave_alone(_Atomic.__enter__.__code__, _Atomic.__exit__.__code__)\n",
+    ),
     board(
         "protection_is_counted_twice_at_once",
         "two threads that leave blocks without hang protection lose one of them",

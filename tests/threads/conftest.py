@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from inprocess.call_wrapper import CallWrapper
 from inprocess.interrupt.gate import Gate
 from inprocess.interrupt.signals import Interrupter
+from inprocess.monitor.board import Board
 
 
 @pytest.fixture
@@ -23,6 +25,29 @@ def interrupter() -> Iterator[Interrupter]:
 @pytest.fixture
 def gate(interrupter: Interrupter) -> Gate:
     return interrupter.new_gate()
+
+
+@pytest.fixture
+def call() -> Iterator[CallWrapper]:
+    board = Board.create()
+    yield CallWrapper(board, lambda: None)
+    board.close()
+
+
+@pytest.fixture(params=["of the gate", "of the call"])
+def atomic_of(request: pytest.FixtureRequest, call: CallWrapper) -> Callable[[Gate], Any]:
+    """The section of a gate, by either of the two that enter it."""
+
+    def section(gate: Gate) -> Any:
+        call._gate = gate
+        return gate.atomic if request.param == "of the gate" else call.atomic()
+
+    return section
+
+
+@pytest.fixture
+def atomic(atomic_of: Callable[[Gate], Any], gate: Gate) -> Any:
+    return atomic_of(gate)
 
 
 @pytest.fixture

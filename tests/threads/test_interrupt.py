@@ -840,20 +840,19 @@ def test_only_its_own_gate_interrupts_a_function(interrupter: Interrupter) -> No
     assert interrupter.new_gate().run(fn) == Returned("whole")
 
 
-def test_the_lines_of_atomic_are_not_interrupted(gate: Gate, interrupter: Interrupter) -> None:
+def test_the_lines_of_atomic_are_not_interrupted(gate: Gate, interrupter: Interrupter, atomic: Any) -> None:
     """The signal comes when the lock has just been taken, and when it is about to be given back."""
     calls: list[str] = []
     ours = partial(signal.raise_signal, interrupter.signum)
     lock = gate.atomic._lock
 
     def fn() -> str:
-        gate.atomic._lock = SimpleNamespace(acquire=ours, release=ours)  # type: ignore[assignment]
-        ask_for = gate.atomic
+        gate.atomic._lock = SimpleNamespace(acquire=ours, release=ours, _is_owned=lambda: True)
         gate._armed = gate.interrupting = True
         try:
-            ask_for.__enter__()
+            atomic.__enter__()
             calls.append("entered")
-            ask_for.__exit__()
+            atomic.__exit__(None, None, None)
             calls.append("left")
         finally:
             gate.atomic._lock = lock

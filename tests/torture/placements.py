@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from inprocess import interrupt
-from inprocess.call_wrapper import CallWrapper
+from inprocess.call_wrapper import CallWrapper, _Atomic
 from inprocess.exception import RankShouldRestart
 from inprocess.interrupt.frames import call
 from inprocess.interrupt.gate import Outcome
@@ -32,8 +32,9 @@ from .run import Run
 from .shapes import Shape
 
 RERAISE = dis.opmap["RERAISE"]
-#: the room whose lines are not interrupted
+#: the room whose lines are not interrupted, and those of the call's sections
 OURS = os.path.dirname(interrupt.__file__) + os.sep
+SECTION = (_Atomic.__enter__.__code__, _Atomic.__exit__.__code__)
 #: an asker that does not come to its next step within this many seconds is stuck
 STUCK = BOUND
 #: seconds; an interruption that the function swallows, or a destructor, comes again by a real signal
@@ -44,7 +45,7 @@ def expected(frame: FrameType) -> bool:
     """Whether the function may be left at this frame: it is the user's, and nothing of ours waits below for its end."""
     here: FrameType | None = frame
     while here is not None and here.f_code is not call.__code__:
-        ours = here.f_code.co_filename.startswith(OURS)
+        ours = here.f_code.co_filename.startswith(OURS) or here.f_code in SECTION
         # below something of the program's own the handler only waits for a handler that was there before it
         if ours and (here is frame or here.f_code is not Interrupter._handle.__code__):
             return False

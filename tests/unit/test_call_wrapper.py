@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -57,6 +58,61 @@ def test_atomic_outside_the_function(call: Call) -> None:
         pass
     section.__exit__(None, None, None)  # of a generator that is closed after the call
     assert not call.seen.atomic
+
+
+def test_a_section_may_nest_while_an_abort_waits(call: Call) -> None:
+    with call.atomic():
+        call._gate.atomic.closed = True
+        with call.atomic():
+            pass
+        assert call.seen.atomic
+    assert not call.seen.atomic
+
+
+def test_a_section_that_the_program_keeps(call: Call) -> None:
+    """It is that of the function or hook that is running now, not that of the one it was made in."""
+    kept, before = call.atomic(), call._gate
+    before.close_for_abort()
+    call._gate = Interrupter().new_gate()
+    with pytest.raises(ValueError), kept, kept:
+        assert call.seen.atomic and call._gate.atomic.depth == 2 and not before.atomic.depth
+        raise ValueError
+    assert not (call.seen.atomic or call._gate.atomic.depth or call._progressed)
+    call._gate = None  # type: ignore[assignment]
+    with pytest.raises(RestartError, match="only while the wrapped function runs"), kept:
+        pass
+
+
+def test_leaving_what_was_not_entered_changes_nothing(call: Call) -> None:
+    """As by a generator that is handed to another thread in a section."""
+    inside, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with call.atomic():
+            inside.set()
+            assert release.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert inside.wait(10)
+    with pytest.raises(RuntimeError, match="a thread that is not inside it"):
+        call.atomic().__exit__(None, None, None)
+    assert call.seen.atomic and call._gate.atomic.depth == 1 and not call._sections
+    release.set()
+    thread.join()
+    assert not call.seen.atomic and call._sections == 1
+
+
+def test_a_section_that_was_left_is_progress(call: Call) -> None:
+    call.ping()
+    with pytest.raises(ValueError), call.atomic():
+        raise ValueError
+    assert (call._progressed, call._kept, call._sections) == (False, 0, 0)
+    with call.atomic():
+        pass
+    assert (call._progressed, call._kept, call._sections) == (True, 1, 1)
+    call._count_anew()
+    assert not call._progressed
 
 
 def test_a_section_that_outlives_its_hook(call: Call) -> None:
