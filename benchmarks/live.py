@@ -91,8 +91,10 @@ def work(options: argparse.Namespace) -> None:
         note(times, SAVE, lambda theirs=theirs: save(model, theirs))  # type: ignore[misc]
         live = LiveState(model=model, folder=ours, save_every=1)
         live.recover()
-        note(times, "commit() that begins a checkpoint: the copy", lambda live=live: commit(live))  # type: ignore[misc]
-        note(times, "the checkpoint, until it is written", live.wait)
+        for step, which in ((1, "the first of a call"), (2, "a later one")):
+            name = f"commit() that begins a checkpoint, {which}: the copy"
+            note(times, name, lambda live=live, step=step: commit(live, step))  # type: ignore[misc]
+            note(times, "the checkpoint, until it is written", live.wait)
         note(times, "recover(), from that checkpoint", lambda ours=ours: reload(model, ours))  # type: ignore[misc]
         if rank == 0:
             shutil.rmtree(ours)
@@ -131,14 +133,14 @@ def save(model: Layers, folder: str) -> None:
     checkpoint.save({"model": model.state_dict()}, checkpoint_id=folder)
 
 
-def commit(live: LiveState) -> None:
-    with live.commit(1):
+def commit(live: LiveState, step: int) -> None:
+    with live.commit(step):
         pass
 
 
 def reload(model: Layers, folder: str) -> None:
     live = LiveState(model=model, folder=folder)
-    assert live.recover() == 1
+    assert live.recover() == 2
     assert live.source.startswith("the checkpoint")
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any, Protocol
@@ -89,6 +90,8 @@ class CallWrapper:
         self._kept = 0
         #: how many `atomic` were left, likewise
         self._sections = 0
+        #: checkpoints of a LiveState, whose memory is given back when the call is over
+        self._to_free = weakref.WeakSet[Any]()
         #: what asked this rank to leave; set in the handler of a signal
         self._leaving: Callable[[], Leaving | None] = _not_leaving
 
@@ -219,6 +222,12 @@ class CallWrapper:
         self._section_limit = None
         self._saves_last = False
         self._now = self._first_ping
+
+    def _end(self) -> None:
+        """The call is over."""
+        self._gate, self._now = None, clock.monotonic_ns  # else it would hold itself
+        for each in self._to_free:
+            each.free()
 
 
 def given_limit(name: str, timeout: Any) -> float:

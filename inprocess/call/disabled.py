@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -28,7 +29,7 @@ class DisabledCall(CallWrapper):
 
     def __init__(self) -> None:
         """Nothing of a call: there is no board, gate or store behind it."""
-        self._timeouts = LearnedTimeouts()
+        self._timeouts, self._to_free = LearnedTimeouts(), weakref.WeakSet[Any]()
 
     @property
     def iteration(self) -> int:

@@ -144,7 +144,8 @@ class Loop:
         forks.tell(None)
         self._leave_signals.end()
         interpreter.end()  # first: closing may raise
-        rank.call._gate = rank.store = None
+        rank.call._end()
+        rank.store = None
         rank.failures.drop()
         rank.fn = _nothing  # the user's arguments must not live as long as this object
         if isinstance(rank.leaving, NobodyLeft):

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -32,12 +33,13 @@ from inprocess.live.copies import there
 from inprocess.live.plan import NOTHING
 from inprocess.live.shelf import Name, Shelf
 from inprocess.live.transfer import PIECE, checksum
-from inprocess.live.tree import Record, dotted, leaves, read, replaced, take
+from inprocess.live.tree import Record, dotted, is_sharded, leaves, local, read, replaced, take
 from inprocess.system.errors import first_line
 from inprocess.system.logs import get_logger
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from torch.distributed.tensor import DTensor
 
     from inprocess.live.present import LiveParts
 
@@ -52,11 +54,17 @@ TRIED = 8
 
 @dataclass
 class Staged:
-    """A copy of a state that is to be written."""
+    """A copy of a state that is to be written.
+
+    Args:
+        state: the tensors by name; of a DTensor the outline, without data.
+        copies: the data of each.
+    """
 
     step: int
     writer: Any
-    state: dict[str, Any]
+    state: dict[str, torch.Tensor]
+    copies: dict[str, torch.Tensor]
 
 
 class Checkpoints:
@@ -75,6 +83,8 @@ class Checkpoints:
         self.writer, self.reader = Beside("inprocess-checkpoint"), Beside("inprocess-reader")
         #: the newest step that this rank has seen saved
         self.newest = NOTHING
+        #: the data of the last one that was staged, by name: room for the next one
+        self._copies: dict[str, torch.Tensor] = {}
         #: found damaged by all ranks, and not yet known to be moved aside
         self._damaged: frozenset[Name] = frozenset()
 
@@ -120,7 +130,7 @@ class Checkpoints:
     # --- saving -----------------------------------------------------------------------------------------------------
 
     def stage(self, step: int, present: LiveParts, family: str, leads: bool) -> Staged:
-        """Copy the state to host memory.
+        """Copy the state to host memory: that of the one before, where the thread that writes it has ended.
 
         Args:
             family: put before each name; ranks with another one have other tensors of the same names.
@@ -128,7 +138,22 @@ class Checkpoints:
         """
         writer = _writer(self.folder)  # it hears of its own folder later
         writer.beside = self.writer
-        return Staged(step, writer, writer.stage(_tensors(present, family, leads)))
+        rooms = self._copies if self.writer.ended(0) else {}
+        state = _tensors(present, family, leads)
+        self._copies = {name: _copy(local(tensor), rooms.pop(name, None)) for name, tensor in state.items()}
+        outlines = {
+            name: _outline(tensor) if is_sharded(tensor) else self._copies[name] for name, tensor in state.items()
+        }
+        return Staged(step, writer, outlines, self._copies)
+
+    @property
+    def nbytes(self) -> int:
+        """Host memory for what is written, or was last."""
+        return sum(copy.nbytes for copy in self._copies.values())
+
+    def free(self) -> None:
+        """Give that back, as soon as it is written: the call is over."""
+        self._copies = {}
 
     def begin(self, staged: Staged, group: weakref.ref[ProcessGroup] | None) -> None:
         """Write it, in a thread. All ranks do that for the same steps, where no other one is being written.
@@ -150,6 +175,7 @@ class Checkpoints:
                 staged.state,
                 checkpoint_id=self.path(name),
                 storage_writer=staged.writer,
+                planner=_Planner(staged.copies),
                 process_group=group,
                 no_dist=group is None,
             )
@@ -252,6 +278,40 @@ def _tensors(present: LiveParts, family: str, leads: bool) -> dict[str, torch.Te
     return found
 
 
+def _copy(tensor: torch.Tensor, room: torch.Tensor | None) -> torch.Tensor:
+    """In that room, where it fits: memory that is new to the process costs five times as long as the copy."""
+    if room is None or room.shape != tensor.shape or room.dtype != tensor.dtype:
+        room = torch.empty(tensor.shape, dtype=tensor.dtype)
+    return room.copy_(tensor)
+
+
+def _outline(tensor: DTensor) -> DTensor:
+    """One like it that has no data, and so keeps none of the training's alive."""
+    return type(tensor).from_local(
+        torch.empty_like(local(tensor), device="meta"),
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )
+
+
+class _Planner(DefaultSavePlanner):
+    """Has torch plan with the outlines, and write the data.
+
+    Args:
+        copies: by name.
+    """
+
+    def __init__(self, copies: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self._copies = copies
+
+    def lookup_object(self, index: Any) -> torch.Tensor:
+        return self._copies[index.fqn]
+
+
 def _named(states: Mapping[str, Any], family: str) -> Iterator[tuple[str, torch.Tensor]]:
     for path, leaf in leaves(states):
         yield family + dotted(path), leaf
@@ -352,13 +412,13 @@ def _sums(stream: Any) -> list[int]:
 
 def _writer(path: str) -> Any:
     if "://" not in path:
-        return _Writer(path)
+        return _Writer(path, per_thread_copy_ahead=0)  # no stream to a device: it is all here
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter  # noqa: PLC0415
 
     class RemoteWriter(_Summed, FsspecWriter):
         pass
 
-    return RemoteWriter(path)
+    return RemoteWriter(path, per_thread_copy_ahead=0)
 
 
 def _reader(path: str) -> Any:

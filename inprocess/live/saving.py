@@ -92,6 +92,11 @@ class Saving:
         #: put before the names of this rank's tensors in a checkpoint, and whether it writes the rest for all of these
         self._family, self._leads = "", True
 
+    @property
+    def nbytes(self) -> int:
+        """Host memory (bytes)."""
+        return self.copies.nbytes + self.kept.nbytes + (self.disk.nbytes if self.disk is not None else 0)
+
     # --- after a restart ------------------------------------------------------------------------------------------
 
     def end_sending(self, wire: Wire | None) -> None:

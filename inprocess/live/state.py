@@ -126,8 +126,8 @@ class LiveState:
 
     @property
     def nbytes(self) -> int:
-        """Host memory for copies, this rank's and those it keeps for another one (bytes)."""
-        return self._saving.copies.nbytes + self._saving.kept.nbytes
+        """Host memory for copies, this rank's and those it keeps for another one, and for a checkpoint (bytes)."""
+        return self._saving.nbytes
 
     # --- after a restart ------------------------------------------------------------------------------------------
 
@@ -163,6 +163,8 @@ class LiveState:
         """
         around, saving, before = self._around, self._saving, self._present
         around.call = weakref.ref(call) if call is not None else None
+        if call is not None and saving.disk is not None:
+            call._to_free.add(saving.disk)
         if before.is_changed():
             log.error("parameters were written to after commit(%d): call recover() before what does that", before.step)
             before.tear()

@@ -1721,6 +1721,7 @@ plan = _in("live/plan.py", "tests/unit/test_live_plan.py", SIM, seeds=True)
 spread = _in("live/plan.py", "tests/unit/test_live_plan.py")
 copies = _in("live/copies.py", SIM, seeds=True)
 disk = _in("live/checkpoints.py", "tests/threads/test_checkpoints.py")
+staged = _in("live/checkpoints.py", "tests/threads/test_checkpoint_copies.py")
 shelf = _in("live/shelf.py", "tests/threads/test_checkpoints.py")
 stuck = _in("live/patience.py", "tests/threads/test_stuck_disk.py")
 LIVE = (
@@ -1735,6 +1736,20 @@ LIVE = (
     ),
     copies("newest_overwritten", "the newer copy is overwritten", "return min(self.buffers", "return max(self.buffers"),
     disk("no_checksums", "what was written is not compared", "if _sums(stream) != kept[file]:", "if False:"),
+    staged(
+        "copied_over_what_is_written",
+        "a checkpoint is copied over the one that is being written",
+        "self._copies if self.writer.ended(0) else {}",
+        "self._copies",
+    ),
+    staged("other_shapes", "a copy has the shape of the one before", "room.shape != tensor.shape or ", ""),
+    staged("new_room", "each checkpoint is copied to new memory", "rooms.pop(name, None)", "None"),
+    _in("call_wrapper.py", "tests/threads/test_checkpoint_copies.py")(
+        "copy_outlives_the_call",
+        "the copy of a checkpoint outlives the call",
+        "            each.free()\n",
+        "            pass\n",
+    ),
     shelf(
         "nothing_removed",
         "old checkpoints stay",

@@ -183,9 +183,12 @@ def run_sharded(context: Context, **options: Any) -> Any:
         return result
 
     try:
-        return _wrapped(context, learn, **options)()
+        value = _wrapped(context, learn, **options)()
+        disk = live._saving.disk
+        assert disk is None or disk.nbytes == 0, "the copy for a checkpoint has outlived the call"
+        return value
     finally:
-        live = None  # its parts have a mesh, and that has groups with threads
+        disk = live = None  # its parts have a mesh, and that has groups with threads
         gc.collect()
 
 

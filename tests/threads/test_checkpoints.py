@@ -101,7 +101,7 @@ class Call:
     """A running call."""
 
     def __init__(self, iteration: int) -> None:
-        self.iteration = iteration
+        self.iteration, self._to_free = iteration, set[Any]()
 
     def atomic(self) -> Any:
         return contextlib.nullcontext()
@@ -283,7 +283,8 @@ def write_while(save: Callable[..., object], folder: Path, monkeypatch: pytest.M
     group = dist.new_group()
     assert isinstance(group, dist.ProcessGroup)
     monkeypatch.setattr(checkpoints, "save", save)
-    found.begin(checkpoints.Staged(2, writer, {"weight": torch.ones(2)}), weakref.ref(group))
+    state = {"weight": torch.ones(2)}
+    found.begin(checkpoints.Staged(2, writer, state, state), weakref.ref(group))
     assert found.writer.ended(10)
     return found
 

@@ -61,7 +61,7 @@ def test_what_is_in_memory_needs_no_disk(disk: str) -> None:
 class Call:
     """A later iteration, of which this process has missed some."""
 
-    iteration = 9
+    iteration, _to_free = 9, set[Any]()
 
     def atomic(self) -> Any:
         return contextlib.nullcontext()
