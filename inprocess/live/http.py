@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from inprocess.exception import LiveStateError
-from inprocess.live.transfer import Shown, Wire, checksum, compare, pieces
+from inprocess.live.transfer import Shown, Wire, checksum, compare, in_one_piece, pieces
 from inprocess.live.tree import Record
 from inprocess.stores.connections import address_towards
 from inprocess.system.interpreter import SLICE
@@ -68,16 +68,17 @@ class HttpWire(Wire):
 
     def receive(self, record: Record, source: int, what: str) -> None:
         shown, sums = Shown(what, record.bytes), []
-        for piece in pieces(record.tensors):
-            room = piece if piece.device.type == "cpu" else torch.empty_like(piece, device="cpu")
-            self._read_into(_view(room), source)
-            if room is not piece:
-                piece.copy_(room)
-            sums.append(checksum(room))
-            shown.more(room.numel())
-        theirs = torch.frombuffer(bytearray(self._read(8 * len(sums), source)), dtype=torch.int64) if sums else None
-        if theirs is not None:
-            compare(torch.stack(sums), theirs, what)
+        with in_one_piece(record.tensors) as rooms:
+            for piece in pieces(rooms):
+                room = piece if piece.device.type == "cpu" else torch.empty_like(piece, device="cpu")
+                self._read_into(_view(room), source)
+                if room is not piece:
+                    piece.copy_(room)
+                sums.append(checksum(room))
+                shown.more(room.numel())
+            if sums:
+                theirs = torch.frombuffer(bytearray(self._read(8 * len(sums), source)), dtype=torch.int64)
+                compare(torch.stack(sums), theirs, what)
         assert self._response is not None
         self._response.close()
         self._response = None

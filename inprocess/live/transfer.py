@@ -6,6 +6,7 @@ that fails in the middle interrupts the iteration like any other fault; whoever 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -123,20 +124,21 @@ class Wire:
         shown = Shown(what, record.bytes)
         sums: list[torch.Tensor] = []
         arrived: Any = None
-        for piece in pieces(record.tensors):
-            carried = piece if piece.device.type in self._devices else torch.empty_like(piece, device=self._other())
-            work: Any = dist.irecv(carried, group=self._group, group_src=source)
+        with in_one_piece(record.tensors) as rooms:
+            for piece in pieces(rooms):
+                carried = piece if piece.device.type in self._devices else torch.empty_like(piece, device=self._other())
+                work: Any = dist.irecv(carried, group=self._group, group_src=source)
+                if arrived is not None:
+                    sums.append(_settle(*arrived))
+                    shown.more(arrived[0].numel())
+                work.wait()
+                arrived = piece, carried
             if arrived is not None:
                 sums.append(_settle(*arrived))
-                shown.more(arrived[0].numel())
-            work.wait()
-            arrived = piece, carried
-        if arrived is not None:
-            sums.append(_settle(*arrived))
-        mine = _together(sums)
-        theirs = self.carry(torch.empty_like(mine))
-        dist.recv(theirs, group=self._group, group_src=source)
-        compare(mine.cpu(), theirs.cpu(), what)
+            mine = _together(sums)
+            theirs = self.carry(torch.empty_like(mine))
+            dist.recv(theirs, group=self._group, group_src=source)
+            compare(mine.cpu(), theirs.cpu(), what)
 
 
 def gather(wire: Wire | None, numbers: Sequence[int]) -> list[list[int]]:
@@ -162,6 +164,21 @@ class Shown:
         if self._progress.due():
             done, rate = self._done / 1e9, self._done / 1e9 / self._progress.seconds
             log.info("%s: %.1f of %.1f GB, %.2f GB/s", self._what, done, self._size / 1e9, rate)
+
+
+@contextlib.contextmanager
+def in_one_piece(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Room to receive into: the tensors, and in place of each that `flat` copies, as of images with the channels last,
+    another one, which is put there in the end."""
+    rooms = [
+        tensor if tensor.is_contiguous() else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        for tensor in tensors
+    ]
+    yield rooms
+    with torch.no_grad():
+        for tensor, room in zip(tensors, rooms, strict=True):
+            if room is not tensor:
+                tensor.copy_(room)
 
 
 def pieces(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:

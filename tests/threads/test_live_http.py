@@ -71,6 +71,14 @@ def test_all_of_it_arrives(served: _Served) -> None:
     assert served.fetched.wait(SOON)  # set once all was sent, which may be after it has arrived
 
 
+def test_a_tensor_that_does_not_lie_in_one_piece(served: _Served) -> None:
+    wire = Receiver(served, served.token)
+    skeleton = tree.read(wire.receive_header(0))
+    mine = torch.zeros(3, 2).t()
+    wire.receive(tree.into({"model": {"w": mine}}, skeleton), 0, "the state")
+    assert torch.equal(mine, STATE["model"]["w"])  # type: ignore[index]
+
+
 @pytest.mark.parametrize("token", ["", "another", "é"])
 def test_nobody_else_gets_it(served: _Served, token: str) -> None:
     with pytest.raises((LiveStateError, UnicodeEncodeError), match=r"another token|latin|codec|does not serve"):

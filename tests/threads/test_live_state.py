@@ -7,6 +7,7 @@ import datetime
 import random
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -362,6 +363,44 @@ def test_own_tensors_are_filled() -> None:
 def test_code_does_not_travel() -> None:
     with pytest.raises(LiveStateError, match="without running code"):
         tree.take({"a": Faulty}).header()
+
+
+class Sender:
+    """In place of `torch.distributed`: sends a state, each piece when it is waited for."""
+
+    def __init__(self, tensors: list[torch.Tensor], damaged: int | None = None) -> None:
+        self._pieces = [piece.clone() for piece in transfer.pieces(tensors)]
+        self._sums = torch.stack([transfer.checksum(piece) for piece in self._pieces])
+        self.asked_for, self.arrived, self.most = 0, 0, 0
+        if damaged is not None:
+            self._pieces[damaged][-1] ^= 1
+
+    def get_backend_config(self, group: Any) -> str:
+        return "cpu:gloo"
+
+    def irecv(self, room: torch.Tensor, **_: Any) -> Any:
+        number, self.asked_for = self.asked_for, self.asked_for + 1
+        self.most = max(self.most, self.asked_for - self.arrived)
+
+        def wait() -> None:
+            assert number == self.arrived
+            self.arrived += 1
+            room.copy_(self._pieces[number])
+
+        return SimpleNamespace(wait=wait)
+
+    def recv(self, room: torch.Tensor, **_: Any) -> None:
+        room.copy_(self._sums)
+
+
+@pytest.mark.parametrize("mine", [torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last), torch.zeros(3, 2).t()])
+def test_a_tensor_that_does_not_lie_in_one_piece(monkeypatch: pytest.MonkeyPatch, mine: torch.Tensor) -> None:
+    """As of images with the channels last: what is received would go to a copy of it."""
+    sent, strides = torch.rand(mine.shape), mine.stride()
+    monkeypatch.setattr(transfer, "dist", Sender([sent]))
+    transfer.Wire().receive(tree.Record({}, [mine]), 0, "the state")
+    assert torch.equal(mine, sent)
+    assert mine.stride() == strides
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8 * transfer.BLOCK, 8 * transfer.BLOCK + 9, 1 << 18])
