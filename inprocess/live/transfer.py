@@ -7,9 +7,10 @@ that fails in the middle interrupts the iteration like any other fault; whoever 
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 log = get_logger("inprocess.live")
-#: bytes that are sent at once: so many are under way while the ones before are checked
+#: bytes that are sent at once
 PIECE = 1 << 26
+#: how many more a receiver has asked for while it waits for one: the sender sends none before, and is not to wait
+AHEAD = 2
 #: numbers that are summed together for a checksum
 BLOCK = 1 << 12
 
@@ -55,6 +58,14 @@ class Posted:
 
     def wait(self) -> None:
         self.work.wait()
+
+
+class Arriving(NamedTuple):
+    """A piece that is being received, and what of it the group receives into: another one where it cannot into that."""
+
+    piece: torch.Tensor
+    carried: torch.Tensor
+    work: Any
 
 
 class Wire:
@@ -123,18 +134,24 @@ class Wire:
         """Into the record's tensors. Raises LiveStateError where something else arrived than was sent."""
         shown = Shown(what, record.bytes)
         sums: list[torch.Tensor] = []
-        arrived: Any = None
+        under_way: deque[Arriving] = deque()
+
+        def settle() -> None:
+            piece, carried, work = under_way.popleft()
+            work.wait()
+            if carried is not piece:
+                piece.copy_(carried)
+            sums.append(checksum(piece))
+            shown.more(piece.numel())
+
         with in_one_piece(record.tensors) as rooms:
             for piece in pieces(rooms):
                 carried = piece if piece.device.type in self._devices else torch.empty_like(piece, device=self._other())
-                work: Any = dist.irecv(carried, group=self._group, group_src=source)
-                if arrived is not None:
-                    sums.append(_settle(*arrived))
-                    shown.more(arrived[0].numel())
-                work.wait()
-                arrived = piece, carried
-            if arrived is not None:
-                sums.append(_settle(*arrived))
+                under_way.append(Arriving(piece, carried, dist.irecv(carried, group=self._group, group_src=source)))
+                if len(under_way) > AHEAD:
+                    settle()
+            while under_way:
+                settle()
             mine = _together(sums)
             theirs = self.carry(torch.empty_like(mine))
             dist.recv(theirs, group=self._group, group_src=source)
@@ -185,12 +202,6 @@ def pieces(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
     for tensor in tensors:
         if tensor.numel():
             yield from torch.split(flat(tensor), PIECE)
-
-
-def _settle(piece: torch.Tensor, carried: torch.Tensor) -> torch.Tensor:
-    if carried is not piece:
-        piece.copy_(carried)
-    return checksum(piece)
 
 
 def _together(sums: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -1722,6 +1722,7 @@ spread = _in("live/plan.py", "tests/unit/test_live_plan.py")
 copies = _in("live/copies.py", SIM, seeds=True)
 disk = _in("live/checkpoints.py", "tests/threads/test_checkpoints.py")
 staged = _in("live/checkpoints.py", "tests/threads/test_checkpoint_copies.py")
+moved = _in("live/transfer.py", "tests/threads/test_live_state.py")
 shelf = _in("live/shelf.py", "tests/threads/test_checkpoints.py")
 stuck = _in("live/patience.py", "tests/threads/test_stuck_disk.py")
 LIVE = (
@@ -1750,6 +1751,14 @@ LIVE = (
         "            each.free()\n",
         "            pass\n",
     ),
+    moved("one_at_a_time", "a sender waits until it is asked for each piece", "if len(under_way) > AHEAD:", "if True:"),
+    moved(
+        "last_ones_are_missing",
+        "pieces that were asked for ahead are not waited for",
+        "            while under_way:\n                settle()\n",
+        "",
+    ),
+    moved("strided_is_lost", "a tensor with its channels last does not arrive", "tensor.copy_(room)", "pass"),
     shelf(
         "nothing_removed",
         "old checkpoints stay",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import random
 import threading
 from collections.abc import Iterator
@@ -391,6 +392,25 @@ class Sender:
 
     def recv(self, room: torch.Tensor, **_: Any) -> None:
         room.copy_(self._sums)
+
+
+@pytest.mark.parametrize("damaged", [None, 0, 2, 6])
+@pytest.mark.parametrize("count", [1, 7])
+def test_pieces_are_asked_for_ahead(monkeypatch: pytest.MonkeyPatch, count: int, damaged: int | None) -> None:
+    """And none is counted as there before it is: its checksum would be that of what was in its place."""
+    monkeypatch.setattr(transfer, "PIECE", 64)
+    sent = [torch.rand(16 * count)]
+    sender = Sender(sent, None if damaged is None else min(damaged, count - 1))
+    monkeypatch.setattr(transfer, "dist", sender)
+    room = [torch.zeros(16 * count)]
+    receive = functools.partial(transfer.Wire().receive, tree.Record({}, room), 0, "the state")
+    if damaged is None:
+        receive()
+        assert same(room, sent)
+    else:
+        with pytest.raises(LiveStateError, match=f"1 of {count} pieces arrived damaged"):
+            receive()
+    assert sender.most == min(count, 1 + transfer.AHEAD)
 
 
 @pytest.mark.parametrize("mine", [torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last), torch.zeros(3, 2).t()])
