@@ -36,7 +36,7 @@ REASONS = {
     ("live/__init__.py", "import_module"): "names from a table in the file",
     ("tools/__init__.py", "import_module"): "a constant name",
     ("compat/alias.py", "import_module"): "this library's modules, which the program imports under another name",
-    ("compat/runner.py", "exec"): "the script that the user names, as Python itself runs it",
+    ("system/program.py", "exec"): "the script that the user names, as Python itself runs it",
     ("launcher/command.py", "import_module"): "a constant name",
     ("system/light_torch.py", "import_module"): "constant names",
     ("tools/inject_fault.py", "import_module"): "constant names",
