@@ -112,10 +112,12 @@ class Job:
         """Have torchrun start ranks that run this script with the same arguments."""
         self.launch("torch.distributed.run", script, [*sys.argv[1:], "--in-rank"], restarts)
 
-    def launch(self, launcher: str, script: str, arguments: Sequence[str], restarts: int) -> None:
+    def launch(
+        self, launcher: str, script: str, arguments: Sequence[str], restarts: int, options: Sequence[str] = ()
+    ) -> None:
         """Have a launcher, counted as rank -1, start ranks that run this script with these arguments."""
         agent = ["-m", launcher, "--standalone", f"--nproc-per-node={self.world_size}"]
-        command = [sys.executable, *agent, f"--max-restarts={restarts}", "-m", script, *arguments]
+        command = [sys.executable, *agent, f"--max-restarts={restarts}", *options, "-m", script, *arguments]
         null = os.open(os.devnull, os.O_RDWR)
         actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, null, 1)]
         environment = os.environ | {"PYTHONPATH": str(here())}

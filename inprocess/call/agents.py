@@ -24,7 +24,7 @@ from inprocess.collectives.deferred_release import held
 from inprocess.exception import OptionError, RestartError, StoreLost, TimeoutError
 from inprocess.failover.arbiter_client import ArbiterClient
 from inprocess.failover.member import Member
-from inprocess.heartbeats.launcher import announce_wrapped
+from inprocess.heartbeats.launcher import announce_modules, announce_wrapped
 from inprocess.interrupt.signals import Interrupter
 from inprocess.monitor.board import LEASE, Board
 from inprocess.monitor.policy import LeaseWatch
@@ -110,6 +110,7 @@ class Agents:
         spec, launch = self._spec, self._job.launch
         nccl.advise(aloud=launch.rank == 0)
         announce_wrapped(own_store=bool(spec.factory) or not is_agents(spec.host, spec.port, launch))
+        announce_modules()
         self._interrupter.install()
         self._monitor.start()
         self._watchdog.start()

@@ -14,7 +14,10 @@ __all__ = ["CHECKS"]
 #: variables that users set for this library
 OURS = ("INPROCESS_RUN_DIR", "INPROCESS_DOCTOR_SEED", LAUNCH)
 #: and those of its launcher and its tests
-INNER = ("INPROCESS_LAUNCHER", "INPROCESS_LAUNCHER_KEY", "INPROCESS_RESTART", "INPROCESS_GROW", "INPROCESS_TEST")
+INNER = (
+    *("INPROCESS_LAUNCHER", "INPROCESS_LAUNCHER_KEY", "INPROCESS_LAUNCHER_LEARNS"),
+    *("INPROCESS_RESTART", "INPROCESS_GROW", "INPROCESS_TEST"),
+)
 #: how long NCCL may try a connection to a rank that is gone (seconds)
 PATIENCE_S = 10.0
 

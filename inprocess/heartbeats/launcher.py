@@ -9,18 +9,28 @@ import os
 import socket
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
 from inprocess.attribution import one_line
 from inprocess.exception import OptionError, RestartError, TimeoutError
 from inprocess.heartbeats.messages import ACTIONS, MAX_LINE_BYTES, MAX_REASON_LENGTH, Action
+from inprocess.heartbeats.modules import Modules
+from inprocess.monitor.starting import memory_file
 from inprocess.options import did_you_mean
 from inprocess.system import environment, strict_json
 from inprocess.system.logs import get_logger
 
-__all__ = ["ANSWER_TIMEOUT_S", "announce_nobody_left", "announce_over", "announce_wrapped", "ask", "ask_launcher"]
+__all__ = [
+    "ANSWER_TIMEOUT_S",
+    "announce_modules",
+    "announce_nobody_left",
+    "announce_over",
+    "announce_wrapped",
+    "ask",
+    "ask_launcher",
+]
 
 log = get_logger("inprocess")
 #: how long a launcher may take to answer (seconds), and to listen to what needs no answer
@@ -33,6 +43,21 @@ def announce_wrapped(own_store: bool = False) -> None:
     ``own_store``: its ranks do not agree through the launcher's store, so that may be lost.
     """
     _announce({"say": "wrapped", "own_store": own_store})
+
+
+def announce_modules() -> None:
+    """Tell the launcher which modules this process has imported, where it wants to know: see `heartbeats.modules`."""
+    if environment.LAUNCHER_LEARNS not in os.environ:
+        return
+    try:
+        fd = memory_file(Modules.here().text())
+    except OSError as error:
+        log.debug("the launcher cannot be told of modules: %s", error)
+        return
+    try:
+        _announce({"say": "modules"}, fd)
+    finally:
+        os.close(fd)
 
 
 def announce_nobody_left(error: RestartError) -> None:
@@ -67,14 +92,14 @@ def _in_one_line(
     sys.stderr.write(f"rank {rank} (pid {os.getpid()}): {error.args[0]} The launcher restarts all workers.\n")
 
 
-def _announce(message: dict[str, Any]) -> bool:
+def _announce(message: dict[str, Any], *fds: int) -> bool:
     """Whether there is a launcher, and it was told."""
     address = environment.launcher()
     if address is None:
         return False
     try:
         with _connect(address[0], LISTEN_TIMEOUT_S) as connection:
-            connection.sendall(_line(address[1], message))
+            _send(connection, _line(address[1], message), fds)
     except OSError as error:
         log.debug("the launcher could not be told %s: %s", message["say"], error)
         return False
@@ -134,6 +159,11 @@ def _line(key: str, message: dict[str, Any]) -> bytes:
     return json.dumps({"key": key, **message}).encode() + b"\n"
 
 
+def _send(connection: socket.socket, line: bytes, fds: Sequence[int]) -> None:
+    sent = socket.send_fds(connection, [line], list(fds)) if fds else 0
+    connection.sendall(line[sent:])
+
+
 def ask(address: tuple[str, str], message: dict[str, Any], *fds: int) -> tuple[socket.socket, dict[str, Any]]:
     """Send a message, with descriptors; the connection, and the answer.
 
@@ -141,9 +171,7 @@ def ask(address: tuple[str, str], message: dict[str, Any], *fds: int) -> tuple[s
     """
     connection = _connect(address[0], ANSWER_TIMEOUT_S)
     try:
-        line = _line(address[1], message)
-        sent = socket.send_fds(connection, [line], list(fds)) if fds else 0
-        connection.sendall(line[sent:])
+        _send(connection, _line(address[1], message), fds)
         reply = strict_json.parse(_answer(connection))
         if not isinstance(reply, dict):
             raise ValueError(f"{reply!r:.100} is no answer")

@@ -7,7 +7,6 @@ the workers themselves want. Everything else is torch's: options, rendezvous, lo
 
 from __future__ import annotations
 
-import os
 import signal
 from dataclasses import dataclass
 from string import Template
@@ -37,7 +36,8 @@ from inprocess.launcher.processes import Logs, WorkerLaunch, WorkerPool
 from inprocess.launcher.run_dir import RunDirectory
 from inprocess.launcher.signals import Signals
 from inprocess.launcher.told import Told
-from inprocess.launcher.workers import GROW_VARIABLE, RESTART_VARIABLE, WorkerSlot, joining, process_spec
+from inprocess.launcher.warm import WarmWorkers
+from inprocess.launcher.workers import GROW_VARIABLE, RESTART_VARIABLE, WorkerSlot, joining, process_spec, variables
 from inprocess.system import clock
 from inprocess.system.descriptors import DescriptorLimits
 from inprocess.system.logs import get_logger
@@ -72,6 +72,7 @@ class Setup:
     run_dir: RunDirectory
     signals: Signals
     metrics: MetricsProgram
+    warm: WarmWorkers
     #: of open descriptors, as the launcher was given them
     limits: DescriptorLimits
     #: between the signal to the workers and SIGKILL (seconds)
@@ -95,7 +96,7 @@ class Agent(LocalElasticAgent):
         )
         self._shutdown_timeout = setup.grace  # type: ignore[assignment]
         self._setup = setup
-        self._process_spec = process_spec(spec, setup.start_method, setup.limits)
+        self._process_spec = process_spec(spec, setup.start_method, setup.limits, setup.warm.take)
         self._slots: dict[int, WorkerSlot] = {}
         self._respawned: dict[int, int] = {}
         self._generation, self._joins, self._grows = 0, False, False
@@ -152,33 +153,14 @@ class Agent(LocalElasticAgent):
         return WorkerSlot(worker, WorkerLaunch(arguments, env, prefix), self._respawned.get(worker.local_rank, 0))
 
     def _environment(self, group: WorkerGroup, worker: Worker) -> dict[str, str]:
-        """The variables that torchrun sets, with the store of this generation."""
-        spec = group.spec
-        env = {
-            "RANK": str(worker.global_rank),
-            "WORLD_SIZE": str(worker.world_size),
-            "LOCAL_WORLD_SIZE": str(spec.local_world_size),
-            "GROUP_RANK": str(group.group_rank),
-            "GROUP_WORLD_SIZE": str(group.group_world_size),
-            "ROLE_NAME": spec.role,
-            "ROLE_RANK": str(worker.role_rank),
-            "ROLE_WORLD_SIZE": str(worker.role_world_size),
-            "MASTER_ADDR": str(group.master_addr),
-            "MASTER_PORT": str(group.master_port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCHELASTIC_RESTART_COUNT": str(self._generation),
-            "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
-            "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-        }
-        env |= self._setup.run_dir.environment() | {"LOCAL_RANK": str(worker.local_rank)}
+        env = variables(group, worker, self._generation) | self._setup.run_dir.environment()
         if self._joins:
             env[RESTART_VARIABLE] = "1"
         if self._grows:
             env[GROW_VARIABLE] = "1"
-        if getattr(spec, "virtual_local_rank", False):  # each worker sees one device; newer torch only
-            variables: dict[str, Any] = env
-            self._set_local_rank_env(variables, worker.local_rank, spec)
+        if getattr(group.spec, "virtual_local_rank", False):  # each worker sees one device; newer torch only
+            changed: dict[str, Any] = env
+            self._set_local_rank_env(changed, worker.local_rank, group.spec)
         return env
 
     def _launch(self, slot: WorkerSlot) -> None:
@@ -228,6 +210,7 @@ class Agent(LocalElasticAgent):
         self._end_overdue()
         self._obey()
         self._open()
+        self._setup.warm.tend(self._setup.control.modules())
         return self._stuck() or self._hear() or self._finished()
 
     def _has_failed(self, slot: WorkerSlot, running: set[int]) -> bool:

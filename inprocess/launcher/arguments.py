@@ -25,6 +25,8 @@ __all__ = ["parse", "refuse", "rules"]
 
 #: options that SLURM may settle where they were not given; torch's defaults follow
 SETTLED = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr")
+#: how many wait where the user has not said
+WARM_WORKERS = 0
 #: seconds of grace where torch has no option for it
 GRACE = 30
 
@@ -111,6 +113,24 @@ def _add(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="The pause grows no longer than this.",
     )
+    group.add_argument(
+        "--warm-workers",
+        "--warm_workers",
+        action=env,
+        type=int,
+        default=WARM_WORKERS,
+        metavar="N",
+        help="Spare interpreters on this node that have imported what the workers have, and take the place of one that "
+        f"failed within a second; 0: none. Default: {WARM_WORKERS}.",
+    )
+    group.add_argument(
+        "--preload",
+        action=env,
+        type=_modules,
+        default=(),
+        metavar="MODULE[,MODULE...]",
+        help="Further modules for warm workers to import, such as your own, which they leave to the program otherwise.",
+    )
     parser.add_argument(
         "--run-dir",
         "--run_dir",
@@ -141,7 +161,17 @@ def _add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--shutdown-timeout", "--shutdown_timeout", action=env, type=int, default=None)
 
 
+def _modules(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise argparse.ArgumentTypeError(f"{name!r} is no name of a module")
+    return names
+
+
 def _check(given: argparse.Namespace) -> None:
+    if given.warm_workers < 0:
+        refuse(f"--warm-workers={given.warm_workers}: must be 0 or more")
     for name in ("restart_backoff", "restart_backoff_limit"):
         value = getattr(given, name)
         if not 0 <= value < 1e9:

@@ -1,14 +1,16 @@
 """Where the workers of one node speak to their launcher: a socket that nobody but this user can reach.
 
-What a worker may say is little: that it has a Wrapper, that it wants to be watched (and here is its board), that it
-asks for something. Each line is a JSON object and carries the key that the worker was started with; a process can speak
-for no other rank, and none that was started before can speak for its successor. Anything else ends the connection. One
-thread does the talking and never waits for a worker. Whether a worker is overdue is decided in ``timeouts``.
+What a worker may say is little: that it has a Wrapper, which modules it has imported, that it wants to be watched (and
+here is its board), that it asks for something. Each line is a JSON object and carries the key that the worker was
+started with; a process can speak for no other rank, and none that was started before can speak for its successor.
+Anything else ends the connection. One thread does the talking and never waits for a worker. Whether a worker is overdue
+is decided in ``timeouts``.
 
     worker                                     launcher
     {"key", "say": "wrapped", "own_store"} -->
     {"key", "say": "nobody left"} -->
     {"key", "say": "call over"} -->
+    {"key", "say": "modules"} + descriptor -->
     {"key", "say": "watch"} + descriptor -->
                                          <--   {"ok": true, "limits": ...} or {"ok": false, "why": ...}
     {"key", "say": "ask", "action", "reason"} -->
@@ -32,6 +34,7 @@ from typing import Any
 from inprocess.attribution import one_line
 from inprocess.heartbeats.board import WatchBoard
 from inprocess.heartbeats.messages import ACTIONS, MAX_LINE_BYTES, MAX_REASON_LENGTH
+from inprocess.heartbeats.modules import Modules
 from inprocess.heartbeats.timeouts import Overdue, decide
 from inprocess.launcher.control_socket import listen, peer
 from inprocess.launcher.ft_config import Settings
@@ -105,12 +108,16 @@ class ControlServer:
     Args:
         settings: the time limits of the workers.
         now: the clock by which workers stamp, in nanoseconds.
+        learns: whether workers are to tell which modules they have imported, until one has.
 
     A worker is known from :meth:`environment` to :meth:`ended`. Leaves nothing behind after :meth:`close`.
     """
 
-    def __init__(self, settings: Settings | None = None, now: Callable[[], int] = clock.monotonic_ns) -> None:
+    def __init__(
+        self, settings: Settings | None = None, now: Callable[[], int] = clock.monotonic_ns, learns: bool = False
+    ) -> None:
         self._settings = Settings() if settings is None else settings
+        self._learns = learns
         self._now = now
         self._looked, self._awake_since = now(), 0
         #: protects everything that the thread and the callers share
@@ -118,6 +125,8 @@ class ControlServer:
         self._workers: dict[int, _Worker] = {}
         self._keys: dict[str, _Worker] = {}
         self._requests: deque[Request] = deque(maxlen=MAX_REQUESTS)
+        #: of the first worker that told
+        self._modules: Modules | None = None
         #: connections that the thread shall close
         self._over: list[_Connection] = []
         #: passes that callers asked for, and the last of them that is done
@@ -140,7 +149,8 @@ class ControlServer:
         with self._lock:
             self._forget(global_rank)
             self._workers[global_rank] = self._keys[worker.key] = worker
-        return {environment.LAUNCHER: self._path, environment.LAUNCHER_KEY: worker.key}
+            learns = {environment.LAUNCHER_LEARNS: "1"} if self._learns and self._modules is None else {}
+        return {environment.LAUNCHER: self._path, environment.LAUNCHER_KEY: worker.key, **learns}
 
     def started(self, global_rank: int, pid: int) -> None:
         """The worker runs. It may have spoken already."""
@@ -178,6 +188,11 @@ class ControlServer:
             self._settle()
             worker = self._workers.get(global_rank)
             return worker is not None and what(worker)
+
+    def modules(self) -> Modules | None:
+        """What the first worker had imported that came to a wrapped function; None: none has yet."""
+        with self._lock:
+            return self._modules
 
     def overdue(self) -> list[Overdue]:
         """The workers that have taken more time than they may, until they have ended.
@@ -355,6 +370,9 @@ class ControlServer:
                 worker.stranded = True
             elif say == "call over":
                 worker.over = True
+            elif say == "modules":
+                told = _modules(connection)
+                self._modules = self._modules or told
             elif say == "watch":
                 self._answer(connection, self._watch(worker, connection))
             elif say == "ask":
@@ -399,6 +417,15 @@ class ControlServer:
             for worker in self._workers.values():
                 if worker.watch is connection:
                     self._unwatch(worker)
+
+
+def _modules(connection: _Connection) -> Modules:
+    try:
+        return Modules.read(*connection.fds)
+    except (TypeError, ValueError) as error:
+        raise _Refused(f"it tells of no modules: {error}") from None
+    finally:
+        _close(connection.fds)
 
 
 def _close(fds: list[int]) -> None:

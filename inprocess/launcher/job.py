@@ -42,6 +42,7 @@ from inprocess.launcher.meeting import NodeRendezvous
 from inprocess.launcher.metrics import MetricsProgram
 from inprocess.launcher.run_dir import RunDirectory, chosen
 from inprocess.launcher.signals import Signals
+from inprocess.launcher.warm import WarmWorkers
 from inprocess.launcher.workers import GROW_VARIABLE, RESTART_VARIABLE
 from inprocess.options import did_you_mean
 from inprocess.system import descriptors, logs
@@ -87,8 +88,11 @@ def _run(given: argparse.Namespace) -> None:
         meeting = signals.interruptible(lambda: _meet(given, config))
         stack.callback(lambda: meeting.close(shutdown=not leaves))
         spec = _spec(config, entrypoint, args, meeting)
-        control = ControlServer(settings)
+        control = ControlServer(settings, learns=given.warm_workers > 0)
         stack.callback(control.close)
+        limits = descriptors.raise_limit()
+        warm = WarmWorkers(given.warm_workers, given.preload, limits)
+        stack.callback(warm.close)
         metrics = MetricsProgram(given.metrics)
         stack.callback(metrics.close)
         stack.callback(run_dir.close)
@@ -100,7 +104,8 @@ def _run(given: argparse.Namespace) -> None:
             run_dir=run_dir,
             signals=signals,
             metrics=metrics,
-            limits=descriptors.raise_limit(),
+            warm=warm,
+            limits=limits,
             grace=_grace(config),
             start_method=config.start_method,
             prefix_template=config.log_line_prefix_template,

@@ -12,6 +12,7 @@ import abc
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from torch.distributed.elastic.multiprocessing.api import (
     SubprocessContext,
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.multiprocessing.subprocess_handler import get_subprocess_handler
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
 from inprocess.launcher.signals import Signals
@@ -59,6 +60,8 @@ class ProcessSpec:
     filters: StreamFilters
     #: of open descriptors, as the launcher was given them
     limits: descriptors.DescriptorLimits
+    #: a process that has become the worker already, or None: see `WarmWorkers.take`
+    take: Callable[..., subprocess.Popen[bytes] | None]
 
 
 @dataclass(frozen=True)
@@ -217,7 +220,9 @@ class _Program(Process):
 
     def _make(self, spec: ProcessSpec, local_rank: int, args: tuple[str, ...], common: dict[str, Any]) -> Any:
         program = str(spec.entrypoint)
-        return _ProgramContext(local_rank, entrypoint=program, args={0: args}, numa_options=spec.numa, **common)
+        return _ProgramContext(
+            local_rank, spec.take, entrypoint=program, args={0: args}, numa_options=spec.numa, **common
+        )
 
     def _look(self) -> Ended | None:
         # without taking it from the kernel: its number, which is its group's, must not become another's yet
@@ -274,12 +279,13 @@ class _Function(Process):
 class _ProgramContext(SubprocessContext):
     """torch's context of a program, which knows its local rank: NUMA binding goes by it."""
 
-    def __init__(self, local_rank: int, **kwargs: Any) -> None:
+    def __init__(self, local_rank: int, take: Callable[..., subprocess.Popen[bytes] | None], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._local_rank = local_rank
+        self._local_rank, self._take = local_rank, take
 
     def _start(self) -> None:
-        handler = get_subprocess_handler(
+        handler = _Handler(
+            self._take,
             entrypoint=str(self.entrypoint),
             args=self.args[0],
             env=self.envs[0],
@@ -289,6 +295,17 @@ class _ProgramContext(SubprocessContext):
             numa_options=self._numa_options,
         )
         self.subprocess_handlers = {0: handler}
+
+
+class _Handler(SubprocessHandler):
+    """torch's handler of a program, which may be a process that is there already."""
+
+    def __init__(self, take: Callable[..., subprocess.Popen[bytes] | None], **kwargs: Any) -> None:
+        self._take = take
+        super().__init__(**kwargs)
+
+    def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[bytes]:
+        return self._take(args, env, self._stdout, self._stderr) or super()._popen(args, env)
 
 
 @dataclass(frozen=True)

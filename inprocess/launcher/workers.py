@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
+from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from inprocess.launcher.generation import Generation
 from inprocess.launcher.processes import Process, ProcessSpec, StreamFilters, WorkerLaunch
 from inprocess.system.descriptors import DescriptorLimits
 
-__all__ = ["GROW_VARIABLE", "WorkerSlot", "RESTART_VARIABLE", "joining", "process_spec"]
+__all__ = ["GROW_VARIABLE", "WorkerSlot", "RESTART_VARIABLE", "joining", "process_spec", "variables"]
 
 #: in the environment of a worker that joins others who run; how often it was started again alone, and at least 1
 RESTART_VARIABLE = "INPROCESS_RESTART"
@@ -72,11 +74,36 @@ def joining(met: Generation) -> list[Worker]:
     return [Worker(i, rank, rank, met.world, met.world) for i, rank in enumerate(ranks)]
 
 
-def process_spec(spec: WorkerSpec, start_method: str, limits: DescriptorLimits) -> ProcessSpec:
+def variables(group: WorkerGroup, worker: Worker, generation: int) -> dict[str, str]:
+    """What torchrun sets in a worker's environment, with the store of this generation."""
+    spec = group.spec
+    return {
+        "LOCAL_RANK": str(worker.local_rank),
+        "RANK": str(worker.global_rank),
+        "WORLD_SIZE": str(worker.world_size),
+        "LOCAL_WORLD_SIZE": str(spec.local_world_size),
+        "GROUP_RANK": str(group.group_rank),
+        "GROUP_WORLD_SIZE": str(group.group_world_size),
+        "ROLE_NAME": spec.role,
+        "ROLE_RANK": str(worker.role_rank),
+        "ROLE_WORLD_SIZE": str(worker.role_world_size),
+        "MASTER_ADDR": str(group.master_addr),
+        "MASTER_PORT": str(group.master_port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": str(generation),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+        "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+
+
+def process_spec(
+    spec: WorkerSpec, start_method: str, limits: DescriptorLimits, take: Callable[..., Any]
+) -> ProcessSpec:
     filters = StreamFilters(
         tuple(getattr(spec, "duplicate_stdout_filters", None) or ()),
         tuple(getattr(spec, "duplicate_stderr_filters", None) or ()),
     )
     numa = getattr(spec, "numa_options", None)
     assert spec.entrypoint is not None
-    return ProcessSpec(spec.role, spec.entrypoint, start_method, numa, filters, limits)
+    return ProcessSpec(spec.role, spec.entrypoint, start_method, numa, filters, limits, take)

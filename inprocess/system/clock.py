@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["monotonic", "monotonic_ns", "wall"]
+__all__ = ["busy", "monotonic", "monotonic_ns", "wall"]
 
 #: seconds since some fixed moment
 monotonic = time.monotonic
@@ -16,3 +16,5 @@ monotonic = time.monotonic
 monotonic_ns = time.monotonic_ns
 #: seconds since 1970, UTC
 wall = time.time
+#: seconds of a processor that this process has used
+busy = time.process_time

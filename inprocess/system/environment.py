@@ -6,8 +6,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from inprocess.exception import OptionError
 from inprocess.system import slurm
@@ -25,6 +26,8 @@ CHANGED = (
 )
 #: the socket of this library's launcher, and what a worker proves with that it is the one it was started as
 LAUNCHER, LAUNCHER_KEY = "INPROCESS_LAUNCHER", "INPROCESS_LAUNCHER_KEY"
+#: set where the launcher wants to know which modules the worker has imported
+LAUNCHER_LEARNS = "INPROCESS_LAUNCHER_LEARNS"
 #: names a launcher whose variables have other names, and what reads them
 LAUNCH = "INPROCESS_LAUNCH"
 LAUNCHES: dict[str, Callable[[Mapping[str, str]], dict[str, str]]] = {"slurm": slurm.variables}
@@ -65,6 +68,24 @@ def put_back(before: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+@contextlib.contextmanager
+def watched(names: Collection[str]) -> Iterator[set[str]]:
+    """Which of these variables Python code asks for meanwhile."""
+    asked: set[str] = set()
+
+    class Watched(os._Environ):  # type: ignore[type-arg]
+        def __getitem__(self, name: str) -> Any:
+            if name in names:
+                asked.add(name)
+            return super().__getitem__(name)
+
+    os.environ.__class__ = Watched
+    try:
+        yield asked
+    finally:
+        os.environ.__class__ = os._Environ
 
 
 def launcher() -> tuple[str, str] | None:

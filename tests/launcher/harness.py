@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import shutil
 import socket
@@ -28,6 +29,8 @@ QUIET = {"INPROCESS_RUN_DIR": "none"}
 CEILING = 40.0
 #: a variable of the test's launchers: how late they tell of failures (seconds)
 HOLD = "TEST_HOLD"
+#: and how long they let workers start before they start a warm one
+PAUSE = "TEST_PAUSE"
 
 
 @contextlib.contextmanager
@@ -133,6 +136,15 @@ class Launcher(Command):
             ["inprocess", "run", *arguments], deadline, env=alien | QUIET | dict(env), folder=ROOT, prepare=hold
         )
 
+    def warm(self, number: int = 1) -> int:
+        """The process of the n-th warm worker, once it waits."""
+
+        def pids() -> list[str]:
+            return re.findall(r"a warm worker waits \(pid (\d+)\)\n", self.err)
+
+        self._read(lambda: len(pids()) >= number, f"warm worker {number}")
+        return int(pids()[number - 1])
+
     @contextlib.contextmanager
     def unread(self) -> Iterator[None]:
         """Its standard error takes nothing more meanwhile."""
@@ -146,6 +158,7 @@ class Launcher(Command):
 
 def hold(variables: Mapping[str, str]) -> None:
     """In the launcher's process."""
-    from inprocess.launcher import agent
+    from inprocess.launcher import agent, warm
 
     agent.HOLD_S = float(variables.get(HOLD, agent.HOLD_S))
+    warm.PAUSE_S = float(variables.get(PAUSE, warm.PAUSE_S))

@@ -1,8 +1,9 @@
 """A worker that does what the test tells it, line by line. Imports no torch.
 
-worker.py HUB [wrapped | wrapped-first]
+worker.py HUB [wrapped | wrapped-first] [tells]
 
-With wrapped-first a process that replaces another one does not say that it is wrapped.
+With wrapped-first a process that replaces another one does not say that it is wrapped. With tells it says which modules
+it has imported.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,6 +32,10 @@ def main() -> None:
         from inprocess.watch import announce_wrapped
 
         announce_wrapped()
+    if "tells" in sys.argv:
+        from inprocess.heartbeats.launcher import announce_modules
+
+        announce_modules()
     shown = {name: text for name, text in os.environ.items() if name in SHOWN or name.startswith("TORCHELASTIC_")}
     shown |= {name: os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "TORCH_CPP_LOG_LEVEL")}
     shown["INPROCESS_GROW"] = os.environ.get("INPROCESS_GROW", "")
@@ -59,6 +65,41 @@ def show(hub: socket.socket, text: str) -> None:
 
 def limits(hub: socket.socket, _: str) -> None:
     say(hub, limits=resource.getrlimit(resource.RLIMIT_NOFILE))
+
+
+def see(hub: socket.socket, _: str) -> None:
+    """What a program can see of how it was started."""
+    main = sys.modules["__main__"]
+    names = {name: repr(vars(main)[name]) for name in ("__name__", "__file__", "__package__", "__cached__", "__doc__")}
+    say(
+        hub,
+        main=names | {name: type(vars(main)[name]).__name__ for name in ("__loader__", "__spec__", "__builtins__")},
+        is_main=vars(main) is globals(),
+        argv=[sys.argv, sys.orig_argv, sys.path, str(sys.flags), os.getcwd()],
+        session=os.getsid(0) - os.getpid(),
+        group=os.getpgrp() - os.getpid(),
+        streams=[os.fstat(number).st_ino for number in range(3)],
+        handlers={number.name: str(signal.getsignal(number)) for number in signal.valid_signals() if number < 32},
+        blocked=len(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+        nice=os.getpriority(os.PRIO_PROCESS, 0),
+        ends_with=_parent_death_signal(),
+        descriptors=len(os.listdir("/proc/self/fd")),
+        finders=[getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path],
+        environ=[type(os.environ).__name__, dict(os.environ)],
+        threads=threading.active_count(),
+    )
+
+
+def _parent_death_signal() -> int:
+    import ctypes
+
+    found = ctypes.c_int(-1)
+    ctypes.CDLL(None).prctl(2, ctypes.byref(found), 0, 0, 0)  # PR_GET_PDEATHSIG
+    return found.value
+
+
+def fail(hub: socket.socket, text: str) -> None:
+    raise ValueError(text)
 
 
 def ignore(hub: socket.socket, _: str) -> None:
@@ -116,6 +157,8 @@ COMMANDS = {
     "kill": kill,
     "show": show,
     "limits": limits,
+    "see": see,
+    "fail": fail,
     "ignore": ignore,
     "obey": obey,
     "child": child,

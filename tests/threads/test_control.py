@@ -25,6 +25,7 @@ from inprocess.exception import NobodyLeft, OptionError, RestartError, TimeoutEr
 from inprocess.heartbeats import launcher
 from inprocess.heartbeats import watch as watching
 from inprocess.heartbeats.board import WatchBoard
+from inprocess.heartbeats.launcher import announce_modules
 from inprocess.launcher import control, control_socket
 from inprocess.launcher.control import ControlServer, Request
 from inprocess.launcher.ft_config import Settings
@@ -242,6 +243,27 @@ def test_a_wrapper_announces_itself(server: ControlServer, worker: Any) -> None:
     assert server.is_wrapped(3) and not server.is_wrapped(4)
     worker(3)
     assert not server.is_wrapped(3), "the one that comes after it has not said so"
+
+
+def test_modules_are_told_where_they_are_wanted(time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until one worker has told."""
+    monkeypatch.setenv("TEST_CHANGED", "by the program")
+    server = ControlServer(SETTINGS, time, learns=True)
+    try:
+        for rank in (3, 4):
+            environ = server.environment(rank)
+            assert ("INPROCESS_LAUNCHER_LEARNS" in environ) == (rank == 3)
+            with pytest.MonkeyPatch.context() as patch:
+                for name, value in environ.items():
+                    patch.setenv(name, value)
+                assert (server.modules() is None) == (rank == 3)
+                announce_modules()
+                heard(server)
+        found = server.modules()
+    finally:
+        server.close()
+    assert found is not None and "json" in found.names and "tests" in found.own
+    assert found.changed["TEST_CHANGED"] == "by the program"
 
 
 def test_requests_are_delivered_once(server: ControlServer, worker: Any) -> None:
@@ -501,6 +523,45 @@ def test_descriptors_that_are_no_board(server: ControlServer, worker: Any, make:
     finally:
         os.close(fd)
     assert not is_watched(server, 3)
+
+
+def memory(text: str) -> int:
+    fd = os.memfd_create("test", os.MFD_CLOEXEC)
+    os.write(fd, text.encode())
+    return fd
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: os.open("/dev/zero", os.O_RDONLY),
+        lambda: os.open("/proc/self/status", os.O_RDONLY),
+        lambda: os.eventfd(0),
+        lambda: memory(""),
+        lambda: memory("[]"),
+        lambda: memory('{"names": [], "own": []}'),
+        lambda: memory('{"names": "abc", "own": [], "changed": {}}'),
+        lambda: memory('{"names": [1], "own": [], "changed": {}}'),
+        lambda: memory('{"names": [], "own": {}, "changed": {}}'),
+        lambda: memory('{"names": [], "own": [], "changed": {"A": 1}}'),
+        lambda: memory('{"names": [], "own": [], "changed": []}'),
+        lambda: memory(json.dumps({"names": ["a" * 100] * 50_000, "own": [], "changed": {}})),
+    ],
+)
+def test_descriptors_that_are_no_modules(server: ControlServer, worker: Any, make: Callable[[], int]) -> None:
+    key = worker(3)["INPROCESS_LAUNCHER_KEY"]
+    fd = make()
+    try:
+        with connect(server) as connection:
+            socket.send_fds(connection, [line(key, say="modules")], [fd])
+            assert is_hung_up(connection)
+    finally:
+        os.close(fd)
+    with connect(server) as connection:
+        connection.sendall(line(key, say="modules"))
+        assert is_hung_up(connection)
+    assert server.modules() is None
+    still_serves(server, worker)
 
 
 def test_more_descriptors_than_one(server: ControlServer, worker: Any) -> None:

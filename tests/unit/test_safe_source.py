@@ -38,6 +38,7 @@ REASONS = {
     ("compat/alias.py", "import_module"): "this library's modules, which the program imports under another name",
     ("system/program.py", "exec"): "the script that the user names, as Python itself runs it",
     ("launcher/command.py", "import_module"): "a constant name",
+    ("launcher/warm_worker.py", "import_module"): "what a worker of this job has imported, or the user names",
     ("system/light_torch.py", "import_module"): "constant names",
     ("tools/inject_fault.py", "import_module"): "constant names",
     ("stores/etcd_cluster.py", "import_module"): "constant names",

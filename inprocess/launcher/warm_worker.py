@@ -1,0 +1,169 @@
+"""What runs in a warm worker: a spare interpreter that imports what the workers have imported, waits, and becomes one.
+
+It is to be no other worker than one that is started now. So it gives up where an import would leave something that
+differs from worker to worker, or that the program decides before it imports:
+
+* A module asks for a variable that this process does not have yet (RANK ...), or that the program itself sets
+  (HF_HOME ...), while it is imported. Or it fails, or imports a module of a name that the program has from elsewhere.
+  The launcher then starts another interpreter, which leaves out this module (`Spoiled`).
+* The program sets a variable that compiled libraries read as they are loaded, or a module has initialized CUDA, whose
+  context may be that of another rank's GPU (`Unfit`).
+
+It imports with a `SHARE` of one processor. A nice value would do nearly the same, but without privileges nobody can
+take it back, and threads that a library has started would keep it.
+
+    launcher                                 warm worker
+                                        <--  {"ready": true}, or why not, and it ends
+    {"env": {...}} + stdout and stderr  -->
+                                        <--  TAKEN
+    GO                                  -->  runs the program
+
+Until GO it has done nothing that others see, so the launcher may end it at any time and start a worker as ever.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+from inprocess.heartbeats.modules import changed
+from inprocess.system import clock, descriptors, environment, program, strict_json
+
+__all__ = ["GO", "MAX_BYTES", "TAKEN", "main"]
+
+TAKEN, GO = b"taken", b"go"
+#: longest message (bytes), and most modules that one names
+MAX_BYTES, MAX_NAMED = 1 << 16, 200
+#: of one processor, while it imports; and after how much work it rests (seconds)
+SHARE, WORK_S = 0.25, 0.005
+PR_SET_PDEATHSIG = 1
+#: beginnings of variables that compiled libraries read as they are loaded
+COMPILED = ("BLIS_", "CUDA", "GOMP_", "GOTO_", "KMP_", "LD_", "MKL_", "OMP_", "OPENBLAS_", "PYTORCH_", "TORCH_")
+
+
+class Unfit(Exception):
+    """Why no such process can become a worker of this program; the message says so."""
+
+
+class Spoiled(Exception):
+    """Why this one cannot: ``modules`` are to be left out by another one."""
+
+    def __init__(self, modules: list[str]) -> None:
+        super().__init__(modules)
+        self.modules = modules
+
+
+def main() -> None:
+    """The program. Its arguments: descriptors of the control socket and of the plan, ``sys.path[0]``, and the command
+    of a worker without the interpreter, which begins with "-u"."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    with open(int(sys.argv[2]), "rb") as file:
+        file.seek(0)
+        plan = strict_json.parse(file.read(), None)
+    command = sys.argv[5:]
+    is_module = command[0] == "-m"
+    sys.orig_argv[1:] = sys.argv[4:]
+    sys.argv[:] = command[is_module:]
+    end_with_launcher(signal.SIGKILL)
+    control.send(json.dumps(prepared(plan, control)).encode())
+    become_worker(control)
+    end_with_launcher(0)
+    control.close()
+    program.run(program.module(command[1:]) if is_module else program.script(command))
+
+
+def end_with_launcher(number: int) -> None:
+    """The signal that comes when the thread ends that has started this process; 0: none."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def prepared(plan: dict[str, Any], control: socket.socket) -> dict[str, object]:
+    """Import what the plan says; what there is to say then."""
+    rest = Rest(control)
+    sys.meta_path.insert(0, rest)
+    try:
+        load(plan)
+    except Spoiled as error:
+        return {"spoiled": error.modules[:MAX_NAMED]}
+    except Unfit as error:
+        return {"unfit": str(error)}
+    finally:
+        sys.meta_path.remove(rest)
+    return {"ready": True}
+
+
+class Rest:
+    """A finder of modules that finds none, and rests."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control, self._worked = control.fileno(), clock.busy()
+
+    def find_spec(self, *_: object) -> None:
+        work = clock.busy() - self._worked
+        if work < WORK_S:
+            return
+        if descriptors.await_readable(self._control, work * (1 / SHARE - 1)):
+            os._exit(0)  # the launcher is gone
+        self._worked = clock.busy()
+
+
+def load(plan: dict[str, Any]) -> None:
+    """Import the modules of the plan. Raises Unfit and Spoiled."""
+    specific, told, own = plan["specific"], plan["changed"], plan["own"]
+    asked: dict[str, str] = {}
+    spoiled: set[str] = set()
+    foreign = {name for name in own if name in sys.modules}
+    with environment.watched({*specific, *told}) as variables:
+        for name in plan["names"]:
+            if name in sys.modules:
+                continue
+            if not imports(name):
+                spoiled.add(name)
+            asked |= {variable: name for variable in variables - asked.keys()}
+            now = {name for name in own if name in sys.modules}
+            if now != foreign:
+                spoiled.add(name)
+                foreign = now
+    for name in plan["preload"]:  # the user knows what they do
+        imports(name)
+    here = changed()
+    chosen = {name for name in told if name not in specific and here.get(name, "") != told[name]}
+    if early := sorted(name for name in chosen if name.startswith(COMPILED)):
+        raise Unfit(f"the program sets {', '.join(early)}, which libraries read as they are loaded")
+    if spoiled := spoiled | {name for variable, name in asked.items() if variable in chosen.union(specific)}:
+        raise Spoiled(sorted(spoiled))
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        raise Unfit("a module initializes CUDA while it is imported")
+
+
+def imports(name: str) -> bool:
+    """Import a module; False: it failed half way, and may have left parts."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        return error.name is not None and f"{name}.".startswith(f"{error.name}.")
+    except (Exception, SystemExit):
+        return False
+    return True
+
+
+def become_worker(control: socket.socket) -> None:
+    """Wait until the launcher hands over; variables and streams. Ends the process where it does not."""
+    data, fds, _, _ = socket.recv_fds(control, MAX_BYTES, 2)
+    if len(fds) != 2:
+        os._exit(0)
+    environment.put_back(strict_json.parse(data)["env"])
+    for number, fd in zip((1, 2), fds, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+    control.send(TAKEN)
+    if control.recv(len(GO)) != GO:
+        os._exit(0)

@@ -1,0 +1,137 @@
+"""The launcher's side of warm workers, with processes that do what a warm worker should not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from inprocess.heartbeats.modules import Modules
+from inprocess.launcher import warm
+from inprocess.launcher.warm import WarmWorkers
+
+COMMAND = (sys.executable, "-u", "train.py", "--its", "argument")
+MODULES = Modules((), (), {})
+#: how each of them begins
+BEGIN = """
+import os, socket, sys
+control = socket.socket(fileno=int(sys.argv[1]))
+def take():
+    control.send(b'{"ready": true}')
+    return socket.recv_fds(control, 1 << 16, 2)[:2]
+"""
+#: it becomes a worker that writes down what it was given
+GOOD = BEGIN + "data, (out, err) = take(); control.send(b'taken'); os.write(out, data + control.recv(9)); sys.exit(7)"
+BAD = {
+    "dies before it answers": "take()",
+    "dies after it answered": "take(); control.send(b'taken'); control.shutdown(2)",
+    "says something else": "take(); control.send(b'token'); control.recv(9)",
+    "does not answer": "take(); control.recv(9)",
+}
+ENV = {"PATH": os.environ["PATH"], "RANK": "3", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], WarmWorkers]]:
+    """`begin(program)`: a warm worker that runs this program."""
+    made: list[WarmWorkers] = []
+
+    def begin(program: str) -> WarmWorkers:
+        monkeypatch.setattr(warm, "CODE", program)
+        monkeypatch.setattr(warm, "PAUSE_S", 0.0)
+        made.append(WarmWorkers(1, (), (256, 512)))
+        assert made[-1].take(COMMAND, ENV, None, None) is None  # the first start is cold
+        made[-1].tend(None)
+        assert not made[-1]._spares  # nobody knows yet what to import
+        made[-1].tend(MODULES)
+        return made[-1]
+
+    yield begin
+    for workers in made:
+        workers.close()
+
+
+def until(what: Callable[[], object], workers: WarmWorkers) -> None:
+    deadline = time.monotonic() + 20
+    while not what():
+        assert time.monotonic() < deadline
+        workers.tend(MODULES)
+
+
+def ready(workers: WarmWorkers) -> subprocess.Popen[bytes]:
+    until(lambda: workers._spares and workers._spares[0].ready, workers)
+    return workers._spares[0].process
+
+
+def test_it_gets_what_is_its_own(begin: Callable[[str], WarmWorkers], tmp_path: Path) -> None:
+    workers = begin(GOOD)
+    process = ready(workers)
+    with open(tmp_path / "out", "wb") as out:
+        assert workers.take(COMMAND, {**ENV, "RANK": "5", "LOCAL_RANK": "1"}, out, None) is process
+    assert process.wait(20) == 7
+    assert (tmp_path / "out").read_text() == '{"env": {"RANK": "5", "LOCAL_RANK": "1"}}go'
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_one_that_does_not_become_a_worker(
+    begin: Callable[[str], WarmWorkers], what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is ended before the worker is started cold."""
+    monkeypatch.setattr(warm, "ANSWER_LIMIT_S", 0.2)
+    workers = begin(BEGIN + BAD[what])
+    process = ready(workers)
+    assert workers.take(COMMAND, ENV, None, None) is None
+    assert process.returncode is not None
+    assert f"a warm worker (pid {process.pid}) does not answer" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("command", "env"),
+    [
+        ((*COMMAND, "more"), ENV),
+        (COMMAND, {**ENV, "OMP_NUM_THREADS": "2"}),
+        (COMMAND, {name: text for name, text in ENV.items() if name != "OMP_NUM_THREADS"}),
+        (COMMAND, {**ENV, "MASTER_PORT": "1"}),
+    ],
+)
+def test_another_start(begin: Callable[[str], WarmWorkers], command: tuple[str, ...], env: dict[str, str]) -> None:
+    """It would have read other variables, so it is of no use for the next one either."""
+    workers = begin(GOOD)
+    process = ready(workers)
+    assert workers.take(command, env, None, None) is None
+    assert process.returncode is not None
+    assert ready(workers).pid != process.pid
+
+
+@pytest.mark.parametrize("program", ["", "import sys; sys.exit(3)", BEGIN + "control.send(b'what?')"])
+def test_they_end_while_they_import(
+    begin: Callable[[str], WarmWorkers], program: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    workers = begin(program)
+    until(lambda: not workers._number, workers)
+    assert "there are no warm workers from now on: 8 in a row" in caplog.text
+    assert not workers._spares
+
+
+def test_an_import_that_hangs(begin: Callable[[str], WarmWorkers], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "IMPORT_LIMIT_S", 0.1)
+    workers = begin(BEGIN + "control.recv(9)")
+    process = workers._spares[0].process
+    until(lambda: process.returncode is not None, workers)
+
+
+def test_none_can_be_started(
+    begin: Callable[[str], WarmWorkers], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise BlockingIOError("no process is left")
+
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    workers = begin(GOOD)
+    until(lambda: not workers._number, workers)
+    assert "there are no warm workers from now on: 8 in a row" in caplog.text
