@@ -113,13 +113,19 @@ class Job:
         self.launch("torch.distributed.run", script, [*sys.argv[1:], "--in-rank"], restarts)
 
     def launch(
-        self, launcher: str, script: str, arguments: Sequence[str], restarts: int, options: Sequence[str] = ()
+        self,
+        launcher: str,
+        script: str,
+        arguments: Sequence[str],
+        restarts: int,
+        options: Sequence[str] = (),
+        errors: int = 2,
     ) -> None:
         """Have a launcher, counted as rank -1, start ranks that run this script with these arguments."""
         agent = ["-m", launcher, "--standalone", f"--nproc-per-node={self.world_size}"]
         command = [sys.executable, *agent, f"--max-restarts={restarts}", *options, "-m", script, *arguments]
         null = os.open(os.devnull, os.O_RDWR)
-        actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, null, 1)]
+        actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, errors, 2)]
         environment = os.environ | {"PYTHONPATH": str(here())}
         self._started(-1, os.posix_spawn(command[0], command, environment, file_actions=actions))
         os.close(null)

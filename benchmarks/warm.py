@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -28,7 +30,6 @@ WORKERS, VICTIM = 4, 1
 STEP, BETWEEN = 0.01, 1.0
 #: seconds until an attempt is given up
 LIMIT = 120.0
-READY = "benchmarks.warm_ready"
 
 
 @Wrapper()
@@ -50,15 +51,16 @@ def train(call: CallWrapper | None = None) -> None:
 
 def measure(warm: int, repeat: int) -> tuple[list[float], dict[str, float]]:
     """Seconds from each fault until all are there again; and the memory of a warm worker in MB."""
-    options = ["--restart-backoff=0", f"--warm-workers={warm}", f"--preload={READY}"]
-    with Job(WORKERS) as job:
-        job.launch("inprocess.run", "benchmarks.warm", ["--in-rank"], restarts=repeat, options=options)
+    options = ["--restart-backoff=0", f"--warm-workers={warm}"]
+    with Job(WORKERS) as job, open(job.folder / "errors", "w+") as errors:
+        job.launch(
+            "inprocess.run", "benchmarks.warm", ["--in-rank"], restarts=repeat, options=options, errors=errors.fileno()
+        )
         found, memory = [], {}
         for number in range(repeat):
             pids = whole(job, number)
             if warm:
-                ready = [each for each in awaited(job, "warm", number + 1) if each.name == "warm"]
-                memory = memory_of(ready[-1].fields["pid"])
+                memory = memory_of(ready(errors.name, number + 1))
             time.sleep(BETWEEN)
             fault = time.monotonic_ns()
             os.kill(pids[VICTIM], signal.SIGKILL)
@@ -77,13 +79,26 @@ def whole(job: Job, faults: int) -> dict[int, int]:
 def awaited(job: Job, name: str, number: int) -> Any:
     """Wait for so many marks of this name."""
     if not job.wait(lambda marks: sum(each.name == name for each in marks) >= number, LIMIT):
-        raise SystemExit(f"no {name} within {LIMIT:g} s: {job.errors()}")
+        raise SystemExit(f"no {name} within {LIMIT:g} s: {job.errors()}\n{(job.folder / 'errors').read_text()}")
     return job.marks
 
 
+def ready(path: str, number: int) -> int:
+    """Wait until so many warm workers were ready, by what the launcher writes; the process of the last one."""
+    end = time.monotonic() + LIMIT
+    while time.monotonic() < end:
+        found = re.findall(r"a warm worker waits \(pid (\d+)\)", Path(path).read_text())
+        if len(found) >= number:
+            return int(found[-1])
+        time.sleep(STEP)
+    raise SystemExit(f"no warm worker within {LIMIT:g} s:\n{Path(path).read_text()}")
+
+
 def memory_of(pid: int) -> dict[str, float]:
-    found = psutil.Process(pid).memory_full_info()
-    return {name: round(getattr(found, name) / 1e6) for name in ("rss", "pss", "uss")}
+    """Of a warm worker and its monitor's program, in MB."""
+    warm = psutil.Process(pid)
+    found = [each.memory_full_info() for each in (warm, *warm.children())]
+    return {name: round(sum(getattr(each, name) for each in found) / 1e6) for name in ("rss", "pss", "uss")}
 
 
 def main() -> None:

@@ -9,8 +9,7 @@ differs from worker to worker, or that the program decides before it imports:
 * The program sets a variable that compiled libraries read as they are loaded, or a module has initialized CUDA, whose
   context may be that of another rank's GPU (`Unfit`).
 
-It imports with a `SHARE` of one processor. A nice value would do nearly the same, but without privileges nobody can
-take it back, and threads that a library has started would keep it.
+It imports slowly, beside the training, and then starts the program of its monitor, which does the same and waits.
 
     launcher                                 warm worker
                                         <--  {"ready": true}, or why not, and it ends
@@ -33,15 +32,17 @@ import sys
 from typing import Any
 
 from inprocess.heartbeats.modules import changed
-from inprocess.system import clock, descriptors, environment, program, strict_json
+from inprocess.monitor import starting
+from inprocess.system import environment, program, strict_json
+from inprocess.system.slow_imports import slow_imports
 
 __all__ = ["GO", "MAX_BYTES", "TAKEN", "main"]
 
 TAKEN, GO = b"taken", b"go"
 #: longest message (bytes), and most modules that one names
 MAX_BYTES, MAX_NAMED = 1 << 16, 200
-#: of one processor, while it imports; and after how much work it rests (seconds)
-SHARE, WORK_S = 0.25, 0.005
+#: how long its monitor's program may import before it is ready without (seconds)
+MONITOR_LIMIT_S = 30.0
 PR_SET_PDEATHSIG = 1
 #: beginnings of variables that compiled libraries read as they are loaded
 COMPILED = ("BLIS_", "CUDA", "GOMP_", "GOTO_", "KMP_", "LD_", "MKL_", "OMP_", "OPENBLAS_", "PYTORCH_", "TORCH_")
@@ -86,32 +87,16 @@ def end_with_launcher(number: int) -> None:
 
 def prepared(plan: dict[str, Any], control: socket.socket) -> dict[str, object]:
     """Import what the plan says; what there is to say then."""
-    rest = Rest(control)
-    sys.meta_path.insert(0, rest)
     try:
-        load(plan)
+        with slow_imports(control.fileno()):
+            load(plan)
     except Spoiled as error:
         return {"spoiled": error.modules[:MAX_NAMED]}
     except Unfit as error:
         return {"unfit": str(error)}
-    finally:
-        sys.meta_path.remove(rest)
+    if "torch" in sys.modules:  # else it has no use for one
+        starting.prepare(MONITOR_LIMIT_S)
     return {"ready": True}
-
-
-class Rest:
-    """A finder of modules that finds none, and rests."""
-
-    def __init__(self, control: socket.socket) -> None:
-        self._control, self._worked = control.fileno(), clock.busy()
-
-    def find_spec(self, *_: object) -> None:
-        work = clock.busy() - self._worked
-        if work < WORK_S:
-            return
-        if descriptors.await_readable(self._control, work * (1 / SHARE - 1)):
-            os._exit(0)  # the launcher is gone
-        self._worked = clock.busy()
 
 
 def load(plan: dict[str, Any]) -> None:

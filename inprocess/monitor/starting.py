@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import socket
 import subprocess
 import sys
 
 from inprocess.monitor.pidfile import PROGRAM
+from inprocess.system.descriptors import await_readable
 from inprocess.system.errors import PACKAGE
 
-__all__ = ["memory_file", "search_path", "spawn"]
+__all__ = ["READY", "memory_file", "prepare", "search_path", "spawn"]
 
 #: the program: nothing is imported before the training process's own search path is set
 CODE = f"""
@@ -21,26 +25,80 @@ with open(numbers[0], "rb", closefd=False) as file:
 from {PROGRAM} import main
 main(*numbers)
 """
+#: the same, started ahead of time; monitors are known by the name that this one begins with
+AHEAD = f"{PROGRAM}_ahead"
 #: C++ code of torch would log each wait that times out; no thread pools either. It also looks up the name of each peer
 #: it connects to: a name server that does not answer would cost 5 s each time
 ENVIRONMENT = {"TORCH_CPP_LOG_LEVEL": "FATAL", "OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
+#: of a program that is started ahead of time: it has imported what it needs
+READY = b"ready"
+#: it imports one of torch's stores by this
+STORE_VARIABLE = "USE_LIBUV"
+_waiting: list[_Waiting] = []
 
 
-def spawn(descriptors: list[int]) -> subprocess.Popen[bytes]:
-    """``descriptors``: config, control, board, this process, and perhaps a predecessor; none of them 0, 1 or 2."""
-    numbers = [*descriptors, -1][:5]
+def spawn(descriptors: list[int], plain: bool = False) -> subprocess.Popen[bytes]:
+    """Start the program, or have the one that waits begin.
+
+    Args:
+        descriptors: config, control, board, this process, and perhaps a predecessor; none of them 0, 1 or 2.
+        plain: it needs no more of torch than one that waits has imported.
+    """
+    while _waiting:
+        if process := _waiting.pop().begin(descriptors, plain):
+            return process
+    # where standard error was closed when this program began, its number may be that of any file by now
+    errors = subprocess.DEVNULL if sys.__stderr__ is None else None
+    return _start(CODE, [*descriptors, -1][:5], descriptors, errors)
+
+
+def prepare(limit: float) -> None:
+    """Start a program ahead of time, for the next `spawn`, and give it so many seconds to import. It ends with this
+    process."""
+    waiting = _Waiting()
+    await_readable(waiting.control.fileno(), limit)
+    _waiting.append(waiting)
+
+
+def _start(code: str, numbers: list[int], descriptors: list[int], errors: int | None) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         # no site module: it would run the user's start-up files
-        [sys.executable, "-S", "-W", "ignore", "-c", CODE, *map(str, numbers)],
+        [sys.executable, "-S", "-W", "ignore", "-c", code, *map(str, numbers)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        # where it was closed when this program began, its number may be that of any file by now
-        stderr=subprocess.DEVNULL if sys.__stderr__ is None else None,
+        stderr=errors,
         cwd="/",
         env={**os.environ, **ENVIRONMENT},
         pass_fds=descriptors,
         start_new_session=True,
     )
+
+
+class _Waiting:
+    """A program that was started ahead of time."""
+
+    def __init__(self) -> None:
+        self._owner, self._store = os.getpid(), os.environ.get(STORE_VARIABLE)
+        self.control, theirs = socket.socketpair()
+        path = memory_file(json.dumps({"sys_path": search_path()}))
+        numbers = [path, theirs.fileno()]
+        try:
+            self._process = _start(CODE.replace(PROGRAM, AHEAD), numbers, numbers, subprocess.DEVNULL)
+        finally:
+            os.close(path)
+            theirs.close()
+
+    def begin(self, descriptors: list[int], plain: bool) -> subprocess.Popen[bytes] | None:
+        """Hand over; None: it is not fit, and ends."""
+        same = (os.getpid(), os.environ.get(STORE_VARIABLE)) == (self._owner, self._store)
+        with self.control, contextlib.suppress(OSError):
+            fits = plain and same and sys.__stderr__ is not None
+            if fits and self.control.recv(len(READY), socket.MSG_DONTWAIT) == READY:
+                socket.send_fds(self.control, [READY], [*descriptors, 2])
+                return self._process
+        self._process.kill()
+        self._process.wait()
+        return None
 
 
 def memory_file(text: str) -> int:

@@ -18,6 +18,8 @@ import types
 
 __all__ = ["HalfLoaded", "load"]
 
+#: the documentation of what is there in place of torch
+STUB = "A stub: only the stores of torch are loaded in this process."
 #: what `inprocess.store` and a user's ``module:name`` of one of these classes need
 _CLASSES = ("Store", "TCPStore", "PrefixStore", "FileStore", "HashStore")
 
@@ -36,10 +38,15 @@ def load(full: bool = False) -> str:
         HalfLoaded: start the program anew with ``full=True``.
         ImportError: torch cannot be imported at all.
     """
-    if not full and "torch" not in sys.modules and _load_light():
+    if not full and (_is_light() or ("torch" not in sys.modules and _load_light())):
         return "light"
     importlib.import_module("torch.distributed")
     return "full"
+
+
+def _is_light() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.__doc__ == STUB
 
 
 def _load_light() -> bool:
@@ -65,7 +72,7 @@ def _install_stubs() -> tuple[types.ModuleType, types.ModuleType]:
     spec = importlib.machinery.PathFinder.find_spec("torch")
     if spec is None or spec.submodule_search_locations is None:
         raise ImportError("no package torch on sys.path")
-    torch = types.ModuleType("torch", "A stub: only the stores of torch are loaded in this process.")
+    torch = types.ModuleType("torch", STUB)
     torch.__spec__, torch.__file__, torch.__path__ = spec, spec.origin, list(spec.submodule_search_locations)
     distributed = types.ModuleType("torch.distributed", torch.__doc__)
     torch.distributed = distributed  # type: ignore[attr-defined]

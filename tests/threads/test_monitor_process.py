@@ -27,6 +27,7 @@ from inprocess.attribution import Interruption
 from inprocess.monitor.board import Board
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.link import Link
+from inprocess.monitor.pidfile import is_monitor
 from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import Arrival, ArrivalKind, Outcome
@@ -639,6 +640,59 @@ def test_a_light_import_that_fails_too_late_becomes_a_new_program(base: Base, ra
     base.begin(0, 1)
     kept.process.kill()
     assert base.outcome().cause is not None
+
+
+AHEAD = "starting.prepare(30); answer = starting._waiting[0]._process.pid"
+
+
+def opened(pid: int) -> list[str]:
+    """What descriptors a monitor holds, by kind."""
+    return sorted(os.readlink(entry).partition("[")[0] for entry in Path(f"/proc/{pid}/fd").iterdir())
+
+
+def test_a_program_that_was_started_ahead(base: Base, rank: Make) -> None:
+    """It is the next monitor, and like any other."""
+    other, kept = rank(1), rank()
+    ahead = kept.do(AHEAD)
+    assert is_monitor(ahead)
+    pids = [kept.start(joined=False), other.start(joined=False)]
+    assert pids[0] == ahead
+    for each in (kept, other):
+        assert each.do(f"monitor._await('joined', {SOON})") is None
+    assert opened(ahead) == opened(pids[1])
+    base.begin(0, 1)
+    kept.enter()
+    kept.process.kill()
+    assert base.outcome().cause is not None
+    base.end(1, (0, 1))
+    kept.monitor_ended(ahead)
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        "import dataclasses; monitor.config = dataclasses.replace(monitor.config, full_torch=True)",
+        "os.environ['USE_LIBUV'] = '0'",
+        "starting._waiting[0]._owner += 1",
+        "starting._waiting[0]._process.kill(); starting._waiting[0]._process.wait()",
+        "starting._waiting[0].control.recv(5)",
+    ],
+    ids=["all of torch", "another store", "a fork", "killed", "not ready"],
+)
+def test_a_program_ahead_that_does_not_fit(rank: Make, why: str) -> None:
+    kept = rank()
+    ahead = kept.do(AHEAD)
+    assert kept.do(why) is None
+    assert kept.start(joined=False) != ahead
+    assert not os.path.exists(f"/proc/{ahead}")
+
+
+def test_a_program_ahead_ends_with_its_process(rank: Make) -> None:
+    kept = rank()
+    ahead = os.pidfd_open(kept.do(AHEAD))
+    kept.process.kill()
+    wait_readable(ahead)
+    os.close(ahead)
 
 
 @pytest.mark.parametrize(("signum", "full"), [(signal.SIGKILL, False), (signal.SIGSEGV, True)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -135,3 +136,31 @@ def test_none_can_be_started(
     workers = begin(GOOD)
     until(lambda: not workers._number, workers)
     assert "there are no warm workers from now on: 8 in a row" in caplog.text
+
+
+SLOW = """
+import socket, sys
+from inprocess.system import clock
+from inprocess.system.slow_imports import slow_imports
+before, finders = (clock.monotonic(), clock.busy()), list(sys.meta_path)
+with slow_imports(int(sys.argv[1])):
+    import argparse, asyncio, decimal, email.message, fractions, http.client, statistics, unittest, xml.dom.minidom
+assert sys.meta_path == finders
+took, worked = clock.monotonic() - before[0], clock.busy() - before[1]
+print(took / worked)
+"""
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_imports_in_the_background(alive: bool) -> None:
+    """With a share of one processor, and only as long as there is somebody for whom they are."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        if not alive:
+            ours.close()
+        command = [sys.executable, "-c", SLOW, str(theirs.fileno())]
+        found = subprocess.run(command, check=True, stdout=subprocess.PIPE, pass_fds=[theirs.fileno()], timeout=60)
+    if alive:
+        assert float(found.stdout) > 2
+    else:
+        assert found.stdout == b""
