@@ -6,8 +6,8 @@ differs from worker to worker, or that the program decides before it imports:
 * A module asks for a variable that this process does not have yet (RANK ...), or that the program itself sets
   (HF_HOME ...), while it is imported. Or it fails, or imports a module of a name that the program has from elsewhere.
   The launcher then starts another interpreter, which leaves out this module (`Spoiled`).
-* The program sets a variable that compiled libraries read as they are loaded, or a module has initialized CUDA, whose
-  context may be that of another rank's GPU (`Unfit`).
+* The program sets a variable that compiled libraries read as they are loaded (or CUDA's driver, where a module has
+  initialized that), or there is a CUDA context, which may be that of another rank's GPU (`Unfit`).
 
 It imports slowly, beside the training, and then starts the program of its monitor, which does the same and waits.
 
@@ -45,7 +45,21 @@ MAX_BYTES, MAX_NAMED = 1 << 16, 200
 MONITOR_LIMIT_S = 30.0
 PR_SET_PDEATHSIG = 1
 #: beginnings of variables that compiled libraries read as they are loaded
-COMPILED = ("BLIS_", "CUDA", "GOMP_", "GOTO_", "KMP_", "LD_", "MKL_", "OMP_", "OPENBLAS_", "PYTORCH_", "TORCH_")
+COMPILED = (
+    "BLIS_",
+    "GOMP_",
+    "GOTO_",
+    "KMP_",
+    "LD_",
+    "MKL_",
+    "OMP_",
+    "OPENBLAS_",
+    "PYTORCH_",
+    "TORCH_CPP_",
+    "TORCH_SHOW_",
+)
+#: and of those that CUDA's driver reads as it is initialized; what it answers before that
+DRIVER, NOT_INITIALIZED = "CUDA_", 3
 
 
 class Unfit(Exception):
@@ -120,13 +134,23 @@ def load(plan: dict[str, Any]) -> None:
         imports(name)
     here = changed()
     chosen = {name for name in told if name not in specific and here.get(name, "") != told[name]}
-    if early := sorted(name for name in chosen if name.startswith(COMPILED)):
+    read = (*COMPILED, DRIVER) if driver_runs() else COMPILED
+    if early := sorted(name for name in chosen if name.startswith(read)):
         raise Unfit(f"the program sets {', '.join(early)}, which libraries read as they are loaded")
     if spoiled := spoiled | {name for variable, name in asked.items() if variable in chosen.union(specific)}:
         raise Spoiled(sorted(spoiled))
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         raise Unfit("a module initializes CUDA while it is imported")
+
+
+def driver_runs() -> bool:
+    """Whether CUDA's driver is initialized, as by a module that counts devices: it sees the same ones from then on."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
+    except OSError:
+        return False
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != NOT_INITIALIZED)
 
 
 def imports(name: str) -> bool:

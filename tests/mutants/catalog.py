@@ -1617,6 +1617,51 @@ WATCHING = (
     ),
 )
 
+spares = _in("launcher/warm.py", "tests/threads/test_warm.py")
+ahead = _in("launcher/warm_worker.py", "tests/unit/test_warm.py")
+monitor_ahead = _in("monitor/starting.py", "tests/threads/test_monitor_process.py")
+WARM = (
+    spares("warm_without_an_answer", "a spare that says anything becomes a worker", " == TAKEN and", " and"),
+    spares(
+        "warm_for_another_job",
+        "a spare with other variables becomes a worker",
+        "if start != self._start:",
+        "if not self._start:",
+    ),
+    spares(
+        "warm_without_end",
+        "interpreters are started again and again, though each ends",
+        "elif self._failed >= ATTEMPTS:",
+        "elif False:",
+    ),
+    spares(
+        "two_run_as_one",
+        "a spare that did not answer is left alone while another worker starts",
+        "            spare.end()\n        return None\n",
+        "        return None\n",
+    ),
+    ahead("rank_of_another", "a module keeps the rank that was read as it was imported ahead", ".union(specific)", ""),
+    ahead("module_of_another", "a module takes the place of the program's own", "if now != foreign:", "if False:"),
+    ahead(
+        "half_a_module",
+        "a module that failed half way stays",
+        "                spoiled.add(name)\n            asked",
+        "                pass\n            asked",
+    ),
+    ahead(
+        "loaded_too_early",
+        "a library has read a variable before the program set it",
+        "    if early := sorted(",
+        "    if early := [] and sorted(",
+    ),
+    monitor_ahead(
+        "monitor_of_another_store",
+        "a monitor uses another of torch's stores than its rank",
+        "fits = plain and same and",
+        "fits = plain and",
+    ),
+)
+
 arbitration = _in("failover/*.py", "tests/unit/test_failover_rules.py")
 desk = _in("failover/*.py", "tests/threads/test_arbiter.py")
 FAILOVER = (
@@ -2300,6 +2345,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *FAILOVER,
     *LIVE,
     *WATCHING,
+    *WARM,
     *LEFTOVERS,
     *NCCL,
     *HOOKS,

@@ -110,6 +110,27 @@ def test_a_variable_that_compiled_libraries_read() -> None:
         load(plan("warm_plain", changed={"OMP_NUM_THREADS": "4"}))
 
 
+@pytest.mark.parametrize("answer", [None, 3, 0, 100])
+def test_a_variable_that_the_driver_reads(monkeypatch: pytest.MonkeyPatch, answer: int | None) -> None:
+    """It counts only once the driver is initialized: it answers anything but 3 then. Without one nothing is loaded."""
+
+    class Driver:
+        def __init__(self, *_: object, **__: object) -> None:
+            if answer is None:
+                raise OSError
+
+        def cuDeviceGetCount(self, _: object) -> int | None:
+            return answer
+
+    monkeypatch.setattr(warm_worker.ctypes, "CDLL", Driver)
+    given = plan("warm_plain", changed={"CUDA_VISIBLE_DEVICES": "1"})
+    if answer in (None, 3):
+        load(given)
+        return
+    with pytest.raises(Unfit, match="the program sets CUDA_VISIBLE_DEVICES"):
+        load(given)
+
+
 def test_no_context_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = ModuleType("torch")
     torch.cuda = ModuleType("torch.cuda")  # type: ignore[attr-defined]
