@@ -86,8 +86,8 @@ QUICK = (
     "launcher/test_nodes.py::test_a_node_of_a_static_rendezvous_returns",
     "launcher/test_respawn.py::test_one_worker_is_replaced_and_the_others_go_on",
     "launcher/test_respawn.py::test_nothing_grows_with_restarts",
-    "launcher/test_warm.py::test_one_that_does_not_answer_is_not_waited_for",
-    "launcher/test_warm.py::test_two_fail_at_once",
+    "launcher/test_warm.py::test_one_that_does_not_answer_is_not_waited_for[9]",
+    "launcher/test_warm.py::test_two_fail_at_once[1]",
     # the doctor: a machine that lacks something, and one that does not
     "doctor/test_machine.py::test_a_port_in_use",
     "doctor/test_program.py::test_nothing_is_wrong",

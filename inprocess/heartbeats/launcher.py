@@ -46,9 +46,13 @@ def announce_wrapped(own_store: bool = False) -> None:
 
 
 def announce_modules() -> None:
-    """Tell the launcher which modules this process has imported, where it wants to know: see `heartbeats.modules`."""
+    """Tell the launcher which modules this process has imported, where it wants to know: see `heartbeats.modules`.
+
+    Once in a process.
+    """
     if environment.LAUNCHER_LEARNS not in os.environ:
         return
+    environment.put_back({environment.LAUNCHER_LEARNS: None})
     try:
         fd = memory_file(Modules.here().text())
     except OSError as error:

@@ -111,16 +111,17 @@ def test_one_fails_again_and_again(begin: Run, hub: Hub) -> None:
     assert launcher.left() == []
 
 
-def test_two_fail_at_once(begin: Run, hub: Hub) -> None:
-    """One takes the warm worker, the other one is started cold."""
-    launcher = begin("--nproc-per-node", "3")
+@pytest.mark.parametrize("number", [1, 2])
+def test_two_fail_at_once(begin: Run, hub: Hub, number: int) -> None:
+    """With one warm worker the other one is started cold."""
+    launcher = begin("--nproc-per-node", "3", "--warm-workers", str(number))
     first = hub.group(3)
-    pid = launcher.warm()
+    warm = [launcher.warm(each + 1) for each in range(number)]
     for worker in first[:2]:
         os.kill(worker.pid, signal.SIGKILL)
     again = hub.group(2)
     assert [worker.rank for worker in again] == [0, 1]
-    assert [worker.pid for worker in again].count(pid) == 1
+    assert len({worker.pid for worker in again}.intersection(warm)) == number
     end(launcher, first[2], *again)
 
 

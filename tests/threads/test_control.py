@@ -259,6 +259,7 @@ def test_modules_are_told_where_they_are_wanted(time: Time, monkeypatch: pytest.
                 assert (server.modules() is None) == (rank == 3)
                 announce_modules()
                 heard(server)
+                assert "INPROCESS_LAUNCHER_LEARNS" not in os.environ, "it is told once in a process"
         found = server.modules()
     finally:
         server.close()
