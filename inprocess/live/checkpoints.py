@@ -248,7 +248,7 @@ class Checkpoints:
                 raise LiveStateError(f"it has no {family + REST!r}: it was saved by ranks that were sharded otherwise")
             rest = {family + REST: torch.empty(tuple(sizes[family + REST].size), dtype=torch.uint8)}
             _load(rest, _reader(path), group)
-            tree = read(bytes(rest[family + REST].untyped_storage()))
+            tree = read(bytes(rest[family + REST].tolist()))
             present.check_names(tree)
             states = {
                 part: _room(family + part, present.parts[part], skeleton, sizes)
