@@ -205,6 +205,42 @@ class LiveState:
         emit("recovered", step=present.step, source=self._source)
         return present.step
 
+    def peek(self, group: ProcessGroup | None = None) -> int | None:
+        """At which step `recover` would continue, of replicated states in memory; None: no rank has one.
+
+        Collective, and changes nothing: for frameworks that need the step before there are parts to recover.
+
+        Args:
+            group: the ranks; default: all.
+        """
+        present, saving = self._present, self._saving
+        step = NOTHING if present.is_changed() else present.step
+        have = Holdings(present.shard, step, (*saving.copies.held(), *saving.kept.held()), present.began)
+        rows = gather(Wire(group) if dist.is_initialized() else None, have.row())
+        found = plan([Holdings.of(row) for row in rows])
+        return found.step if found is not None else None
+
+    def forget(self) -> None:
+        """As if it had never been at a step: the program has a state from elsewhere, such as its own checkpoint.
+
+        On all ranks, before `recover`, which else raises StateLost where no rank has a whole state any more.
+        """
+        self._present = LiveParts(self._present.parts)
+        for copies in (self._saving.copies, self._saving.kept):
+            copies.drop_after(NOTHING)
+
+    def refresh(self) -> None:
+        """Keep what has changed beside the parameters since the last commit: the step is the same, and what was due
+        after it is done. Nothing where parameters have changed, too."""
+        with self._around.atomic():
+            if self.step != NOTHING and not self._present.is_changed():
+                self._present.at(self.step)
+
+    def reseed(self, step: int) -> None:
+        """Random numbers as after ``commit(step)``; for a program that has drawn some to get back to that step."""
+        if self._seed is not None:
+            randoms.seed(self._seed, step, self._around.rank)
+
     def _introduce(self) -> None:
         """Say once, on one rank, what is done that nobody may expect."""
         if self._is_introduced or self._around.rank:

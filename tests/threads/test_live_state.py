@@ -187,11 +187,23 @@ def test_random_numbers_are_those_of_the_step() -> None:
     assert random.random() == drawn[1]
 
 
+def test_random_numbers_of_a_step_that_is_gone_back_to() -> None:
+    live = LiveState(part=Part(), seed=3)
+    live.recover()
+    with live.commit(7):
+        pass
+    drawn = torch.rand(2)
+    live.reseed(7)
+    assert torch.equal(torch.rand(2), drawn)
+
+
 def test_random_numbers_are_left_alone() -> None:
     torch.manual_seed(1)
     first = torch.rand(1)
     torch.manual_seed(1)
-    LiveState(part=Part(), seed=None).recover()
+    live = LiveState(part=Part(), seed=None)
+    live.recover()
+    live.reseed(3)
     assert torch.equal(torch.rand(1), first)
 
 
@@ -211,6 +223,54 @@ def test_a_fault_inside_leaves_a_torn_state() -> None:
     with pytest.raises(LiveStateError, match="an earlier commit failed"):
         live.commit(4)
     with pytest.raises(StateLost, match="copy_every"):
+        live.recover()
+
+
+def test_the_step_is_known_before_there_are_parts() -> None:
+    model, optim = parts()
+    live = LiveState(model=model, optim=optim)
+    assert live.peek() is None
+    live.recover()
+    train(live, model, optim, 2)
+    assert (live.peek(), live.step) == (2, 2)
+    with torch.no_grad():
+        model[0].weight += 1
+    assert (live.peek(), live.step) == (None, 2)  # it is for recover() to tear it
+
+
+def test_forgotten() -> None:
+    """A program that has its own checkpoint begins with that, where nothing in memory is whole."""
+    model, optim = parts()
+    live = LiveState(model=model, optim=optim, copy_every=1)
+    live.recover()
+    train(live, model, optim, 2)
+    live.forget()
+    assert live.peek() is None
+    assert (live.recover(), live.source) == (0, "nowhere")
+
+
+def test_what_is_done_after_a_commit_is_kept() -> None:
+    part, (model, optim) = Part("before"), parts()
+    live = LiveState(model=model, optim=optim, part=part)
+    live.refresh()  # nothing: there is no step
+    live.recover()
+    train(live, model, optim, 2)
+    part.value = "after"
+    live.refresh()
+    part.value = "lost"
+    assert (live.recover(), part.value) == (2, "after")
+
+
+def test_changed_parameters_are_not_kept() -> None:
+    """Such as weights that are exchanged for an evaluation: they are not those of the step."""
+    model, optim = parts()
+    live = LiveState(model=model, optim=optim)
+    live.recover()
+    train(live, model, optim, 2)
+    with torch.no_grad():
+        model[0].weight += 1
+    live.refresh()
+    with pytest.raises(StateLost):
         live.recover()
 
 

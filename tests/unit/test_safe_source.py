@@ -53,6 +53,7 @@ REASONS = {
 IMPORTS = {
     ("doctor/script_runs.py", "pickle"): "what the functions of the user's own script returned to its own user",
     ("doctor/script_runs.py", "tempfile"): "mkdtemp: a folder of mode 0700 for copies of the working directory",
+    ("integrations/transformers.py", "tempfile"): "mkdtemp: a folder of mode 0700 with the step in it",
     ("launcher/control_socket.py", "tempfile"): "mkdtemp: a folder of mode 0700 for a socket",
     ("launcher/job.py", "tempfile"): "mkdtemp: a folder of mode 0700 for logs",
     ("launcher/ft_config.py", "yaml"): "safe_load, of a file that the user names",
