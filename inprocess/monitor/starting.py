@@ -54,10 +54,10 @@ def spawn(descriptors: list[int], plain: bool = False) -> subprocess.Popen[bytes
 
 def prepare(limit: float) -> None:
     """Start a program ahead of time, for the next `spawn`, and give it so many seconds to import. It ends with this
-    process."""
-    waiting = _Waiting()
-    await_readable(waiting.control.fileno(), limit)
-    _waiting.append(waiting)
+    process. Where none can be started the next `spawn` says so."""
+    with contextlib.suppress(OSError):
+        _waiting.append(waiting := _Waiting())
+        await_readable(waiting.control.fileno(), limit)
 
 
 def _start(code: str, numbers: list[int], descriptors: list[int], errors: int | None) -> subprocess.Popen[bytes]:
@@ -84,6 +84,9 @@ class _Waiting:
         numbers = [path, theirs.fileno()]
         try:
             self._process = _start(CODE.replace(PROGRAM, AHEAD), numbers, numbers, subprocess.DEVNULL)
+        except BaseException:
+            self.control.close()
+            raise
         finally:
             os.close(path)
             theirs.close()
