@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from inprocess.call_wrapper import restarting_call
-from inprocess.kept import accelerate, deepspeed, dynamo, lightning, local_main, source, torch_checkpoint
+from inprocess.kept import accelerate, deepspeed, dynamo, lightning, local_main, source, torch_checkpoint, torch_thread
 from inprocess.system.errors import in_words
 from inprocess.system.logs import get_logger
 
@@ -30,9 +30,10 @@ class Entry:
     once: bool = False
 
 
-#: in this order; the checkpoint process first, since it may be using what the others reset
+#: in this order; the checkpoint process and thread first, since they may be using what the others reset
 KNOWN = (
     Entry("torch's process for asynchronous checkpoints", torch_checkpoint.MODULE, torch_checkpoint.reset),
+    Entry("torch's threads for asynchronous checkpoints", torch_thread.MODULE, torch_thread.reset),
     Entry("accelerate", accelerate.MODULE, accelerate.reset),
     Entry("DeepSpeed's ZeRO", deepspeed.MODULE, deepspeed.reset),
     *(Entry(name, name, functools.partial(source.restore, name)) for name in source.MODULES),
