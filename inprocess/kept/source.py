@@ -19,6 +19,7 @@ __all__ = ["MODULES", "restore"]
 
 MODULES = (
     "deepspeed.comm.comm",
+    "deepspeed.runtime.activation_checkpointing.checkpointing",
     "deepspeed.runtime.pipe.p2p",
     "deepspeed.runtime.sequence_parallel.parallel_state_sp",
     "deepspeed.sequence.layer",

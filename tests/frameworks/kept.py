@@ -15,9 +15,20 @@ from inprocess.initialize import RetryController
 from inprocess.testing import At, Kill, Raise
 from tests.harness import ReservedPort
 
-from .programs import PROGRAMS, checkpoint_process
+from . import deepspeed_programs
+from .programs import accelerate_loop, checkpoint_process, compiled, megatron_groups
 
 STEPS = 12
+PROGRAMS = {
+    "accelerate": accelerate_loop,
+    "torch.compile": compiled,
+    "DeepSpeed": deepspeed_programs.deepspeed_loop,
+    "DeepSpeed ZeRO 1": deepspeed_programs.deepspeed_zero_1,
+    "DeepSpeed ZeRO 2": deepspeed_programs.deepspeed_zero_2,
+    "DeepSpeed ZeRO 3": deepspeed_programs.deepspeed_zero_3,
+    "DeepSpeed activations": deepspeed_programs.deepspeed_activations,
+    "Megatron-Core": megatron_groups,
+}
 #: a rank's first iteration imports the framework, on a busy machine for many seconds
 PATIENT = {"deadline": 300.0}
 FAULTS = {

@@ -125,40 +125,6 @@ def checkpoint_process(steps: int, folder: str, call: inprocess.CallWrapper = No
 
 
 @inprocess.Wrapper()
-def deepspeed_loop(steps: int, stage: int = 0, call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
-    """``stage``: of ZeRO: 1 divides the optimizer's state, 3 gradients and weights, too."""
-    import deepspeed
-    from deepspeed.runtime.zero import parameter_offload
-
-    here("belief", believed=len(parameter_offload.FWD_MODULE_STACK), true=0)
-    deepspeed.init_distributed("gloo", verbose=False)
-    tell(deepspeed.comm.get_rank(), deepspeed.comm.get_world_size(), deepspeed.comm.get_rank() == 0)
-    config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage}}
-    config["optimizer"] = {"type": "AdamW", "params": {"lr": 0.05, "torch_adam": True}}  # its own is compiled
-    config["zero_force_ds_cpu_optimizer"] = False
-    net = model()
-    engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), config=config)
-    inputs, targets = data().tensors  # type: ignore[attr-defined]
-    for step in range(steps):
-        call.ping()
-        rows = slice(4 * (step % 8), 4 * (step % 8) + 4)
-        loss = torch.nn.functional.mse_loss(engine(inputs[rows]), targets[rows])
-        here("backward")
-        engine.backward(loss)
-        engine.step()
-    with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
-        return weights(engine.module)
-
-
-def deepspeed_zero_1(steps: int) -> Any:
-    return deepspeed_loop(steps, stage=1)
-
-
-def deepspeed_zero_3(steps: int) -> Any:
-    return deepspeed_loop(steps, stage=3)
-
-
-@inprocess.Wrapper()
 def megatron_groups(steps: int, call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
     from megatron.core import parallel_state
 
@@ -423,13 +389,3 @@ def _pipelined(mesh: Any) -> tuple[Any, torch.nn.Module]:
             schedule.step(target=x.sin())
 
     return train_step, net
-
-
-PROGRAMS = {
-    "accelerate": accelerate_loop,
-    "torch.compile": compiled,
-    "DeepSpeed": deepspeed_loop,
-    "DeepSpeed ZeRO 1": deepspeed_zero_1,
-    "DeepSpeed ZeRO 3": deepspeed_zero_3,
-    "Megatron-Core": megatron_groups,
-}
