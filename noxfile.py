@@ -173,9 +173,10 @@ def frameworks(session: nox.Session) -> None:
     files = [f"tests/frameworks/{name}.py" for name in names]
     # several import it, and then leave its temporary files where a rank is killed
     session.run("python", "-m", "pip", "uninstall", "-q", "-y", "wandb")
-    session.run("python", "-m", "pytest", *files, *session.posargs)
+    patient = ("-o", "timeout=300")  # where processors are busy, the imports of a replaced rank take a minute
+    session.run("python", "-m", "pytest", *patient, *files, *session.posargs)
     session.install(*pins, "wandb")
-    session.run("python", "-m", "pytest", "tests/frameworks/loggers.py", *session.posargs)
+    session.run("python", "-m", "pytest", *patient, "tests/frameworks/loggers.py", *session.posargs)
 
 
 @nox.session
