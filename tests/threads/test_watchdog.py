@@ -383,7 +383,7 @@ def running(board: Board, monkeypatch: pytest.MonkeyPatch) -> Iterator[MonitorPr
     """A monitor whose program does nothing."""
     program = [sys.executable, "-S", "-c", "input()"]
     monkeypatch.setattr(
-        starting, "spawn", lambda _: subprocess.Popen(program, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        starting, "spawn", lambda *_: subprocess.Popen(program, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     )
     monitor = MonitorProcess(MonitorConfig(member=0, roster=(0,), store="{}"), board)
     monitor.start()

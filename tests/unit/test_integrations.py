@@ -67,9 +67,11 @@ def test_outside_of_a_wrapped_function_nothing_happens() -> None:
 
 @pytest.fixture
 def transformers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module, with a stand-in for the framework."""
+    """The module, with stand-ins for the classes of the framework."""
     name = "inprocess.integrations.transformers"
-    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(TrainerCallback=object))
+    kinds = {kind: type(kind, (), {}) for kind in ("ExportableState", "Trainer", "TrainerCallback", "TrainerState")}
+    for module in ("transformers", "transformers.trainer_callback"):
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(**kinds))
     monkeypatch.delitem(sys.modules, name, raising=False)
     yield importlib.import_module(name)
     sys.modules.pop(name, None)
