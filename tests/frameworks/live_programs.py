@@ -11,7 +11,7 @@ import torch.distributed as dist
 import inprocess
 from inprocess.testing import here
 
-from .programs import data, model, tell, weights
+from .programs import data, in_transformers, model, tell, weights
 
 #: each process has its own; a replacement begins without a state
 live = inprocess.LiveState()
@@ -23,25 +23,9 @@ def net() -> torch.nn.Module:
 
 @inprocess.Wrapper()
 def transformers_live(steps: int, folder: str, save_steps: int = 1000, workers: int = 0) -> Any:
-    from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback, TrainingArguments
-    from transformers.modeling_outputs import SequenceClassifierOutput
+    from transformers import TrainerCallback, TrainingArguments
 
     from inprocess.integrations.transformers import RestartTrainer, last_complete_checkpoint
-
-    class Net(PreTrainedModel):  # type: ignore[misc]
-        config_class = PretrainedConfig
-
-        def __init__(self, config: Any) -> None:
-            super().__init__(config)
-            self.net = net()
-            self.post_init()
-
-        def _init_weights(self, module: Any) -> None: ...
-
-        def forward(self, inputs: Any, labels: Any) -> Any:
-            out = self.net(inputs)
-            here("forward")
-            return SequenceClassifierOutput(loss=torch.nn.functional.mse_loss(out, labels), logits=out)
 
     class Places(TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
@@ -86,7 +70,7 @@ def transformers_live(steps: int, folder: str, save_steps: int = 1000, workers: 
     )
     tell(arguments.process_index, arguments.world_size, arguments.process_index == 0)
     trainer = Told(
-        Net(PretrainedConfig()),
+        in_transformers(net()),
         arguments,
         train_dataset=rows,
         eval_dataset=rows[:8],

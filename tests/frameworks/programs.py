@@ -141,20 +141,17 @@ def megatron_groups(steps: int, call: inprocess.CallWrapper = None) -> Any:  # t
     return size
 
 
-@inprocess.Wrapper()
-def transformers_trainer(steps: int, folder: str, workers: int = 0) -> Any:
-    """A language model is not needed for it: the inner model is that of the others."""
-    from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
+def in_transformers(inner: torch.nn.Module) -> Any:
+    """A language model is not needed for a Trainer: this one has the model of the others."""
+    from transformers import PretrainedConfig, PreTrainedModel
     from transformers.modeling_outputs import SequenceClassifierOutput
-
-    from inprocess.integrations.transformers import RestartCallback, last_complete_checkpoint
 
     class Net(PreTrainedModel):  # type: ignore[misc]
         config_class = PretrainedConfig
 
         def __init__(self, config: Any) -> None:
             super().__init__(config)
-            self.net = model()
+            self.net = inner
             self.post_init()
 
         def _init_weights(self, module: Any) -> None: ...
@@ -163,6 +160,15 @@ def transformers_trainer(steps: int, folder: str, workers: int = 0) -> Any:
             out = self.net(inputs)
             here("forward")
             return SequenceClassifierOutput(loss=torch.nn.functional.mse_loss(out, labels), logits=out)
+
+    return Net(PretrainedConfig())
+
+
+@inprocess.Wrapper()
+def transformers_trainer(steps: int, folder: str, workers: int = 0) -> Any:
+    from transformers import Trainer, TrainingArguments
+
+    from inprocess.integrations.transformers import RestartCallback, last_complete_checkpoint
 
     rows = [{"inputs": inputs, "labels": labels} for inputs, labels in data()]
     arguments = TrainingArguments(
@@ -188,7 +194,7 @@ def transformers_trainer(steps: int, folder: str, workers: int = 0) -> Any:
         def _get_train_sampler(self, *_: Any) -> Any:
             return Ordered(len(rows))
 
-    found = InOrder(Net(PretrainedConfig()), arguments, train_dataset=rows, eval_dataset=rows[:8])
+    found = InOrder(in_transformers(model()), arguments, train_dataset=rows, eval_dataset=rows[:8])
     found.add_callback(RestartCallback())
     latest = last_complete_checkpoint(folder)
     here("resume", step=0 if latest is None else int(latest.rpartition("-")[2]))
