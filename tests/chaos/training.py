@@ -18,6 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from inprocess.interrupt.frames import leave_alone
+from inprocess.testing.faults import Raise
 from tests.chaos.schedule import OPTIONS, Job, Signal
 from tests.harness.child import Context
 from tests.ranks.targets import LONG, place_in_world
@@ -245,13 +247,25 @@ class Strikes:
             number, strike = entry
             if strike.place == place and (strike.at < 0 or self._now() >= strike.at):
                 self._left.remove(entry)
-                self._context.emit("struck", strike=number, kind=strike.kind)
+                told = {"strike": number, "kind": strike.kind}
+                if isinstance(strike.fault, Raise):
+                    _tell_and_raise(self._context, strike.fault, told)
+                self._context.emit("struck", **told)
                 strike.fault.strike(self._context)
                 return
 
     def _now(self) -> float:
         path = self._context.args["origin"]
         return time.monotonic() - float(Path(path).read_text()) if os.path.exists(path) else 0.0
+
+
+def _tell_and_raise(context: Context, fault: Raise, told: dict[str, Any]) -> None:
+    """Not interrupted in between: a rank that has told of an exit, and has not come to it, would rightly go on."""
+    context.emit("struck", **told)
+    fault.strike(context)
+
+
+leave_alone(_tell_and_raise.__code__)
 
 
 def options(context: Context) -> dict[str, Any]:
