@@ -51,7 +51,8 @@ class Context(rank.Context):
         """Around the body of a wrapped function: reports entry and exit, with the ranks of the environment."""
         self.iteration = iteration
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        place = [int(os.environ[f"INPROCESS_LOCAL_{name}"]) for name in ("RANK", "WORLD_SIZE")]
+        # 0: nothing is wrapped
+        place = [int(os.environ.get(f"INPROCESS_LOCAL_{name}", "0")) for name in ("RANK", "WORLD_SIZE")]
         self.emit("enter", rank=rank, world_size=size, local=place, pid=os.getpid())
         try:
             self.point("enter")
