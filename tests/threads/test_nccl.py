@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -426,3 +427,24 @@ def test_a_result_that_is_just_being_made_is_waited_for(
     groups.settle()
     dist.destroy_process_group()
     assert not torch._C._distributed_c10d._get_work_registry_size()
+
+
+def test_the_end_of_a_call_collects_a_group_in_a_cycle() -> None:
+    """Also where the collection of its iteration was left out, since one of an earlier iteration was in use then."""
+
+    class Group:
+        pass
+
+    held = DeferredRelease()
+    held.begin()
+    used = Group()
+    held.groups([used])
+    held.collect()
+    held.begin()
+    mesh: Any = types.SimpleNamespace(group=Group())
+    mesh.itself, ended = mesh, weakref.ref(mesh.group)
+    held.groups([mesh.group])
+    del used, mesh
+    held.collect()
+    held.end()
+    assert ended() is None
