@@ -30,7 +30,8 @@ def take():
 GOOD = BEGIN + "data, (out, err) = take(); control.send(b'taken'); os.write(out, data + control.recv(9)); sys.exit(7)"
 BAD = {
     "dies before it answers": "take()",
-    "dies after it answered": "take(); control.send(b'taken'); control.shutdown(2)",
+    # it hears nothing any more when it answers: one that dies later is a worker that has failed
+    "dies after it answered": "take(); control.shutdown(socket.SHUT_RD); control.send(b'taken')",
     "says something else": "take(); control.send(b'token'); control.recv(9)",
     "does not answer": "take(); control.recv(9)",
 }
