@@ -85,7 +85,7 @@ class DeferredRelease:
         self._kept = 0
         threads = self._wait_for_pending()
         if _shared(self._groups):  # a collection that found one in use for a moment skips the next one in a cycle
-            gc.collect()
+            gc.collect(2)
         self._let_go([])
         threads += self.free()
         until = clock.monotonic() + LET_GO
