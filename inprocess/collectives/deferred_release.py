@@ -19,6 +19,7 @@ import torch
 from inprocess.collectives.gloo_lost import lost_operations
 from inprocess.system import clock
 from inprocess.system.errors import in_words
+from inprocess.system.interpreter import running_frames
 from inprocess.system.logs import get_logger
 
 log = get_logger(__name__)
@@ -229,11 +230,9 @@ def _pending() -> list[Any]:
 
 
 def _being_made(make: CodeType) -> list[Any]:
-    """What the main thread is just wrapping in a result, in a function with this code; the result may not exist yet."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and frame.f_code is not make:
-        frame = frame.f_back
-    return [] if frame is None else [frame.f_locals["elem"]]
+    """What is just being wrapped in a result, in a function with this code; the result may not exist yet."""
+    tensor = make.co_varnames[1]  # after the class
+    return [frame.f_locals[tensor] for _, frame in running_frames() if frame.f_code is make]
 
 
 def _begun_here() -> int:

@@ -31,6 +31,7 @@ from inprocess.exception import OptionError
 from inprocess.integrations.keeping import Keeping
 from inprocess.integrations.pacing import Pace
 from inprocess.live.state import LiveState
+from inprocess.system import environment
 
 __all__ = ["RestartCallback", "RestartDDPStrategy", "RestartEnvironment"]
 
@@ -92,8 +93,8 @@ class RestartDDPStrategy(DDPStrategy):
     @property
     def local_rank(self) -> int:
         """Among the ranks of this host that are left, without holes: 0 prepares its data."""
-        local_rank = os.environ.get("INPROCESS_LOCAL_RANK")
-        return super().local_rank if local_rank is None else int(local_rank)
+        local_rank = environment.local_rank()
+        return super().local_rank if local_rank is None else local_rank
 
     @property
     def root_device(self) -> torch.device:
@@ -101,8 +102,8 @@ class RestartDDPStrategy(DDPStrategy):
         if isinstance(self.accelerator, CPUAccelerator):
             return torch.device("cpu")
         devices: Any = self.parallel_devices
-        environment: Any = self.cluster_environment
-        device: torch.device = devices[environment.local_rank()]
+        cluster: Any = self.cluster_environment
+        device: torch.device = devices[cluster.local_rank()]
         return device
 
     def process_dataloader(self, dataloader: Any) -> Any:

@@ -8,14 +8,14 @@ process of a host is answered by ``INPROCESS_LOCAL_RANK`` while a call lasts. Tr
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from inprocess.system import environment
+
 __all__ = ["MODULES", "enter"]
 
-VARIABLE = "INPROCESS_LOCAL_RANK"
 #: module -> class, property, and what it answers for a local rank
 MODULES: dict[str, tuple[str, str, Callable[[int], object]]] = {
     "accelerate.state": ("PartialState", "is_local_main_process", lambda local_rank: local_rank == 0),
@@ -33,7 +33,7 @@ def enter(name: str) -> None:
 
 
 def _ask(theirs: Callable[[Any], object], answer: Callable[[int], object], owner: Any) -> object:
-    local_rank = os.environ.get(VARIABLE)
+    local_rank = environment.local_rank()
     if local_rank is None or getattr(owner, "distributed_type", "") == "MEGATRON_LM":  # there it is the last process
         return theirs(owner)
-    return answer(int(local_rank))
+    return answer(local_rank)

@@ -13,7 +13,7 @@ from types import CodeType
 from typing import Any
 
 from inprocess.system import clock
-from inprocess.system.interpreter import running_frames, sleep_with_progress
+from inprocess.system.interpreter import repeat_with_progress, running_frames
 
 __all__ = ["MODULE", "reset"]
 
@@ -27,10 +27,8 @@ def reset() -> None:
     """End the process, also one that is just being made; the next save makes another one. Raises TimeoutError."""
     module: Any = sys.modules[MODULE]
     until = clock.monotonic() + LIMIT_S
-    while _end_all(module, until):
-        if clock.monotonic() > until:
-            raise TimeoutError(f"after {LIMIT_S:g} s a thread of torch's is still busy with an asynchronous save")
-        sleep_with_progress(PAUSE_S)
+    if repeat_with_progress(lambda: _end_all(module, until), LIMIT_S, PAUSE_S):
+        raise TimeoutError(f"after {LIMIT_S:g} s a thread of torch's is still busy with an asynchronous save")
 
 
 def _end_all(module: Any, until: float) -> bool:

@@ -13,8 +13,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from inprocess.system import clock
-from inprocess.system.interpreter import running_frames, sleep_with_progress
+from inprocess.system.interpreter import repeat_with_progress, running_frames
 
 __all__ = ["MODULE", "reset"]
 
@@ -26,14 +25,11 @@ PAUSE_S = 0.005
 
 def reset() -> None:
     """Cut off each save that is under way, and wait for its end. Raises TimeoutError."""
-    until = clock.monotonic() + LIMIT_S
-    while threads := _cut_off():
-        if clock.monotonic() > until:
-            raise TimeoutError(
-                f"after {LIMIT_S:g} s {len(threads)} threads of torch's are still writing a checkpoint, which will not "
-                "be whole; save the next one under another name"
-            )
-        sleep_with_progress(PAUSE_S)
+    if threads := repeat_with_progress(_cut_off, LIMIT_S, PAUSE_S):
+        raise TimeoutError(
+            f"after {LIMIT_S:g} s {len(threads)} threads of torch's are still writing a checkpoint, which will not be "
+            "whole; save the next one under another name"
+        )
 
 
 def _cut_off() -> set[int]:

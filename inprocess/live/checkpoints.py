@@ -32,7 +32,7 @@ from inprocess.live.beside import Beside
 from inprocess.live.copies import there
 from inprocess.live.plan import NOTHING
 from inprocess.live.shelf import Name, Shelf
-from inprocess.live.transfer import PIECE, checksum
+from inprocess.live.transfer import PIECE, checksum, view
 from inprocess.live.tree import Record, dotted, is_sharded, leaves, local, read, replaced, take
 from inprocess.system.errors import first_line
 from inprocess.system.logs import get_logger
@@ -248,7 +248,7 @@ class Checkpoints:
                 raise LiveStateError(f"it has no {family + REST!r}: it was saved by ranks that were sharded otherwise")
             rest = {family + REST: torch.empty(tuple(sizes[family + REST].size), dtype=torch.uint8)}
             _load(rest, _reader(path), group)
-            tree = read(bytes(rest[family + REST].tolist()))
+            tree = read(bytes(view(rest[family + REST])))
             present.check_names(tree)
             states = {
                 part: _room(family + part, present.parts[part], skeleton, sizes)

@@ -8,7 +8,6 @@ pieces with checksums.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hmac
 import http.client
 import http.server
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from inprocess.exception import LiveStateError
-from inprocess.live.transfer import Shown, Wire, checksum, compare, in_one_piece, pieces
+from inprocess.live.transfer import Shown, Wire, checksum, compare, in_one_piece, pieces, view
 from inprocess.live.tree import Record
 from inprocess.stores.connections import address_towards
 from inprocess.system.interpreter import SLICE
@@ -71,7 +70,7 @@ class HttpWire(Wire):
         with in_one_piece(record.tensors) as rooms:
             for piece in pieces(rooms):
                 room = piece if piece.device.type == "cpu" else torch.empty_like(piece, device="cpu")
-                self._read_into(_view(room), source)
+                self._read_into(view(room), source)
                 if room is not piece:
                     piece.copy_(room)
                 sums.append(checksum(room))
@@ -159,15 +158,10 @@ def _content(record: Record, header: bytes) -> Iterator[bytes | memoryview]:
     for piece in pieces(record.tensors):
         data = piece.cpu()
         sums.append(checksum(data))
-        yield _view(data)
+        yield view(data)
     if sums:
         data = torch.stack(sums)  # has a name: it lives while it is sent
-        yield _view(data)
-
-
-def _view(data: torch.Tensor) -> memoryview:
-    """Its bytes; it has to live as long as that."""
-    return memoryview((ctypes.c_char * data.nbytes).from_address(data.data_ptr())).cast("B")
+        yield view(data)
 
 
 def _key(source: int, to: int) -> str:

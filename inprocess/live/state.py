@@ -176,7 +176,7 @@ class LiveState:
         wire = self._wire(call, group) if dist.is_initialized() else None
         saving.end_sending(wire)
         around.rank = dist.get_rank(group) if wire is not None else 0
-        have = Holdings(present.shard, step, (*saving.copies.held(), *saving.kept.held()), present.began, had)
+        have = Holdings(present.shard, step, saving.held(), present.began, had)
         haves, found, is_newer_there = self._agree(wire, have, call.iteration if call is not None else 0)
         self._introduce()
         saving.begin_groups(group)
@@ -190,8 +190,7 @@ class LiveState:
         else:
             now = 0
             self._begin(haves)
-        for copies in (saving.copies, saving.kept):
-            copies.drop_after(now)
+        saving.drop_after(now)
         if saving.disk is not None:
             saving.disk.newest = min(saving.disk.newest, now)  # what is newer is of such a future, too
         self._now_at(now, present)
@@ -215,7 +214,7 @@ class LiveState:
         """
         present, saving = self._present, self._saving
         step = NOTHING if present.is_changed() else present.step
-        have = Holdings(present.shard, step, (*saving.copies.held(), *saving.kept.held()), present.began)
+        have = Holdings(present.shard, step, saving.held(), present.began)
         rows = gather(Wire(group) if dist.is_initialized() else None, have.row())
         found = plan([Holdings.of(row) for row in rows])
         return found.step if found is not None else None
@@ -226,8 +225,7 @@ class LiveState:
         On all ranks, before `recover`, which else raises StateLost where no rank has a whole state any more.
         """
         self._present = LiveParts(self._present.parts)
-        for copies in (self._saving.copies, self._saving.kept):
-            copies.drop_after(NOTHING)
+        self._saving.drop_after(NOTHING)
 
     def refresh(self) -> None:
         """Keep what has changed beside the parameters since the last commit: the step is the same, and what was due

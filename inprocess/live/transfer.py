@@ -7,6 +7,7 @@ that fails in the middle interrupts the iteration like any other fault; whoever 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -128,7 +129,8 @@ class Wire:
         (size,) = self.receive_numbers(1, source)
         data = self.carry(torch.empty(size, dtype=torch.uint8))
         dist.recv(data, group=self._group, group_src=source)
-        return bytes(data.tolist())  # a storage hands out its bytes one by one, each in a microsecond
+        data = data.cpu()
+        return bytes(view(data))  # a storage hands out its bytes one by one, each in a microsecond
 
     def receive(self, record: Record, source: int, what: str) -> None:
         """Into the record's tensors. Raises LiveStateError where something else arrived than was sent."""
@@ -196,6 +198,11 @@ def in_one_piece(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]
         for tensor, room in zip(tensors, rooms, strict=True):
             if room is not tensor:
                 tensor.copy_(room)
+
+
+def view(data: torch.Tensor) -> memoryview:
+    """The bytes of a tensor in host memory that lies in one piece; it has to live as long as that."""
+    return memoryview((ctypes.c_char * data.nbytes).from_address(data.data_ptr())).cast("B")
 
 
 def pieces(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:

@@ -80,6 +80,12 @@ class MonitorConfig:
     training_pid: int = 0
     sys_path: tuple[str, ...] = ()
 
+    @property
+    def needs_full_torch(self) -> bool:
+        """Whether its stores are not enough: a user's own store class may need all of it."""
+        light = ('"factory": ""', '"inprocess.store:', '"inprocess.etcd_store:')
+        return self.full_torch or not any(name in self.store for name in light)
+
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 

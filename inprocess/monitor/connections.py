@@ -87,11 +87,7 @@ class Connections:
 
     def load(self, loaded: Callable[[], None]) -> None:
         """Import torch and serve the store, if this is its host."""
-        # a user's own store class may need all of torch
-        known = any(
-            name in self._config.store for name in ('"factory": ""', '"inprocess.store:', '"inprocess.etcd_store:')
-        )
-        kind = light_torch.load(full=self._config.full_torch or not known)
+        kind = light_torch.load(full=self._config.needs_full_torch)
         log.info("torch imported (%s)", kind)
         self.spec = StoreSpec.from_json(self._config.store)
         if self._config.serve_port is not None:

@@ -157,7 +157,7 @@ class MonitorProcess:
                 mine.append(memory_file(self.config.to_json()))
                 mine.append(os.pidfd_open(os.getpid()))
                 mine += self._predecessor()
-                self._process = starting.spawn([mine[1], *inherited, *mine[2:]], self._is_plain())
+                self._process = starting.spawn([mine[1], *inherited, *mine[2:]], not self.config.needs_full_torch)
                 self._ends = _Ends(os.pidfd_open(self._process.pid), ours)
             except (OSError, AttributeError) as error:
                 ours.close()
@@ -171,10 +171,6 @@ class MonitorProcess:
                     os.close(fd)
             self._started += 1
             self._another.notify_all()
-
-    def _is_plain(self) -> bool:
-        """A user's own store class may need more of torch."""
-        return '"factory": ""' in self.config.store and not self.config.full_torch
 
     def _predecessor(self) -> list[int]:
         """A descriptor of the monitor that still serves our port for an earlier call, if there is one."""

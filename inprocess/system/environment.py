@@ -13,6 +13,8 @@ from typing import Any
 from inprocess.exception import OptionError
 from inprocess.system import slurm
 
+#: this process among the active ranks of its host, and how many these are
+LOCAL_RANK, LOCAL_WORLD_SIZE = "INPROCESS_LOCAL_RANK", "INPROCESS_LOCAL_WORLD_SIZE"
 #: what the function sees in place of the launcher's values
 CHANGED = (
     "RANK",
@@ -21,8 +23,8 @@ CHANGED = (
     "MASTER_PORT",
     "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_RESTART_COUNT",
-    "INPROCESS_LOCAL_RANK",
-    "INPROCESS_LOCAL_WORLD_SIZE",
+    LOCAL_RANK,
+    LOCAL_WORLD_SIZE,
 )
 #: the socket of this library's launcher, and what a worker proves with that it is the one it was started as
 LAUNCHER, LAUNCHER_KEY = "INPROCESS_LAUNCHER", "INPROCESS_LAUNCHER_KEY"
@@ -94,6 +96,12 @@ def launcher() -> tuple[str, str] | None:
     return (path, key) if path and key else None
 
 
+def local_rank() -> int | None:
+    """Of this process among the active ranks of its host; None: no wrapped function runs."""
+    text = os.environ.get(LOCAL_RANK)
+    return None if text is None else int(text)
+
+
 @dataclass(frozen=True)
 class Place:
     """Of an active rank in one iteration."""
@@ -119,12 +127,11 @@ class Borrowed:
         os.environ.update(
             RANK=str(place.rank),
             WORLD_SIZE=str(place.world_size),
-            INPROCESS_LOCAL_RANK=str(place.local_rank),
-            INPROCESS_LOCAL_WORLD_SIZE=str(place.local_world_size),
             MASTER_ADDR=host,
             MASTER_PORT=str(port),
             TORCHELASTIC_USE_AGENT_STORE="True",
             TORCHELASTIC_RESTART_COUNT="0",
+            **{LOCAL_RANK: str(place.local_rank), LOCAL_WORLD_SIZE: str(place.local_world_size)},
             **self._settings,
         )
 

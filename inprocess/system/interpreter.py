@@ -16,11 +16,13 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import TypeVar
 
 from inprocess.system import clock
 
+T = TypeVar("T")
 #: seconds; about what a switch between two threads takes
 SHORT = 2e-5
 #: a main thread that waits wakes this often, so that pending calls (progress stamps) run (seconds)
@@ -40,6 +42,15 @@ def join_with_progress(thread: threading.Thread, seconds: float) -> bool:
     while thread.is_alive() and (left := until - clock.monotonic()) > 0:
         thread.join(min(left, SLICE))
     return not thread.is_alive()
+
+
+def repeat_with_progress(action: Callable[[], T], seconds: float, pause: float) -> T:
+    """In the main thread: repeat this until it answers nothing, and show now and then that this one runs. What it
+    answers last: something where the time was over."""
+    until = clock.monotonic() + seconds
+    while (found := action()) and clock.monotonic() <= until:
+        sleep_with_progress(pause)
+    return found
 
 
 def running_frames() -> Iterator[tuple[int, FrameType]]:

@@ -250,8 +250,9 @@ class Strikes:
                 told = {"strike": number, "kind": strike.kind}
                 if isinstance(strike.fault, Raise):
                     _tell_and_raise(self._context, strike.fault, told)
-                self._context.emit("struck", **told)
-                strike.fault.strike(self._context)
+                else:
+                    self._context.emit("struck", **told)
+                    strike.fault.strike(self._context)
                 return
 
     def _now(self) -> float:

@@ -492,6 +492,16 @@ def sealed(size: int, seals: int) -> int:
     return fd
 
 
+def is_refused(server: ControlServer, said: bytes, fd: int) -> None:
+    """With this descriptor, which is closed."""
+    try:
+        with connect(server) as connection:
+            socket.send_fds(connection, [said], [fd])
+            assert is_hung_up(connection)
+    finally:
+        os.close(fd)
+
+
 def board_size() -> int:
     board = WatchBoard.create()
     try:
@@ -515,14 +525,7 @@ def board_size() -> int:
     ids=["null", "proc", "file", "directory", "no seal", "wrong seal", "short", "empty"],
 )
 def test_descriptors_that_are_no_board(server: ControlServer, worker: Any, make: Callable[[], int]) -> None:
-    key = worker(3)["INPROCESS_LAUNCHER_KEY"]
-    fd = make()
-    try:
-        with connect(server) as connection:
-            socket.send_fds(connection, [line(key, say="watch")], [fd])
-            assert is_hung_up(connection)
-    finally:
-        os.close(fd)
+    is_refused(server, line(worker(3)["INPROCESS_LAUNCHER_KEY"], say="watch"), make())
     assert not is_watched(server, 3)
 
 
@@ -551,13 +554,7 @@ def memory(text: str) -> int:
 )
 def test_descriptors_that_are_no_modules(server: ControlServer, worker: Any, make: Callable[[], int]) -> None:
     key = worker(3)["INPROCESS_LAUNCHER_KEY"]
-    fd = make()
-    try:
-        with connect(server) as connection:
-            socket.send_fds(connection, [line(key, say="modules")], [fd])
-            assert is_hung_up(connection)
-    finally:
-        os.close(fd)
+    is_refused(server, line(key, say="modules"), make())
     with connect(server) as connection:
         connection.sendall(line(key, say="modules"))
         assert is_hung_up(connection)

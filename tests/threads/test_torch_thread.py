@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from inprocess.kept import torch_thread
+from inprocess.system import interpreter
 
 
 class Groups:
@@ -39,7 +40,7 @@ def test_a_save_is_cut_off_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
             torch_thread.reset()
         assert wrapper.group is not None
         monkeypatch.setattr(torch_thread, "LIMIT_S", 10.0)
-        monkeypatch.setattr(torch_thread, "sleep_with_progress", lambda _: finish.set())
+        monkeypatch.setattr(interpreter, "sleep_with_progress", lambda _: finish.set())
         torch_thread.reset()
     finally:
         finish.set()

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from inprocess.exception import BadMessage
-from inprocess.protocol.keys import MAX_TICKETS
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.ops import ReadAll, Set, Verb
 from inprocess.protocol.parsing import load_arrival, load_count
-from inprocess.protocol.verbs.shared import count_in, read_count, read_each, tells_everybody
+from inprocess.protocol.verbs.shared import count_in, count_processes, read_each, tells_everybody
 
 __all__ = ["find_neighbors", "place_on_host", "register_on_host"]
 
@@ -29,9 +27,7 @@ def register_on_host(host: str, member: int) -> Verb[None]:
 @tells_everybody
 def find_neighbors(iteration: int, host: str, known: Mapping[int, int]) -> Verb[dict[int, int]]:
     """Who was ever registered on the host: number -> member. ``known``: what an earlier look found."""
-    count = yield from read_count(f"host/{host}#")
-    if count > MAX_TICKETS:
-        raise BadMessage(f"store key 'host/{host}#': counts {count} processes, more than {MAX_TICKETS}")
+    count = yield from count_processes(f"host/{host}#")
     new = [number for number in range(1, count + 1) if number not in known]
     if not new:
         return dict(known)
@@ -55,7 +51,7 @@ def place_on_host(iteration: int, membership: Membership, members: Collection[in
         return 0, 1
     keys = tuple(f"{iteration}/start/{member}" for member in here)
     arrivals = [load_arrival(raw, key) for key, raw in zip(keys, (yield ReadAll(keys)), strict=True)]
-    ranks = {member: arrival.active_rank for member, arrival in zip(here, arrivals, strict=True)}
-    own = ranks[membership.member]
-    active = [rank for rank in ranks.values() if rank is not None]
-    return sum(rank < own for rank in active if own is not None), len(active)
+    own = arrivals[here.index(membership.member)].active_rank
+    assert own is not None
+    active = sorted(arrival.active_rank for arrival in arrivals if arrival.active_rank is not None)
+    return active.index(own), len(active)

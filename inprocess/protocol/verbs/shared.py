@@ -14,7 +14,17 @@ from inprocess.protocol.messages import Decision, Outcome, Roster, Start, dump
 from inprocess.protocol.ops import Add, Claim, Exist, Read, ReadAll, Verb
 from inprocess.protocol.parsing import load_count, load_decision, load_roster
 
-__all__ = ["Behind", "count_in", "give_up", "read_count", "read_each", "refuse_behind", "tells_everybody", "wake"]
+__all__ = [
+    "Behind",
+    "count_in",
+    "count_processes",
+    "give_up",
+    "read_count",
+    "read_each",
+    "refuse_behind",
+    "tells_everybody",
+    "wake",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -109,6 +119,14 @@ def count_in(key: str, careful: bool = False) -> Verb[int]:
 def read_count(key: str) -> Verb[int]:
     """What a counter holds; as text, for the same reason."""
     return load_count((yield Read(key)), key)
+
+
+def count_processes(key: str) -> Verb[int]:
+    """What a counter of processes holds. Raises BadMessage for more than there can be: each stands for a key."""
+    count = yield from read_count(key)
+    if count > keys.MAX_TICKETS:
+        raise BadMessage(f"store key {key!r}: counts {count} processes, more than {keys.MAX_TICKETS}")
+    return count
 
 
 def read_each(names: tuple[str, ...]) -> Verb[list[bytes | None]]:

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Sequence
 from inprocess.exception import BadMessage, RestartAbort
 from inprocess.protocol.keys import (
     JOINED_KEY,
-    MAX_TICKETS,
     ROSTER_KEY,
     TICKETS_KEY,
 )
 from inprocess.protocol.messages import FIRST_JOINER, Roster, Ticket, dump
 from inprocess.protocol.ops import Claim, Exist, Read, ReadAll, Set, Verb, Wait
 from inprocess.protocol.parsing import load_decision, load_roster, load_ticket
-from inprocess.protocol.verbs.shared import count_in, read_count
+from inprocess.protocol.verbs.shared import count_in, count_processes
 
 __all__ = [
     "await_begun",
@@ -40,9 +39,7 @@ def is_founder(member: int, roster: Roster) -> bool:
 
 def waiting(members: Iterable[int]) -> Verb[dict[int, Ticket]]:
     """The tickets of processes that wait to join. One that cannot be read is that of another version: it waits on."""
-    count = yield from read_count(TICKETS_KEY)
-    if count > MAX_TICKETS:
-        raise BadMessage(f"store key {TICKETS_KEY!r}: counts {count} processes that joined, more than {MAX_TICKETS}")
+    count = yield from count_processes(TICKETS_KEY)
     numbers = range(1, 1 + count)
     keys = tuple(f"ticket/{number}" for number in numbers)
     if not keys:
