@@ -38,6 +38,7 @@ class ArbiterServer(threading.Thread):
         call: tells the members of this call from others.
         slot: of the member whose monitor this is.
         arbiter: decides.
+        heard: when the last heartbeat of this standby that got through in time was begun (s); None: none was yet.
         serve: starts the store with which the job goes on; answers its port.
         left: told the slot of a member that voted here, and has ended.
         changed: called when `is_needed` may have changed, or the job goes on here.
@@ -49,13 +50,14 @@ class ArbiterServer(threading.Thread):
         call: str,
         slot: int,
         arbiter: Arbiter,
+        heard: Callable[[], float | None],
         serve: Callable[[Verdict], int],
         left: Callable[[int], None],
         changed: Callable[[], None],
     ) -> None:
         super().__init__(name="arbiter", daemon=True)
         self._listener, self._call, self._slot, self._arbiter = listener, call, slot, arbiter
-        self._serve, self._left, self._changed = serve, left, changed
+        self._heard, self._serve, self._left, self._changed = heard, serve, left, changed
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._peers: dict[int, _Peer] = {}
         self._lost = self._closed = self._refused = False
@@ -187,7 +189,7 @@ class ArbiterServer(threading.Thread):
         peer.socket.close()
         twice = any(other.member == peer.member for other in self._peers.values())
         if peer.member is not None and not twice:
-            self._arbiter.leave(peer.member, clock.monotonic(), peer.ended)
+            self._arbiter.leave(peer.member, clock.monotonic(), self._heard(), peer.ended)
             if peer.slot is not None:
                 self._left(peer.slot)
         self._changed()

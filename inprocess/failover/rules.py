@@ -14,8 +14,10 @@ No two jobs come of that, and no function runs on beside the new one (I2):
   store is less than half, and has closed it.
 
 ``gone`` must not count who ended *after* it had gone on with others, on whichever side: a member tells all arbiters and
-its old store that it votes before it does, and an end long after the loss (``grace``) says nothing. ``completed`` is no
-verdict of its own either: only where more than half know of it.
+its old store that it votes before it does. With the old store the others go on without a standby only once it has been
+silent for ``heartbeat_timeout``. After that, an end that it sees says nothing: one that stood still for longer finds
+the ends of all those that have completed meanwhile. ``completed`` is no verdict of its own either: only where more than
+half know of it.
 """
 
 from __future__ import annotations
@@ -27,9 +29,8 @@ from dataclasses import dataclass, field
 
 from inprocess.attribution import ranges, stretches, within
 from inprocess.protocol.messages import FailoverOutcome, Verdict, Vote
-from inprocess.protocol.timing import SILENCE_SHARE
 
-__all__ = ["Arbiter", "ENDED", "MAX_MESSAGE_BYTES", "grace", "hears_enough", "patience", "standbys"]
+__all__ = ["Arbiter", "ENDED", "MAX_MESSAGE_BYTES", "hears_enough", "patience", "standbys"]
 
 
 def standbys(roster: Sequence[int], count: int, host: int) -> tuple[int, ...]:
@@ -56,20 +57,14 @@ def patience(heartbeat_timeout: float, heartbeat_interval: float) -> float:
     return 2 * (heartbeat_timeout + heartbeat_interval)
 
 
-def grace(heartbeat_timeout: float, heartbeat_interval: float) -> float:
-    """Seconds after the loss of the store in which the others cannot have gone on with it yet, without whoever lost
-    it: its last heartbeat is not so old."""
-    return (1 - SILENCE_SHARE) * heartbeat_timeout - heartbeat_interval
-
-
 @dataclass
 class Arbiter:
     """One per standby. Told what happens, asked what follows; times in seconds of its own clock."""
 
     #: see `patience`
     patience: float
-    #: see `grace`
-    grace: float
+    #: after so long without a heartbeat of this standby the others go on without it (seconds)
+    heartbeat_timeout: float
     #: members that said hello
     met: set[int] = field(default_factory=set)
     #: those of them that have certainly ended, and did not go on with the old store before
@@ -95,15 +90,17 @@ class Arbiter:
         self.met.add(member)
         self.gone.discard(member)
 
-    def leave(self, member: int, now: float, ended: bool = True) -> None:
+    def leave(self, member: int, now: float, heard: float | None, ended: bool = True) -> None:
         """Its connection ended: its process has ``ended``, or needs no store any more; or only the connection broke.
 
-        One that ends later, without a vote here, may have gone on with the old store or elsewhere, and others with it,
+        ``heard``: when the last heartbeat of this standby that got through in time was begun; None: none was yet. Who
+        ends when that is too long ago, without a vote here, may have gone on without this standby, and others with it,
         that do so still: it does not make them fewer.
         """
         voted = self.votes.pop(member, None) is not None
         uncertain = self.elsewhere | self.completed
-        if ended and (voted or (member not in uncertain and now <= self.lost_at + self.grace)):
+        counted_on = heard is None or now <= heard + self.heartbeat_timeout
+        if ended and (voted or (member not in uncertain and counted_on)):
             self.gone.add(member)
 
     def turn_away(self, member: int) -> None:

@@ -41,6 +41,7 @@ class StandbyRole:
         config: of the monitor.
         spec: the store that may be lost.
         current: answers the member's view of the job, which is replaced, not changed.
+        heard: see `ArbiterServer`.
         spawn: starts a thread: ``spawn(function, *arguments)``.
         with_store: calls a function with a connection of its own.
         changed: called when `is_needed` may have changed, or `serves`.
@@ -53,6 +54,7 @@ class StandbyRole:
         config: Settings,
         spec: StoreSpec,
         current: Callable[[], Membership],
+        heard: Callable[[], float | None],
         spawn: Spawn,
         with_store: Callable[[Callable[[Any], None]], None],
         *,
@@ -60,7 +62,7 @@ class StandbyRole:
         ended: threading.Event,
         stop_serving: Callable[[], None],
     ) -> None:
-        self._config, self._spec, self._current = config, spec, current
+        self._config, self._spec, self._current, self._heard = config, spec, current, heard
         self._spawn, self._with_store = spawn, with_store
         self._changed, self._ended, self._stop_serving = changed, ended, stop_serving
         #: where members meet when the store is lost, if this is a standby, or serves the store
@@ -114,7 +116,7 @@ class StandbyRole:
                 descriptors.raise_limit()
                 try:
                     standby = Standby(
-                        config, membership.member, membership.slot, self._spec, self._spawn, self._changed
+                        config, membership.member, membership.slot, self._spec, self._heard, self._spawn, self._changed
                     )
                 except OptionError as error:
                     log.warning("this host cannot stand by for that of the store: %s", error)
@@ -152,6 +154,7 @@ class Standby:
         member: whose monitor it is.
         slot: of its rank.
         spec: the store that may be lost.
+        heard: see `ArbiterServer`.
         spawn: starts a thread: ``spawn(function, *arguments)``.
         changed: called when whoever may ask has changed, or `serves`.
     """
@@ -162,14 +165,15 @@ class Standby:
         member: int,
         slot: int,
         spec: StoreSpec,
+        heard: Callable[[], float | None],
         spawn: Spawn,
         changed: Callable[[], None],
     ) -> None:
         self._config, self._member, self._spec, self._spawn = config, member, spec, spawn
-        times = (config.heartbeat_timeout, config.heartbeat_interval)
-        arbiter = rules.Arbiter(rules.patience(*times), rules.grace(*times))
+        timeout = config.heartbeat_timeout
+        arbiter = rules.Arbiter(rules.patience(timeout, config.heartbeat_interval), timeout)
         listener = serving.listen(config.serve_host, config.bind)
-        self.server = ArbiterServer(listener, spec.prefix, slot, arbiter, self._serve, self._left, changed)
+        self.server = ArbiterServer(listener, spec.prefix, slot, arbiter, heard, self._serve, self._left, changed)
         #: the store with which the job goes on, how it is reached from here, and with whom
         self._server: Any = None
         self._there: StoreSpec | None = None

@@ -81,10 +81,13 @@ class Buffer:
 
 
 class Copies:
-    """Two buffers; the older one is the next to be overwritten."""
+    """Two buffers; the older one is the next to be overwritten. After a restart, where not all ranks have come to make
+    the newer one, it is that."""
 
     def __init__(self) -> None:
         self.buffers = (Buffer(), Buffer())
+        #: all ranks have this one, and none after it
+        self._spared = NOTHING
         #: beside the training, by device
         self._streams: dict[torch.device, Any] = {}
 
@@ -93,7 +96,8 @@ class Copies:
         return sum(buffer.nbytes for buffer in self.buffers)
 
     def next(self) -> Buffer:
-        return min(self.buffers, key=lambda buffer: buffer.step)
+        spared, self._spared = self._spared, NOTHING
+        return min(self.buffers, key=lambda buffer: (buffer.step == spared != NOTHING, buffer.step))
 
     def settle(self) -> None:
         """Wait for a copy that is under way: what it is of is about to change."""
@@ -104,8 +108,13 @@ class Copies:
         self.settle()
         yield from (Copy(buffer.shard, buffer.step) for buffer in self.buffers if buffer.step != NOTHING)
 
-    def drop_after(self, step: int) -> None:
-        """What is newer is of a future that did not come to be; another rank may have it of the one that does."""
+    def drop_after(self, step: int, spared: int = NOTHING) -> None:
+        """What is newer is of a future that did not come to be; another rank may have it of the one that does.
+
+        ``spared``: the newest of which all ranks have theirs. It is not the next to be overwritten: should that be
+        interrupted as well, no step would be left.
+        """
+        self._spared = spared
         for buffer in self.buffers:
             if buffer.step > step:
                 buffer.step = NOTHING

@@ -125,6 +125,14 @@ def newest(haves: Sequence[Holdings]) -> int:
     return max((copy.step for have in haves for _, copy in have.holdings()), default=NOTHING)
 
 
+def whole_copies(haves: Sequence[Holdings], step: int) -> int:
+    """The newest step, not after this one, of which every shard is among the copies; `NOTHING` where there is none."""
+    there = {copy for have in haves for copy in have.copies}
+    steps = {copy.step for copy in there if copy.step <= step}
+    whole = (each for each in steps if all(Copy(have.shard, each) in there for have in haves))
+    return max(whole, default=NOTHING)
+
+
 def _holders(haves: Sequence[Holdings], step: int) -> dict[Shard, list[Source]]:
     """Who has each shard at this step; each rank once, the live state before a copy."""
     found: dict[Shard, dict[int, Source]] = {}

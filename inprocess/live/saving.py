@@ -17,7 +17,7 @@ from inprocess.live.beside import Beside
 from inprocess.live.copies import Copies, Replicator
 from inprocess.live.every import Schedule
 from inprocess.live.patience import TIDY, all_do, all_ready, in_words, join_with_progress
-from inprocess.live.plan import Copy, Holdings, Plan, Shard
+from inprocess.live.plan import NOTHING, Copy, Holdings, Plan, Shard
 from inprocess.live.present import LiveParts
 from inprocess.live.transfer import Wire, gather
 from inprocess.system.interpreter import SLICE
@@ -101,10 +101,10 @@ class Saving:
         """The copies that there are, this rank's and those it keeps for another one."""
         return (*self.copies.held(), *self.kept.held())
 
-    def drop_after(self, step: int) -> None:
-        """Forget those of a future that has not come to be."""
+    def drop_after(self, step: int, spared: int = NOTHING) -> None:
+        """Forget those of a future that has not come to be; see `Copies.drop_after`."""
         for copies in (self.copies, self.kept):
-            copies.drop_after(step)
+            copies.drop_after(step, spared)
 
     # --- after a restart ------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from inprocess.live import randoms
 from inprocess.live.copies import Buffer
 from inprocess.live.every import Schedule
 from inprocess.live.last import LastCheckpoint
-from inprocess.live.plan import NOTHING, Holdings, Plan, Shard, Source, Where, newest, plan
+from inprocess.live.plan import NOTHING, Holdings, Plan, Shard, Source, Where, newest, plan, whole_copies
 from inprocess.live.present import LiveParts
 from inprocess.live.saving import Around, Saving, checkpoints
 from inprocess.live.transfer import Wire, gather
@@ -190,7 +190,7 @@ class LiveState:
         else:
             now = 0
             self._begin(haves)
-        saving.drop_after(now)
+        saving.drop_after(now, whole_copies(haves, now))
         if saving.disk is not None:
             saving.disk.newest = min(saving.disk.newest, now)  # what is newer is of such a future, too
         self._now_at(now, present)

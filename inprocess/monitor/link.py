@@ -148,7 +148,7 @@ class Link:
 
     @property
     def heartbeat_at(self) -> float | None:
-        """When the last heartbeat that got through was begun (s); None: there was none yet."""
+        """When the last heartbeat that got through in time was begun (s); None: there was none yet."""
         return self._beat_at
 
     @property
@@ -176,6 +176,7 @@ class Link:
                 self._config,
                 self._connections.spec,
                 lambda: self.membership,
+                lambda: self._beat_at,
                 self._spawn,
                 self._with_store,
                 changed=lambda: self._post(StandbyChanged()),

@@ -1688,9 +1688,7 @@ FAILOVER = (
         "if False:\n            reason",
     ),
     arbitration("twice", "an arbiter changes its mind", "if self.verdict is None and self.votes:", "if self.votes:"),
-    arbitration(
-        "late_ends_count", "who ends long after the loss counts as dead", " and now <= self.lost_at + self.grace", ""
-    ),
+    arbitration("late_ends_count", "who ends after a long silence counts as dead", " and counted_on)", ")"),
     arbitration(
         "voters_elsewhere_count",
         "who voted elsewhere counts as dead when it ends",
@@ -1751,8 +1749,8 @@ FAILOVER = (
     desk(
         "closed_is_an_end",
         "whoever is sent away counts as ended",
-        "clock.monotonic(), peer.ended)",
-        "clock.monotonic())",
+        "self._heard(), peer.ended)",
+        "self._heard())",
     ),
     desk(
         "silence_is_an_end",
@@ -1779,6 +1777,18 @@ LIVE = (
         "copies of a future that did not come to be are kept",
         "if buffer.step > step:",
         "if False:",
+    ),
+    spread(
+        "some_copies_are_whole",
+        "copies count as whole where one rank has its own",
+        "if all(Copy(have.shard, each) in there for have in haves)",
+        "if any(Copy(have.shard, each) in there for have in haves)",
+    ),
+    _in("live/copies.py", "tests/threads/test_live_state.py")(
+        "last_whole_copies_overwritten",
+        "the last copies that all ranks have are overwritten first",
+        "(buffer.step == spared != NOTHING, buffer.step)",
+        "buffer.step",
     ),
     copies("newest_overwritten", "the newer copy is overwritten", "return min(self.buffers", "return max(self.buffers"),
     disk("no_checksums", "what was written is not compared", "if _sums(stream) != kept[file]:", "if False:"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
+from inprocess.system.descriptors import await_readable
 from inprocess.testing import leaks
 from tests.harness import Ranks, Run
 from tests.ranks import checks
@@ -16,6 +18,17 @@ from .shared import Shared
 def processes(run: Run, rank: int) -> list[int]:
     """A rank's training process and its monitor."""
     return [run.pids[rank], *leaks.children_of(run.pids[rank])]
+
+
+@contextlib.contextmanager
+def until_ended(pids: Sequence[int], seconds: float = 30.0) -> Iterator[None]:
+    """When the body is done, wait for the end of these processes."""
+    with contextlib.ExitStack() as stack:
+        pidfds = [os.pidfd_open(pid) for pid in pids]
+        for pidfd in pidfds:
+            stack.callback(os.close, pidfd)
+        yield
+        assert all(await_readable(pidfd, seconds) for pidfd in pidfds), "a process did not end in time"
 
 
 def send(pids: Sequence[int], signum: signal.Signals) -> None:

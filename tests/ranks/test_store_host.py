@@ -126,3 +126,19 @@ def test_its_host_stands_still(launch):
     ranks = run.wait(fenced=[0])
     checks.died(ranks, {0: -signal.SIGKILL})
     checks.went_on(ranks, without=[0])
+
+
+def test_a_standby_stands_still_until_the_others_have_returned(launch):
+    """It finds that their processes have ended, and must not take that for a reason to go on alone."""
+    faults = {At(3, step=1): Raise(), At(2, iteration=0, step="finalize"): Stop()}
+    run = launch(targets.run_train, 4, faults=faults, wrapper=BEATING | {"heartbeat_timeout": 4})
+    run.wait_event("fault", count=2)
+    host = hostwise.processes(run, 2)
+    hostwise.send(host, signal.SIGSTOP)
+    with hostwise.until_ended([pid for rank in (0, 1, 3) for pid in hostwise.processes(run, rank)[1:]]):
+        run.wait_event("done", count=3)
+    hostwise.send(host, signal.SIGCONT)
+    ranks = run.wait(60, fenced=[2])  # where it could vote, it waits for the others at its own standby
+    hostwise.stopped(ranks, [2])
+    checks.went_on(ranks, without=[2])
+    assert [iteration for iteration, _, _ in ranks[2].entries()] == [0]

@@ -20,7 +20,7 @@ from inprocess.protocol.ops import Pause
 from inprocess.protocol.timing import SILENCE_SHARE
 from inprocess.protocol.verbs import watching
 from tests.sim.engine import Process, SimStore, Until, Wire
-from tests.sim.scenario import HEARTBEAT, HEARTBEAT_TIMEOUT
+from tests.sim.scenario import BARRIER_TIMEOUT, HEARTBEAT, HEARTBEAT_TIMEOUT
 
 if TYPE_CHECKING:
     from tests.sim.monitor import Monitor
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 #: how long whoever lost the store waits for the verdict, and how often a store looks whom it hears (seconds)
 PATIENCE, LOOK = rules.patience(HEARTBEAT_TIMEOUT, HEARTBEAT), HEARTBEAT_TIMEOUT / 10
-#: for how long an end is taken for certain
-GRACE = rules.grace(HEARTBEAT_TIMEOUT, HEARTBEAT)
 
 
 @dataclass
@@ -42,7 +40,8 @@ class View:
     #: its founders, by slot, and the size of their numbering
     members: tuple[int, ...]
     world_size: int
-    standbys: tuple[int, ...] = ()
+    #: the member on whose host it is served
+    host: int = 0
     #: its iteration 0 is the job's iteration number ``offset``
     offset: int = 0
     #: the one whose loss led here
@@ -119,7 +118,7 @@ class ArbiterServer:
 
     def __init__(self, world: World, monitor: Monitor, view: View) -> None:
         self.world, self.process, self.view = world, monitor, view
-        self.arbiter = Arbiter(PATIENCE, GRACE)
+        self.arbiter = Arbiter(PATIENCE, HEARTBEAT_TIMEOUT)
         self._waiting: list[ArbiterClient] = []
         self._open: list[ArbiterClient] = []
         #: the view that begins here, and who serves its store
@@ -145,7 +144,7 @@ class ArbiterServer:
     def leave(self, contact: ArbiterClient) -> None:
         if contact in self._open:
             self._open.remove(contact)
-        self.arbiter.leave(contact.member, self.process.engine.now)
+        self.arbiter.leave(contact.member, self.process.engine.now, self.process.beat_at)
         self._speak_for(contact)
         self._settle()
         self.process.notify()
@@ -250,13 +249,25 @@ class Keeper:
     def _follow(self) -> Generator[Any, Any, None]:
         membership = Membership.founder(self.view.members[0], self.view.members, self.view.world_size)
         try:
-            while True:
-                membership.apply((yield from verbs.await_next(membership.iteration)))
+            while not membership.iteration >= 0 or not (yield from verbs.await_outcome(membership.iteration)).completed:
+                decision = yield from verbs.await_next(membership.iteration)
+                membership.apply(decision)
+                if decision.abort:
+                    break
                 self.rosters.append(membership.roster)
                 if (yield from verbs.await_start(membership.iteration)).go:
                     self.rosters = [membership.roster]
+            yield from self._linger(membership)
         except StoreLost:
             return
+
+    def _linger(self, membership: Membership) -> Generator[Any, Any, None]:
+        """The job is over. The first store ends when nobody needs it; a later one with the monitor that serves it."""
+        if not self.view.number:
+            yield from verbs.await_over(BARRIER_TIMEOUT, membership.known)
+            self.process.engine.note(self.process.name, "ends: the job is over")
+            self.world.has_store_ended = True
+            self.view.store.lose()
 
     def _watch(self) -> Generator[Any, Any, None]:
         store = self.view.store

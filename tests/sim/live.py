@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from inprocess.live.copies import Buffer, Copies
-from inprocess.live.plan import NOTHING, Holdings, Shard, Source, Where, newest, plan
+from inprocess.live.plan import NOTHING, Holdings, Shard, Source, Where, newest, plan, whole_copies
 from tests.sim.engine import Broken, Work
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Live:
                 history = self._within[self._find(shard, step)]
         self._check(haves, step, history)
         for copies_of in (self.copies, self.kept):
-            copies_of.drop_after(step)
+            copies_of.drop_after(step, whole_copies(haves, step))
         self.shard, self.step, self.history = shard, step, history
 
     def _find(self, shard: Shard, step: int) -> Buffer:

@@ -66,8 +66,8 @@ class Monitor(Process):
         self.desk: ArbiterServer | None = None
         #: its rank goes on in another store, with another monitor
         self.retired = False
-        if generation == 0 and training.ticket.slot in view.standbys and training.founds:
-            self.desk = view.desks[training.ticket.slot] = ArbiterServer(world, self, view)
+        if self.identity is not None or training.founds:
+            self._stand_by()
         self.delay, self.pace = training.delay if generation == 0 else 0.0, training.pace
         if self.identity is None:
             self.spawn(self._guarded(self._ask_identity()))
@@ -78,6 +78,13 @@ class Monitor(Process):
         self.delay = 0.0
         if not training.alive:
             self.training_ended()
+
+    def _stand_by(self) -> None:
+        """Open an arbiter as soon as its member is one of those that stand by. It stays, those who stand by change."""
+        view, roster = self.training.view, self.membership.roster
+        if self.desk is None and self.member in self.world.standbys(view, roster):
+            self.desk = ArbiterServer(self.world, self, view)
+            self.world.opened(self.desk, self.member)
 
     def _guarded(self, verb: Generator[Any, Any, Any]) -> Generator[Any, Any, None]:
         """A monitor whose store is gone stays: its lease kills a training process that does not leave by itself."""
@@ -142,6 +149,8 @@ class Monitor(Process):
 
     def _moved(self) -> None:
         """It stands in another iteration, of which its rank may not be a part any more."""
+        if self.inside:
+            self._stand_by()
         if self.training.leased_from is None:
             self._note_lease()
         if self.inside and not self.membership.included:

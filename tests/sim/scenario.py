@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from dataclasses import dataclass
 
@@ -55,6 +56,10 @@ class Freeze:
     target: str
     time: float
     seconds: float
+    #: from the training process' entry into this phase, instead of at a time ...
+    phase: str = ""
+    #: ... in the first iteration >= this one
+    iteration: int = 0
 
 
 @dataclass(frozen=True)
@@ -170,6 +175,8 @@ def random_scenario(seed: int, members: int = 4, faults: int = 3) -> Scenario:
         spawns = (*spawns, _random_again(again, members))
     if standbys:
         chosen = (*chosen[: failover.choice((0, 0, 1, 1, 3))], *_random_losses(failover, members, longest))
+    delicate = random.Random(f"freezes {seed}")
+    chosen = tuple(_in_a_phase(delicate, fault) if isinstance(fault, Freeze) else fault for fault in chosen)
     return Scenario(
         seed,
         members,
@@ -271,3 +278,10 @@ def _random_cut(rng: random.Random, member: int, iteration: int, longest: float)
 def _random_freeze(rng: random.Random, member: int, iteration: int, longest: float) -> Fault:
     target = rng.choice(("training", "monitor", "host"))
     return Freeze(member, target, rng.random() * (iteration + 1) * longest, rng.choice(_AWAY))
+
+
+def _in_a_phase(rng: random.Random, fault: Freeze) -> Freeze:
+    """Every other one begins where something may be half done, so that what it misses is the rest of a restart."""
+    if rng.random() < 0.5:
+        return fault
+    return dataclasses.replace(fault, phase=rng.choice(_DELICATE), iteration=rng.randint(0, 2))

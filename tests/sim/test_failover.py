@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import sim
-from tests.sim.scenario import Act, Cut, Kill, Scenario, Spawn, Split, StoreGone
+from tests.sim.scenario import Act, Cut, Freeze, Kill, Scenario, Spawn, Split, StoreGone
 from tests.sim.world import World
 
 
@@ -130,6 +130,17 @@ def test_who_serves_the_second_store_is_lost_too() -> None:
     faults = (StoreGone(1.0, host=True), Kill(2, "host", 40))
     world = sim.run(Scenario(3, 3, faults, longest=2.0, standbys=2))
     assert results(world) == [None, "returned", None]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_host_that_stands_still_while_the_others_complete(seed: int) -> None:
+    """When it goes on in its end round, the store has ended, and so have the others: it must not go on alone."""
+    for phase in ("finalize", "end round"):
+        faults = (Act(0, "raise"), Freeze(2, "host", 0.0, 11.6, phase))
+        world = sim.run(Scenario(seed, 3, faults, longest=0.3, standbys=2))
+        assert results(world)[:2] == ["returned"] * 2
+        assert results(world)[2] != "returned"
+        assert len(world.views) == 1
 
 
 FOUND = {

@@ -13,7 +13,7 @@ from inprocess.protocol.verbs import shared
 from tests import sim
 from tests.sim import world
 from tests.sim.engine import SimStore
-from tests.sim.scenario import Act, Cut, Freeze, Kill, Scenario, Spawn
+from tests.sim.scenario import Act, Cut, Freeze, Kill, Scenario, Spawn, StoreGone
 
 RESTARTS = tuple(Act(0, "raise", iteration) for iteration in range(20))
 
@@ -66,6 +66,22 @@ FOUND = {
     # no heartbeat had ever got through, so no lease had begun
     "a monitor that is not heard from the beginning": Scenario(
         2152, 2, (Act(0, "hang"), Freeze(0, "monitor", 0.0, 3.0), Cut(0, 0.4416810404970338, 30.0, way="in"))
+    ),
+    # in two restarts in a row not all had come to make their copies: the last that all had was overwritten
+    "copies are interrupted twice": Scenario(
+        17477,
+        4,
+        (
+            Act(1, "initialize raises"),
+            Act(1, "initialize raises", 1),
+            Spawn(0, 2.6511462622187887),
+            Spawn(4, 2.6548815556980934),
+            StoreGone(5.283428861867266),
+        ),
+        assignment="discard odd",
+        longest=2.0,
+        respawn=0.2,
+        live="sharded",
     ),
 }
 

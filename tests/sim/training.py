@@ -50,7 +50,7 @@ class Training(Process):
     def __init__(self, world: World, number: int, slot: int) -> None:
         super().__init__(world.engine, world.store, f"train{number}")
         self.host, self.silence = number, world.silence
-        #: the store that it uses, and its connections to those that stand by, in the order in which they are asked
+        #: the store that it uses, and its connections to those that stand by, or did in an iteration before
         self.view, self.contacts = world.views[0], list[ArbiterClient]()
         #: which process it is, in the order in which they started
         self.world, self.number = world, number
@@ -121,7 +121,10 @@ class Training(Process):
         self.accounted = False
         #: its connection to who closes the store
         self.keeper: ArbiterClient | None = None
-        #: no desk was out of reach when it looked for them
+        #: the members that stand by in this iteration, the connections to those that it has reached, and whether
+        #: these are all, in the order in which they are asked
+        self.standing: tuple[int, ...] = ()
+        self.order: list[ArbiterClient] = []
         self.met_all = True
         #: it has lost the store and wants to vote; it is voting
         self.wants_vote = self.votes = False
@@ -222,8 +225,9 @@ class Training(Process):
         if what == "next":
             self.world.named(self, value)
             self.spot = None
-        if what == "start" and value.go and not self.contacts:
-            self.contacts = self.world.make_contacts(self)
+        if what == "start" and value.go:
+            self.standing = self.world.standbys(self.view, self.membership.roster)
+            self.world.make_contacts(self)
         self.found[what, iteration] = value
         self.world.agree(self.view, what, iteration, value)
         self.notify()
@@ -283,7 +287,7 @@ class Training(Process):
     def _cut_off(self, error: Exception) -> Event:
         """Whoever has somebody to ask what becomes of the job leaves its function, and votes."""
         self._detour = _AFTER_LOSS.get(self.phase)
-        if isinstance(error, Fenced) or not self.contacts or self.quitting or self._detour is None:
+        if isinstance(error, Fenced) or not self.order or self.quitting or self._detour is None:
             self._detour = None
             self.quitting = self.quitting or f"cut off: {type(error).__name__}"
             return Event.CUT_OFF
@@ -614,7 +618,7 @@ class Training(Process):
     def _may_return(self) -> Generator[Any, Any, bool]:
         """Tell all that stand by that the job is completed."""
         silent = not self.met_all
-        for contact in self.contacts:
+        for contact in self.order:
             answer = None if contact.ended else (yield from contact.ask(ArbiterClient.say_completed, ANSWER))
             if answer is not None and answer[0].outcome is FailoverOutcome.GO:
                 return False
@@ -638,7 +642,7 @@ class Training(Process):
         if outcome and not outcome.completed:
             yield from self._wait("aborted")
         self.answered, self.closed = self.membership.iteration, math.inf
-        if ("lost", 0) in self.found and self.contacts:
+        if ("lost", 0) in self.found and self.order:
             raise StoreLost("the follower lost the store")
         return Event.CUT_OFF if ("lost", 0) in self.found else Event.OK
 
@@ -687,7 +691,7 @@ class Training(Process):
         self.votes = self.asked = True
         self.world.monitors[self.number].stop_beating()
         vote = Vote.of(self.membership.slot, self.membership.note(self.membership.iteration))
-        for contact in self.contacts:
+        for contact in self.order:
             if contact.ended or (yield from contact.ask(ArbiterClient.ping, ANSWER)) is None:
                 continue
             self.engine.note(self.name, f"votes at {contact.post.process.name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -74,7 +75,7 @@ class World:
         self.store = SimStore()
         members = tuple(range(scenario.members))
         #: the stores, in the order in which the job went on with them
-        self.views = [View(0, self.store, members, len(members), standbys(members, scenario.standbys, members[0]))]
+        self.views = [View(0, self.store, members, len(members))]
         #: those that closed themselves, and the newest in which the function was entered
         self.closed: list[View] = []
         self._newest = self.views[0]
@@ -82,6 +83,8 @@ class World:
         #: timeout as short as here it would be too large a part for leaving the function before the lease is over
         self.silence = SILENCE_SHARE * HEARTBEAT_TIMEOUT - HEARTBEAT if scenario.standbys else None
         self.is_over = False
+        #: the job is over, and with it its first store: whoever starts now finds none
+        self.has_store_ended = False
         #: monitors whose rank has another one since, and connections to the desks of stores before
         self._retired: list[Monitor] = []
         self._kept: list[ArbiterClient] = []
@@ -97,7 +100,7 @@ class World:
         self.pauses: list[tuple[int, float]] = []
         #: the job ended for the same error again and again
         self.hopeless = False
-        self._armed: set[Kill] = set()
+        self._armed: set[Kill | Freeze] = set()
         self._acts = [fault for fault in scenario.faults if isinstance(fault, Act)]
         #: (what, iteration) -> the value the first reader found
         self._agreed: dict[tuple[str, int], Any] = {}
@@ -166,21 +169,40 @@ class World:
 
     # --- several stores ---------------------------------------------------------------------------------------
 
-    def make_contacts(self, training: Training) -> list[ArbiterClient]:
-        """To those that stand by, and can be reached; and to who serves the store, which is not asked."""
+    def standbys(self, view: View, roster: Sequence[int]) -> tuple[int, ...]:
+        """The members that stand by in an iteration."""
+        return standbys(roster, self.scenario.standbys, view.host)
+
+    def opened(self, desk: ArbiterServer, member: int) -> None:
+        """A member stands by from now on: those that have waited to hear where it is come to it."""
+        desk.view.desks[member] = desk
+        for training in self.training:
+            if training.alive and training.view is desk.view and member in training.standing:
+                self.make_contacts(training)
+
+    def make_contacts(self, training: Training) -> None:
+        """To those that stand by in its iteration, and can be reached; and to who serves the store, which is not
+        asked."""
         view = training.view
-        if view.keeper is not None and not training.cannot_hear(view.store):
+        if training.keeper is None and view.keeper is not None and not training.cannot_hear(view.store):
             training.keeper = ArbiterClient(training, view.keeper)
             self._kept.append(training.keeper)
-        desks = [view.desks[member] for member in view.standbys if member in view.desks]
-        desks = [desk for desk in desks if desk.process.alive]
-        reached = [desk for desk in desks if self._reaches(training, desk)]
-        training.met_all = training.met_all and len(reached) == len(desks)
-        return [ArbiterClient(training, desk) for desk in reached]
+        known = {contact.post: contact for contact in training.contacts if not contact.ended}
+        training.order, training.met_all = [], True
+        for member in training.standing:
+            desk = view.desks.get(member)
+            if desk is None or (desk not in known and desk.process.alive and not self._reaches(training, desk)):
+                training.met_all = False
+            elif desk.process.alive:
+                contact = known.get(desk) or ArbiterClient(training, desk)
+                training.order.append(contact)
+                training.contacts += [contact] * (desk not in known)
 
     def _reaches(self, training: Training, desk: ArbiterServer) -> bool:
+        """Whether it answers: where it stands still, not before it goes on."""
         network, here, there = self.engine.network, training.host, desk.process.host
-        return max(network.open_at(here, there), network.open_at(there, here)) <= self.engine.now
+        opens = max(network.open_at(here, there), network.open_at(there, here), desk.process.frozen_until)
+        return opens <= self.engine.now
 
     def keep(self, contacts: list[ArbiterClient]) -> None:
         """They end with the process."""
@@ -190,8 +212,7 @@ class World:
         """A desk has decided that the job goes on; ``slot``: of the member whose monitor that is."""
         number, members = len(self.views), verdict.members
         offset = before.offset + verdict.iteration + 1
-        names = standbys(members, self.scenario.standbys, slot)
-        view = View(number, server.store, members, max(members) + 1, names, offset, before)
+        view = View(number, server.store, members, max(members) + 1, slot, offset, before)
         view.keeper = Keeper(self, server, view)
         self.views.append(view)
         if not self.scenario.shared_host:
@@ -251,7 +272,7 @@ class World:
 
     def _arm(self, fault: object) -> None:
         match fault:
-            case Kill(phase=str(phase)) if phase:
+            case Kill(phase=str(phase)) | Freeze(phase=str(phase)) if phase:
                 pass
             case Kill(op=None):
                 self.engine.at(fault.time, partial(self._kill, fault))
@@ -270,15 +291,20 @@ class World:
                 self.engine.at(fault.time, partial(self._start_late, fault.slot))
 
     def begins(self, training: Training) -> None:
-        """A phase begins: kills that count operations from here are armed."""
+        """A phase begins: kills that count operations from here are armed, and who is to stand still does so."""
         for fault in self.scenario.faults:
-            if isinstance(fault, Kill) and fault.member == training.number and fault.phase == training.phase.value:
-                self._arm_phase(fault, training)
+            mine = isinstance(fault, Kill | Freeze) and fault.member == training.number
+            if mine and fault.phase == training.phase.value:  # type: ignore[union-attr]
+                self._arm_phase(fault, training)  # type: ignore[arg-type]
 
-    def _arm_phase(self, fault: Kill, training: Training) -> None:
+    def _arm_phase(self, fault: Kill | Freeze, training: Training) -> None:
         iteration = training.view.offset + training.membership.iteration
-        if iteration >= fault.iteration and fault.op is not None and fault not in self._armed:
-            self._armed.add(fault)
+        if iteration < fault.iteration or fault in self._armed:
+            return
+        self._armed.add(fault)
+        if isinstance(fault, Freeze):
+            self._freeze(fault)
+        elif fault.op is not None:
             moments = training.after if fault.after else training.before
             moments[training.operations + fault.op] = partial(self._kill, fault)
 
@@ -389,7 +415,12 @@ class World:
                 contact.close()
         again = self.scenario.respawn
         ended = (*ENDED_WELL, "a founder is missing")  # once more would take as long, and end as it did
-        if again is not None and training.result not in ended and len(self.training) < MOST:
+        if (
+            again is not None
+            and training.result not in ended
+            and len(self.training) < MOST
+            and not self.has_store_ended
+        ):
             self._to_come += 1
             self.engine.at(again, partial(self._start_late, training.ticket.slot))
 
@@ -600,6 +631,8 @@ class World:
         if training.result == "a founder is missing":  # killed before anybody could see it
             cut = self.scenario.standbys and any(isinstance(fault, Cut | Split) for fault in self.fired)
             return cut or any(isinstance(fault, Kill) for fault in self.fired)
+        if training.result == "cut off: StoreLost" and self.has_store_ended and training.started_in < 0:
+            return True
         if training.result == "aborted" and self.hopeless:
             return True
         if training.result in ("aborted", "too few"):

@@ -30,14 +30,19 @@ PORT = 29500
 class Standby:
     """A desk, and what it has told its monitor."""
 
-    def __init__(self, member: int = 2, serve: Callable[[Verdict], int] = lambda verdict: PORT) -> None:
+    def __init__(
+        self,
+        member: int = 2,
+        serve: Callable[[Verdict], int] = lambda verdict: PORT,
+        heard: Callable[[], float | None] = lambda: None,
+    ) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.where: tuple[str, int] = self.listener.getsockname()
         self.left: list[int] = []
         self.changed = threading.Event()
         self.arbiter = Arbiter(60.0, 60.0)
         self.server = ArbiterServer(
-            self.listener, "call", member, self.arbiter, serve, self.left.append, self.changed.set
+            self.listener, "call", member, self.arbiter, heard, serve, self.left.append, self.changed.set
         )
         self.server.start()
 
@@ -301,6 +306,7 @@ def test_who_is_sent_away_may_live(standby, contacts) -> None:
         odd.settimeout(SOON)
         while odd.recv(1 << 16):
             pass
+    assert one.changed.wait(SOON)
     assert one.server.met
     assert one.server.gone == set()
 
@@ -313,6 +319,18 @@ def test_a_standby_that_says_something_else_is_passed_over(standby, contacts, mo
     there.server.lost()
     verdict, _ = mine.vote(vote(0, last=0), SOON)
     assert verdict.host == 1
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_standby_that_stood_still_does_not_go_on_alone(standby, contacts, heard: bool) -> None:
+    """The others have ended when it wakes up: whether they had completed without it, it cannot know."""
+    one = standby(heard=lambda: monotonic() - (59.0 if heard else 61.0))
+    first, second = contacts(0, one), contacts(2, one)
+    one.changed.clear()
+    first.close()
+    assert one.changed.wait(SOON)
+    assert one.server.gone == ({0} if heard else set())
+    second.close()
 
 
 def test_a_forked_child_does_not_keep_its_parent_alive(standby, contacts) -> None:
@@ -383,7 +401,8 @@ def test_accept_is_tried_again_after_a_pause(standby, monkeypatch, caplog, numbe
     made = standby()
     made.server.close()
     listener = Exhausted(socket.create_server(("127.0.0.1", 0)), number, times=3)
-    desk = ArbiterServer(listener, "call", 2, made.arbiter, lambda verdict: PORT, made.left.append, made.changed.set)
+    told = (made.left.append, made.changed.set)
+    desk = ArbiterServer(listener, "call", 2, made.arbiter, lambda: None, lambda verdict: PORT, *told)
     desk.start()
     begun = monotonic()
     with socket.create_connection(listener.getsockname(), SOON) as member:

@@ -87,6 +87,17 @@ def test_copies_of_a_future_that_did_not_come_to_be_are_dropped() -> None:
     assert copies.next().step == NOTHING
 
 
+def test_the_copies_that_all_ranks_have_are_not_the_next_to_be_overwritten() -> None:
+    """Once: then there are newer ones."""
+    copies = Copies()
+    for step in (2, 4):
+        copies.take(tree.take({"x": torch.zeros(2)}), Shard(), step)
+    copies.drop_after(4, spared=2)
+    for step in (6, 8):
+        copies.take(tree.take({"x": torch.zeros(2)}), Shard(), step)
+        assert sorted(copy.step for copy in copies.held()) == [{6: 2, 8: 6}[step], step]
+
+
 class Event:
     """Of a copy from a device."""
 

@@ -7,7 +7,7 @@ import pytest
 from inprocess.failover.rules import Arbiter, hears_enough, standbys
 from inprocess.protocol.messages import FIRST_JOINER, FailoverOutcome, Vote
 
-PATIENCE, GRACE = 10.0, 1.0
+PATIENCE, HEARTBEAT_TIMEOUT = 10.0, 4.0
 
 
 def vote(slot: int, *members: tuple[int, int], iteration: int = 3) -> Vote:
@@ -16,13 +16,13 @@ def vote(slot: int, *members: tuple[int, int], iteration: int = 3) -> Vote:
 
 def arbiter(*voters: int, gone: tuple[int, ...] = (), lost: bool = True) -> Arbiter:
     """Of a job of four members; at time 0 it lost the store, and these voted."""
-    made = Arbiter(PATIENCE, GRACE)
+    made = Arbiter(PATIENCE, HEARTBEAT_TIMEOUT)
     for member in range(4):
         made.meet(member)
     if lost:
         made.lost(0.0)
     for member in gone:
-        made.leave(member, 0.0)
+        made.leave(member, 0.0, 0.0)
     for member in voters:
         made.vote(member, vote(member), 0.0)
     return made
@@ -113,7 +113,7 @@ def test_the_newest_roster_counts() -> None:
 
 
 def test_members_that_joined_go_on_in_their_slots() -> None:
-    made = Arbiter(PATIENCE, GRACE)
+    made = Arbiter(PATIENCE, HEARTBEAT_TIMEOUT)
     made.lost(0.0)
     members = ((2, 3), (FIRST_JOINER + 1, FIRST_JOINER + 1))
     joined = ((FIRST_JOINER + 1, 1),)
@@ -125,9 +125,9 @@ def test_members_that_joined_go_on_in_their_slots() -> None:
 
 def test_a_voter_that_ends_is_not_counted() -> None:
     made = arbiter(1, 2)
-    made.leave(2, 0.0)
+    made.leave(2, 0.0, 0.0)
     made.vote(3, vote(3), 0.0)
-    made.leave(0, 0.0)
+    made.leave(0, 0.0, 0.0)
     verdict = made.decide(0.0)
     assert verdict is not None and verdict.members == (1, 3)
 
@@ -135,8 +135,8 @@ def test_a_voter_that_ends_is_not_counted() -> None:
 def test_the_verdict_never_changes() -> None:
     made = arbiter(1, 2, 3, gone=(0,))
     first = made.decide(0.0)
-    made.leave(1, 0.0)
-    made.leave(2, 0.0)
+    made.leave(1, 0.0, 0.0)
+    made.leave(2, 0.0, 0.0)
     assert made.decide(100.0) is first
     assert not made.complete(1, 3)
 
@@ -146,7 +146,7 @@ def test_who_has_completed_counts_for_that() -> None:
     made = arbiter()
     for member in (0, 1):
         assert made.complete(member, 3)
-        made.leave(member, 0.0)
+        made.leave(member, 0.0, 0.0)
     made.vote(2, vote(2), 0.0)
     verdict = made.decide(0.0)
     assert verdict is not None and (verdict.outcome, verdict.iteration) == (FailoverOutcome.COMPLETED, 3)
@@ -200,7 +200,7 @@ def test_a_standby_stays_to_say_that_it_is_completed() -> None:
 def test_a_broken_connection_is_no_end() -> None:
     """Whoever voted over it does not hear the verdict, and is waited for like any other."""
     made = arbiter(1, 2, 3, gone=(0,))
-    made.leave(3, 0.0, ended=False)
+    made.leave(3, 0.0, 0.0, ended=False)
     assert made.gone == {0}
     assert fate(made, 0.0) is None
 
@@ -209,7 +209,7 @@ def test_who_returned_and_ended_may_live() -> None:
     """It does not make the others fewer, of whom more than half have to know that the iteration is completed."""
     made = arbiter(1)
     made.complete(0, 3)
-    made.leave(0, 0.0)
+    made.leave(0, 0.0, 0.0)
     assert made.decide(0.0) is None
 
 
@@ -230,18 +230,26 @@ def test_completed_where_the_store_is_not_lost_here() -> None:
     assert fate(made, 0.0) is FailoverOutcome.COMPLETED
 
 
-def test_who_ended_long_after_the_loss_may_have_gone_on_elsewhere() -> None:
-    made = arbiter(2)
-    made.leave(0, GRACE)
+@pytest.mark.parametrize("lost", [True, False])
+def test_who_ended_after_a_long_silence_may_have_gone_on_without_this_standby(lost: bool) -> None:
+    """It may have stood still, and the others have completed without it. It may not have noticed the loss yet."""
+    made = arbiter(2, lost=lost)
+    made.leave(0, HEARTBEAT_TIMEOUT, heard=0.0)
     assert made.gone == {0}
-    made.leave(1, GRACE + 0.1)
+    made.leave(1, HEARTBEAT_TIMEOUT + 0.1, heard=0.0)
+    assert made.gone == {0}
+
+
+def test_before_the_first_heartbeat_nobody_goes_on() -> None:
+    made = arbiter(2)
+    made.leave(0, 100.0, heard=None)
     assert made.gone == {0}
 
 
 def test_who_votes_elsewhere_is_not_gone_here() -> None:
     made = arbiter(2)
     made.turn_away(3)
-    made.leave(3, 0.0)
+    made.leave(3, 0.0, 0.0)
     assert made.gone == set()
 
 
@@ -268,10 +276,10 @@ def test_two_sides_never_both_go_on(size: int) -> None:
     for dead in range(size):
         for here in range(size - dead + 1):
             for known in range(dead + 1):
-                made = Arbiter(PATIENCE, GRACE)
+                made = Arbiter(PATIENCE, HEARTBEAT_TIMEOUT)
                 made.lost(0.0)
                 for member in range(known):
-                    made.leave(member, 0.0)
+                    made.leave(member, 0.0, 0.0)
                 for member in range(size - here, size):
                     made.vote(member, vote(member, (0, size - 1)), 0.0)
                 there = range(dead, size - here)

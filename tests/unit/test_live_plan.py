@@ -8,7 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inprocess.live.plan import COPIES, NOTHING, WIDTH, Copy, Holdings, Plan, Shard, Source, Where, newest, plan
+from inprocess.live.plan import (
+    COPIES,
+    NOTHING,
+    WIDTH,
+    Copy,
+    Holdings,
+    Plan,
+    Shard,
+    Source,
+    Where,
+    newest,
+    plan,
+    whole_copies,
+)
 
 ONE = Shard()
 
@@ -159,3 +172,13 @@ def test_whoever_sends_has_it(haves: list[Holdings]) -> None:
     for have, source in zip(haves, found.sources if found else (), strict=False):
         assert found is not None
         assert (source.where, Copy(have.shard, found.step)) in list(haves[source.rank].holdings())
+
+
+def test_copies_that_all_ranks_have() -> None:
+    """Wherever they are; those of live states do not count: these change."""
+    first, second = Shard(0, 2), Shard(1, 2)
+    haves = [
+        Holdings(first, 6, (Copy(first, 2), Copy(second, 2), Copy(second, 4))),
+        Holdings(second, 6, (Copy(second, 2), Copy(first, 4), Copy(second, 6))),
+    ]
+    assert [whole_copies(haves, step) for step in (1, 2, 3, 4, 6)] == [NOTHING, 2, 2, 4, 4]
