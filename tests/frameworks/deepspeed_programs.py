@@ -10,12 +10,13 @@ import torch.distributed as dist
 import inprocess
 from inprocess.testing import here
 
-from .programs import data, model, tell, weights
+from .programs import data, is_whole, model, tell, weights, whole_checkpoint
 
 
 @inprocess.Wrapper()
-def deepspeed_loop(steps: int, stage: int = 0, call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
-    """``stage``: of ZeRO: 1 divides the optimizer's state, 2 the gradients, too, 3 also the weights."""
+def deepspeed_loop(steps: int, stage: int = 0, folder: str = "", call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
+    """``stage``: of ZeRO: 1 divides the optimizer's state, 2 the gradients, too, 3 also the weights; ``folder``: of
+    checkpoints, every four steps."""
     import deepspeed
     from deepspeed.runtime.zero import parameter_offload
 
@@ -28,15 +29,25 @@ def deepspeed_loop(steps: int, stage: int = 0, call: inprocess.CallWrapper = Non
     net = model()
     engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), config=config)
     inputs, targets = data().tensors  # type: ignore[attr-defined]
-    for step in range(steps):
+    begin = whole_checkpoint(folder) if folder else 0
+    if begin:
+        engine.load_checkpoint(folder, tag=str(begin))
+    for step in range(begin, steps):
         call.ping()
         rows = slice(4 * (step % 8), 4 * (step % 8) + 4)
         loss = torch.nn.functional.mse_loss(engine(inputs[rows]), targets[rows])
         here("backward")
         engine.backward(loss)
         engine.step()
+        if folder and (step + 1) % 4 == 0:
+            engine.save_checkpoint(folder, tag=str(step + 1), save_latest=False)
+            is_whole(folder, step + 1)
     with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
         return weights(engine.module)
+
+
+def deepspeed_checkpoints(steps: int, folder: str, stage: int) -> Any:
+    return deepspeed_loop(steps, stage, folder)
 
 
 def deepspeed_zero_1(steps: int) -> Any:
