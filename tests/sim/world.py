@@ -260,7 +260,8 @@ class World:
         limit = self.scenario.max_repeats
         if decision.repeats > 1 and moment not in self._failed_again:
             raise Broken(f"{decision.repeats} errors in a row after iteration {iteration}, and none came again")
-        stayed = [when for who, when in self._progressed if who.alive and who.member not in decision.removed]
+        here = [(who, when) for who, when in self._progressed if who.alive and who.view is view]  # not given up before
+        stayed = [when for who, when in here if who.member not in decision.removed]
         if decision.repeats and moment in stayed:
             raise Broken(f"an error of iteration {iteration} counts, in which a member committed")
         if decision.abort and decision.repeats:
