@@ -169,7 +169,17 @@ def frameworks(session: nox.Session) -> None:
     session.install(*pins, "--no-build-isolation", "deepspeed", env={"DS_BUILD_OPS": "0", **cpu})
     # but for what its ranks would compile at their first start, for a minute or more, each waiting for the others
     session.run("python", "-c", "from deepspeed.ops.op_builder.cpu import *; ShareMemCommBuilder().load()", env=cpu)
-    names = ("kept", "checkpoint_threads", "trainers", "live", "parallel", "megatron", "examples", "ray_actors")
+    names = (
+        "kept",
+        "checkpoint_threads",
+        "trainers",
+        "live",
+        "saves",
+        "parallel",
+        "megatron",
+        "examples",
+        "ray_actors",
+    )
     files = [f"tests/frameworks/{name}.py" for name in names]
     # several import it, and then leave its temporary files where a rank is killed
     session.run("python", "-m", "pip", "uninstall", "-q", "-y", "wandb")

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 import inprocess
 from inprocess.testing import At, Kill, Raise, here
 
-from .kept import PATIENT
+from .kept import PATIENT, replaced
 
 STEPS = 4
 #: until when the disk of the first iteration is busy
@@ -74,6 +74,14 @@ def test_a_thread_writes(ranks: Any, tmp_path: Any, busy: str, rank: int, fault:
     assert busy == BUSY[0] or not (tmp_path / "0-2" / ".metadata").exists()
     found = [event["left"] for each in result.ranks for event in each.of("here", label="threads", iteration=1)]
     assert busy == BUSY[2] or not any(found)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_dies_and_is_replaced(ranks: Any, tmp_path: Any, rank: int) -> None:
+    faults = {At(rank=rank, label="saving", step=2): Kill()}
+    result = ranks(2, **replaced(2)).run(train, str(tmp_path), BUSY[0], faults=faults)
+    assert result.world_sizes == [2, 2]
+    assert [value for value in result.values if value is not None] == [[True] * STEPS] * 2
 
 
 def test_twenty_restarts_leave_nothing(ranks: Any, tmp_path: Any) -> None:

@@ -104,6 +104,22 @@ def test_the_checkpoint_process_is_made_anew(
     assert left == [[True] * 4] * result.world_sizes[-1]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_checkpoint_process_of_a_replaced_rank(ranks: Any, tmp_path: Any, rank: int) -> None:
+    faults = {At(rank=rank, label="saving", step=2): Kill()}
+    result = ranks(2, **replaced(2)).run(checkpoint_process, 4, str(tmp_path), faults=faults)
+    assert result.world_sizes == [2, 2]
+    assert [value for value in result.values if value is not None] == [[True] * 4] * 2
+
+
+def test_the_checkpoint_process_after_twenty_restarts(ranks: Any, tmp_path: Any) -> None:
+    faults = {At(rank=i % 2, step=1, iteration=i): Raise(OSError) for i in range(20)}
+    result = ranks(2, **PATIENT).run(checkpoint_process, 4, str(tmp_path), faults=faults)
+    assert result.restarts == 20 and result.same_pids
+    result.assert_nothing_grows()
+    assert result.values == [[True] * 4] * 2
+
+
 SCRIPT = """
 import torch, torch.distributed as dist, inprocess
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import inprocess
 from inprocess.testing import At, Kill, Raise, here
 
-from .kept import PATIENT, check_beliefs
+from .kept import PATIENT, check_beliefs, replaced
 
 STEPS = 6
 
@@ -60,13 +60,22 @@ def test_twenty_restarts_leave_nothing(ranks: Any, tmp_path: Any, name: str) -> 
     result.assert_nothing_grows()
 
 
+@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_rank_0_dies(ranks: Any, tmp_path: Any, name: str) -> None:
-    """Another one logs from then on."""
-    faults = {At(rank=0, step=2): Kill()}
+def test_one_dies(ranks: Any, tmp_path: Any, name: str, rank: int) -> None:
+    """Where it is rank 0, another one logs from then on."""
+    faults = {At(rank=rank, step=2): Kill()}
     env = {"WANDB_SILENT": "true"}
     result = ranks(3, env=env, **PATIENT).run(PROGRAMS[name], str(tmp_path), faults=faults)
     assert result.world_sizes == [3, 2]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_one_dies_and_is_replaced(ranks: Any, tmp_path: Any, name: str, rank: int) -> None:
+    env = {"WANDB_SILENT": "true"}
+    result = ranks(2, env=env, **replaced(2)).run(PROGRAMS[name], str(tmp_path), faults={At(rank=rank, step=2): Kill()})
+    assert result.world_sizes == [2, 2]
 
 
 def metric_outside() -> None:
@@ -94,4 +103,20 @@ def metric_outside() -> None:
 def test_a_metric_that_was_interrupted_while_it_was_synchronized(ranks: Any, rank: int, fault: Any) -> None:
     result = ranks(3, **PATIENT).run(metric_outside, faults={At(rank=rank, label="computing", step=3): fault})
     assert result.world_sizes == [3, 2 if isinstance(fault, Kill) else 3]
+    check_beliefs(result, 2 * STEPS)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_metric_where_one_dies_and_is_replaced(ranks: Any, rank: int) -> None:
+    faults = {At(rank=rank, label="computing", step=3): Kill()}
+    result = ranks(2, **replaced(2)).run(metric_outside, faults=faults)
+    assert result.world_sizes == [2, 2]
+    check_beliefs(result, 2 * STEPS)
+
+
+def test_a_metric_after_twenty_restarts(ranks: Any) -> None:
+    faults = {At(rank=i % 2, label="computing", step=2, iteration=i): Raise(OSError) for i in range(20)}
+    result = ranks(2, **PATIENT).run(metric_outside, faults=faults)
+    assert result.restarts == 20 and result.same_pids
+    result.assert_nothing_grows()
     check_beliefs(result, 2 * STEPS)

@@ -1,4 +1,4 @@
-"""Ranks that run in Ray's actors: an exception, a death, a new actor in its place."""
+"""Ranks that run in Ray's actors: an exception, a death, with a new actor in its place or without."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DRIVER = Path(__file__).with_name("ray_driver.py")
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("fault", ["raise 1", "kill 0", "kill 2"])
+@pytest.mark.parametrize("fault", ["raise 1", "kill 0", "kill 2", "lose 0", "lose 1"])
 def test_actors(tmp_path: Path, fault: str) -> None:
     environ = os.environ | {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
     with ReservedPort() as port, tempfile.TemporaryDirectory(prefix="r") as folder:  # short: it has sockets in it
@@ -32,8 +32,10 @@ def test_actors(tmp_path: Path, fault: str) -> None:
         )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
-    dead = [int(fault[-1])] if fault.startswith("kill") else []
-    assert report["replaced"] == dead
-    for rank, (pid, found) in enumerate(zip(report["before"], report["found"], strict=True)):
-        assert found["sum"] == 3.0 and found["iteration"] >= 1
-        assert (found["pid"] == pid) == (rank not in dead)
+    kind, rank = fault.split()
+    assert report["replaced"] == ([int(rank)] if kind == "kill" else [])
+    assert [found is None for found in report["found"]] == [fault == f"lose {each}" for each in range(3)]
+    for each, (pid, found) in enumerate(zip(report["before"], report["found"], strict=True)):
+        if found is not None:
+            assert found["sum"] == (2.0 if kind == "lose" else 3.0) and found["iteration"] >= 1
+            assert (found["pid"] == pid) is (fault != f"kill {each}")

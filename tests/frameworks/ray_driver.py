@@ -1,4 +1,5 @@
-"""A program for Ray: three actors, each a rank; where one dies, a new actor takes its place. Prints a report."""
+"""A program for Ray: three actors, each a rank; where one is killed, a new actor takes its place, unless it is
+lost. Prints a report."""
 
 from __future__ import annotations
 
@@ -17,14 +18,13 @@ from inprocess.initialize import RetryController
 WORLD_SIZE, STEPS = 3, 30
 
 
-@inprocess.Wrapper(initialize=RetryController(min_world_size=WORLD_SIZE, wait_for_replacement=120))
 def train(fault: str, call: inprocess.CallWrapper = None) -> dict[str, Any]:  # type: ignore[assignment]
     dist.init_process_group("gloo")
     for step in range(STEPS):
         call.ping()
         dist.all_reduce(total := torch.ones(1))
         if step == 10 and call.iteration == 0 and dist.get_rank() == int(fault[-1]):
-            if fault.startswith("kill"):
+            if not fault.startswith("raise"):
                 os.kill(os.getpid(), 9)
             raise OSError("injected")
     return {"iteration": call.iteration, "sum": total.item(), "pid": os.getpid()}
@@ -39,7 +39,9 @@ class Worker:
 
     def run(self, rank: int, port: int, fault: str) -> dict[str, Any]:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(WORLD_SIZE), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        return train(fault)
+        least = WORLD_SIZE - fault.startswith("lose")
+        wait = RetryController(min_world_size=least, wait_for_replacement=120)
+        return inprocess.Wrapper(initialize=wait)(train)(fault)
 
 
 def main(fault: str, port: int) -> None:
@@ -55,10 +57,14 @@ def main(fault: str, port: int) -> None:
         try:
             found[rank] = ray.get(done)
         except ray.exceptions.RayActorError:
+            if fault.startswith("lose"):
+                continue
             replaced.append(rank)
             workers.append(Worker.remote())
             running[workers[-1].run.remote(rank, port, fault)] = rank
-    print(json.dumps({"before": before, "found": [found[rank] for rank in range(WORLD_SIZE)], "replaced": replaced}))
+    print(
+        json.dumps({"before": before, "found": [found.get(rank) for rank in range(WORLD_SIZE)], "replaced": replaced})
+    )
     ray.shutdown()
 
 

@@ -123,6 +123,8 @@ class SimStore:
         self.data: dict[str, bytes] = {}
         self.waiters: dict[str, list[Callable[[Any], None]]] = defaultdict(list)
         self.lost = False
+        #: keys of iterations long ago
+        self.deleted: set[str] = set()
 
     @property
     def host(self) -> Host:
@@ -156,6 +158,10 @@ class SimStore:
             self.write(op.key, op.value)
         return self.data.get(op.key, op.instead.encode())
 
+    def delete(self, op: Delete) -> bool:
+        self.deleted.add(op.key)
+        return self.data.pop(op.key, None) is not None
+
     def read_all(self, op: ReadAll) -> list[bytes]:
         absent = [key for key in op.keys if key not in self.data]
         assert not absent, f"ReadAll of absent keys {absent}: a real store would block"
@@ -169,7 +175,7 @@ _ACTIONS: dict[type, Callable[[SimStore, Any], Any]] = {
     Read: lambda store, op: store.data.get(op.key),
     ReadAll: SimStore.read_all,
     Exist: lambda store, op: all(key in store.data for key in op.keys),
-    Delete: lambda store, op: store.data.pop(op.key, None) is not None,
+    Delete: SimStore.delete,
 }
 
 
@@ -332,6 +338,8 @@ class Thread:
             return
         if not process.alive and (isinstance(op, Wait) or engine.rng.random() < 0.5):
             return  # sent by a process that is dead by now: one half gets through
+        if not process.alive and isinstance(op, ReadAll):
+            return  # of keys that may be long gone; it changes nothing
         if isinstance(op, Wait):
             self._wait(store, op, turn, number)
             return

@@ -99,6 +99,7 @@ class Monitor(Process):
             self.interrupt(self.protecting)
             if self.desk is not None:
                 self.desk.lost()
+            self.notify()
 
     @property
     def member(self) -> int:
