@@ -261,12 +261,14 @@ def test_a_reserve_that_is_dying_interrupts_nobody(base: Base, rank: Make) -> No
     assert base.outcome().completed
 
 
-def test_a_connection_that_was_made_ahead_and_lost_is_made_again(base: Base) -> None:
+def test_who_will_die_is_spoken_for_afterwards_and_over_a_new_connection_where_need_be(base: Base) -> None:
     said: list[Event] = []
+    missing: list[list[int]] = []
+    tries: list[object] = []
     board = Board.create()
     link = Link(MonitorConfig(member=0, roster=(0, 1), store=base.spec.to_json()), board, said.append)
     base.begin(0, 1)
-    tries = []
+    base.end(1, (0, 1))
 
     def with_store(action: Callable[[Any], Any]) -> Any:
         tries.append(action)
@@ -274,16 +276,18 @@ def test_a_connection_that_was_made_ahead_and_lost_is_made_again(base: Base) -> 
             raise StoreLost("this connection alone")
         return action(connecting.connect(base.spec, SOON))
 
+    class Death(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            missing.append(driver.execute(verbs.missing(0, "end", (0, 1)), connecting.connect(base.spec, SOON)))
+            return True
+
     link._with_store = with_store
-    died = threading.Event()
-    died.set()
-    base.end(1, (0, 1))
-    link.foretell(0, InterruptionRecord(0, Interruption.TERMINATED, initial_rank=0), died)
+    link.foretell(0, InterruptionRecord(0, Interruption.TERMINATED, initial_rank=0), Death())
     assert base.do(verbs.await_next(0)).removed == (0,)
     for thread in threading.enumerate():
         if thread.name == "_speak_out":
             thread.join(SOON)
-    assert said == [Spoken(0)]
+    assert (missing, said) == ([[0]], [Spoken(0)])
     board.close()
 
 
