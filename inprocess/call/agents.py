@@ -112,6 +112,7 @@ class Agents:
         announce_wrapped(own_store=bool(spec.factory) or not is_agents(spec.host, spec.port, launch))
         announce_modules()
         self._interrupter.install()
+        self.board.hold()
         self._monitor.start()
         self._watchdog.start()
         if self._hosts_store():

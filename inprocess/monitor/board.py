@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from inprocess.monitor.policy import Snapshot
 from inprocess.protocol.phases import CODES, PHASES, Phase
+from inprocess.system import thread_end
 from inprocess.system.clock import monotonic_ns
 
 __all__ = ["Board", "Snapshot"]
@@ -60,7 +61,9 @@ _COUNT = 19
 _SLOTS = 8 * _COUNT
 #: the longest answer (bytes); no memory until one is written
 STACKS_BYTES = 1 << 18
-_SIZE = _SLOTS + STACKS_BYTES
+#: a mutex that the main thread holds, for `await_end`; on a cache line of its own
+_MUTEX = (_SLOTS + STACKS_BYTES + 63) // 64 * 64
+_SIZE = _MUTEX + thread_end.SIZE
 #: copies until one is consistent; the writer needs a microsecond, so more than one is rare
 _TRIES = 8
 
@@ -83,6 +86,7 @@ class Board:
         self.slots = memoryview(self._memory)[:_SLOTS].cast("q")
         #: how many pings there were in this iteration; `ping` itself does not write that here
         self.steps: Callable[[], int] = _none
+        self._held: thread_end.Held | None = None
 
     @classmethod
     def create(cls) -> Board:
@@ -108,7 +112,8 @@ class Board:
             return
         self.steps = _none
         self.slots.release()
-        self._memory.close()
+        if self._held is None or self._held.let_go():
+            self._memory.close()
         os.close(self.fd)
         self.fd = -1
 
@@ -118,6 +123,10 @@ class Board:
         self.slots[LEASE] = 0
 
     # --- the training process writes ---------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """In the main thread, which is to close the board: the monitor learns at once when it ends."""
+        self._held = thread_end.Held(self._memory, _MUTEX)
 
     def begin(self, iteration: int) -> None:
         """The rank goes to this iteration: pings count anew, sections and protection are as the options say."""
@@ -204,6 +213,10 @@ class Board:
         if self.slots[TAKEN] != number:
             return None
         return self._memory[_SLOTS : _SLOTS + max(0, min(self.slots[LENGTH], STACKS_BYTES))]
+
+    def await_end(self) -> bool:
+        """Wait until the rank's main thread begins to end (True), or the board is closed there."""
+        return thread_end.await_end(self._memory, _MUTEX)
 
     def snapshot(self) -> Snapshot:
         """A copy that does not mix two iterations or phases."""

@@ -10,6 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from inprocess.protocol.membership import Membership
 from inprocess.system import strict_json
 
 __all__ = ["MonitorConfig"]
@@ -79,6 +80,11 @@ class MonitorConfig:
     #: filled in at the start: pid and module search path of the training process
     training_pid: int = 0
     sys_path: tuple[str, ...] = ()
+
+    def membership(self) -> Membership:
+        """Of the rank, at the start."""
+        slots = dict(zip(self.slots[::2], self.slots[1::2], strict=True))
+        return Membership(self.member, self.roster, iteration=self.iteration, known=frozenset(self.known), slots=slots)
 
     @property
     def needs_full_torch(self) -> bool:

@@ -9,15 +9,25 @@ import signal
 from inprocess.monitor import pidfile
 from inprocess.system import procfs
 
-__all__ = ["codes", "exit_status", "how_died"]
+__all__ = ["codes", "exit_status", "how_died", "is_dying"]
+
+#: among the kernel's flags of a thread: it ends, and its exit status is known
+PF_EXITING = 0x4
 
 
 def exit_status(pid: int, started: str, pidfd: int) -> int | None:
     """As ``wait()`` gives it; None where it is not known: before Linux 6.15, once the parent has asked for it."""
     fields = pidfile.stat_fields(pid)
-    if len(fields) < 50 or fields[0] not in "ZX" or fields[19] != started:
-        return procfs.exit_status(pidfd)
-    return int(fields[49])
+    return int(fields[49]) if len(fields) > 49 and _ends(fields, started) else procfs.exit_status(pidfd)
+
+
+def is_dying(pid: int, started: str) -> bool:
+    """Whether the main thread of this process ends, or has ended. Where it becomes another program it does not."""
+    return _ends(pidfile.stat_fields(pid), started)
+
+
+def _ends(fields: list[str], started: str) -> bool:
+    return len(fields) > 19 and fields[19] == started and bool(int(fields[6]) & PF_EXITING)
 
 
 def how_died(status: int | None) -> str:

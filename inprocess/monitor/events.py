@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 __all__ = [
     "Connected",
     "Crashed",
+    "Dying",
     "Event",
     "HalfLoaded",
     "Interrupted",
@@ -54,6 +55,11 @@ class Crashed:
 
     text: str
     option: bool = False
+
+
+@dataclass(frozen=True)
+class Dying:
+    """The main thread of the rank ends."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,7 @@ Event: TypeAlias = (
     | Joined
     | LinkLost
     | Crashed
+    | Dying
     | HalfLoaded
     | Interrupted
     | Woken

@@ -20,6 +20,7 @@ from inprocess.monitor import policy
 from inprocess.monitor.board import LEASE, Board
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.connections import Connections, driving
+from inprocess.monitor.errands import Errands
 from inprocess.monitor.events import Connected, Event, Interrupted, Joined, Over, Spoken, StandbyChanged, Unbegun, Woken
 from inprocess.monitor.relay import Relay
 from inprocess.protocol import verbs
@@ -56,10 +57,11 @@ class Link:
         self._standby: StandbyRole | None = None
         #: no heartbeats any more: the rank votes
         self._moves = threading.Event()
+        self._errands = Errands()
         self.relay = Relay(config, self._with_store)
         self._rendezvous = IterationServers(config.rendezvous_host, config.serve_host, config.bind)
         #: the member's view of the job
-        self.membership = _membership(config)
+        self.membership = config.membership()
         #: the rank is a founder, or has a ticket; until then ``member`` is what a founder would be
         self._identified = threading.Event()
         #: the rank is a member, or was one
@@ -71,8 +73,8 @@ class Link:
         #: when this member was found off the roster (ns)
         self.removed_at: int | None = None
         self.limits = policy.Timeouts.of(config.soft_timeout, config.hard_timeout, config.heartbeat_timeout)
-        #: when the last heartbeat that got through was begun (s); protected by the lock, with the lease on the board
-        self._beat_at: float | None = None
+        #: when the last heartbeat that got through in time was begun (s), or None; under the lock, with the lease
+        self.heartbeat_at: float | None = None
         self._lease = threading.Lock()
         #: the job has ended, or goes on without this member
         self.ended = threading.Event()
@@ -88,6 +90,11 @@ class Link:
     def report(self, iteration: int, record: InterruptionRecord) -> None:
         """Interrupt an iteration."""
         self._spawn(self._with_store, driving(lambda: verbs.interrupt(iteration, record)))
+
+    def foretell(self, iteration: int, record: InterruptionRecord, died: threading.Event) -> None:
+        """The training process is dying: interrupt the others, and get ready to speak for it once it has ``died``."""
+        self._errands.ask(verbs.foretell(iteration, record))
+        self._speak_for(self.member, record, died)
 
     def speak(self, record: InterruptionRecord) -> None:
         """Account for the dead training process until it is off the roster or the job has ended; posts Spoken."""
@@ -147,11 +154,6 @@ class Link:
         return self._board.slots[LEASE] or None
 
     @property
-    def heartbeat_at(self) -> float | None:
-        """When the last heartbeat that got through in time was begun (s); None: there was none yet."""
-        return self._beat_at
-
-    @property
     def is_host(self) -> bool:
         """Whether others use a store that is served here."""
         return self._config.serve_port is not None or (self._rendezvous.serving and self.membership.included)
@@ -176,7 +178,7 @@ class Link:
                 self._config,
                 self._connections.spec,
                 lambda: self.membership,
-                lambda: self._beat_at,
+                lambda: self.heartbeat_at,
                 self._spawn,
                 self._with_store,
                 changed=lambda: self._post(StandbyChanged()),
@@ -217,7 +219,7 @@ class Link:
     def _give_up_after(self, seconds: float) -> None:
         self._connections.imported.wait()
         self._connections.give_up.wait(seconds)
-        if self._beat_at is None:
+        if self.heartbeat_at is None:
             self._connections.give_up.set()
 
     def _ask_begun(self, connection: Any) -> None:
@@ -343,10 +345,8 @@ class Link:
         while True:
             try:
                 self._stand_by(connection, again=True)  # before the first heartbeat: then others may ask where it is
-                execute(
-                    watching.keep_watch(ring, lambda: self.membership, self._beaten, lost, self._moves.is_set),
-                    connection,
-                )
+                watch = watching.keep_watch(ring, lambda: self.membership, self._beaten, lost, self._moves.is_set)
+                execute(self._errands.within(watch), connection)
                 return
             except BadMessage:
                 raise
@@ -356,10 +356,9 @@ class Link:
     def _beaten(self, when: float) -> None:
         """A lease that has run out is never renewed: the others may have gone on. A process that was stopped and wakes
         gets its next heartbeat through sooner than anybody looks at the lease."""
-        lease = self.lease_until
-        if lease is not None and clock.monotonic_ns() >= lease:
+        if (lease := self.lease_until) is not None and clock.monotonic_ns() >= lease:
             return
-        first, self._beat_at = self._beat_at is None, when
+        first, self.heartbeat_at = self.heartbeat_at is None, when
         self._note_lease()
         if first:
             self._post(Joined())
@@ -368,17 +367,19 @@ class Link:
         """There is none where it was alone from the start. Who is the last of many has one: a process that waits to
         join watches it, and goes on without it."""
         with self._lease:
-            if self._beat_at is not None:
+            if self.heartbeat_at is not None:
                 alone = self.membership.known == {self.member}
-                self._board.slots[LEASE] = 0 if alone else int(self._beat_at * 1e9) + self.limits.lease
+                self._board.slots[LEASE] = 0 if alone else int(self.heartbeat_at * 1e9) + self.limits.lease
 
     # --- speaking for the dead, and the end ---------------------------------------------------------------------
 
-    def _speak_for(self, member: int, record: InterruptionRecord) -> None:
+    def _speak_for(self, member: int, record: InterruptionRecord, died: threading.Event | None = None) -> None:
         log.warning("speaking for initial rank %d: %s", self.membership.slot_of(member), record)
         self.speaking.add(member)
 
         def action(connection: Any) -> None:
+            if died is not None:
+                died.wait()
             # first: this monitor may be killed, and nobody speaks for a member that is off the roster already
             self._gone(member, connection)
             try:
@@ -386,11 +387,16 @@ class Link:
             except BadMessage as error:
                 self._spoiled(error)
 
-        self._spawn(self._speak_out, member, action)
+        self._spawn(self._speak_out, member, action, died is not None)
 
-    def _speak_out(self, member: int, action: Callable[[Any], None]) -> None:
+    def _speak_out(self, member: int, action: Callable[[Any], None], ahead: bool) -> None:
         try:
-            self._with_store(action)
+            try:
+                self._with_store(action)
+            except StoreLost:
+                if not ahead:
+                    raise
+                self._with_store(action)  # the connection was made ahead, perhaps it alone was lost since
         finally:
             self.speaking.discard(member)
         self._post(Spoken(member))
@@ -442,9 +448,3 @@ class Link:
 
     def _everybody_has_gone(self, patience: float) -> bool:
         return self._with_store(driving(lambda: verbs.await_over(patience, self.membership.known)))
-
-
-def _membership(config: MonitorConfig) -> Membership:
-    slots = dict(zip(config.slots[::2], config.slots[1::2], strict=True))
-    known = frozenset(config.known)
-    return Membership(config.member, config.roster, iteration=config.iteration, known=known, slots=slots)

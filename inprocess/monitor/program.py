@@ -22,10 +22,11 @@ from typing import Any, NoReturn
 from inprocess.attribution import Interruption, InterruptionRecord, one_line
 from inprocess.events import stream
 from inprocess.events.record import Header
-from inprocess.monitor import events, pidfile, policy, relay, stacks
+from inprocess.monitor import events, policy, relay, stacks
 from inprocess.monitor.board import WATCHED, Board
 from inprocess.monitor.configuration import MonitorConfig
-from inprocess.monitor.endings import codes, exit_status, how_died
+from inprocess.monitor.dying import LastMoments
+from inprocess.monitor.endings import codes, how_died
 from inprocess.monitor.files import Files
 from inprocess.monitor.incidents import IncidentReports
 from inprocess.monitor.link import Link
@@ -65,7 +66,7 @@ class Monitor:
         stream.begin(config.run_dir, lambda: Header(config.job, "monitor", config.rank, os.getpid()))
         stream.emit("watching", training_pid=config.training_pid)
         self._oom_kills = cgroup.oom_kills()
-        self._started = pidfile.start_time(config.training_pid)
+        self._last = LastMoments(config, board, training)
         self._view = policy.View(config.rank, self._link.limits, config.iteration)
         self._looked = clock.monotonic_ns()
         self._unheard = policy.LeaseWatch(config.heartbeat_timeout)
@@ -79,8 +80,6 @@ class Monitor:
         self._said_all = False
         #: since when the store is lost (ns)
         self._lost_at: int | None = None
-        #: why it was killed, if this monitor did it
-        self._killed: InterruptionRecord | None = None
         #: moments (s) with something to do then
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._exit: int | None = None
@@ -187,7 +186,7 @@ class Monitor:
 
     def _kill(self, kill: policy.Kill) -> None:
         self._view = dataclasses.replace(self._view, killed=True)
-        self._killed = kill.record
+        self._last.killed = kill.record
         if not kill.at_once:
             self._look_at_process()
             self._take_stacks()
@@ -235,15 +234,13 @@ class Monitor:
         self._poll.unregister(self._training)
         if not self._protecting:
             return
-        seen = self._board.snapshot()
-        status = exit_status(self._pid, self._started, self._training)
+        seen, status = self._board.snapshot(), self._last.status()
         how = how_died(status)
-        record = InterruptionRecord(seen.rank, Interruption.TERMINATED, initial_rank=self._config.rank, message=how)
         log.warning("the training process %d is gone: %s", self._pid, how)
         stream.emit("died", how=how, **codes(status), oom_kills=cgroup.oom_kills() - self._oom_kills)
         self._link.relay.happened(seen.iteration, self._link.membership, None, {self._config.rank})
         self._on_incident(seen.iteration, 1)
-        self._finish(lambda: self._link.speak(self._killed or record), self._config.barrier_timeout)
+        self._finish(lambda: self._last.tell(self._link, how), self._config.barrier_timeout)
 
     def _on_control(self) -> None:
         try:
@@ -322,6 +319,8 @@ class Monitor:
             case events.Connected() | events.Joined():
                 self._joined = isinstance(event, events.Joined)
                 self.tell(**{"joined" if self._joined else "connected": True})
+                if self._joined:
+                    self._last.await_them(lambda: self.post(events.Dying()))
             case events.LinkLost(text):
                 self._on_lost(text)
             case events.Crashed(text, option):
@@ -340,6 +339,9 @@ class Monitor:
 
     def _on_end(self, event: events.Event) -> None:
         match event:
+            case events.Dying():
+                if self._protecting and self._lost_at is None:
+                    self._last.foretell(self._link)
             case events.Unbegun():
                 self._leave_unbegun()
             case events.StandbyChanged():

@@ -977,7 +977,7 @@ CALL = (
     lease(
         "lease_is_renewed",
         "a lease that has run out is renewed by the next heartbeat",
-        "        if lease is not None and clock.monotonic_ns() >= lease:\n",
+        "        if (lease := self.lease_until) is not None and clock.monotonic_ns() >= lease:\n",
         "        if False:\n",
     ),
     lease("lease_of_one_alone", "who is alone from the start is ended for want of others", "0 if alone else "),
@@ -1313,6 +1313,18 @@ MONITOR = (
         "        if not replaced:\n",
         "        if True:\n",
     ),
+    link(
+        "accounted_for_while_dying",
+        "a rank is accounted for when its main thread ends: a next function begins beside what is left of its process",
+        "                died.wait()\n",
+        "                pass\n",
+    ),
+    link(
+        "foretold_for_a_reserve",
+        "a reserve that dies interrupts the others",
+        "and not seen.reserve and link.inside",
+        "and link.inside",
+    ),
     starting(
         "closed_while_polled",
         "descriptors are closed while another thread polls them",
@@ -1386,7 +1398,7 @@ MONITOR = (
     link(
         "lease_without_heartbeats",
         "the monitor does not note its heartbeats, so there is no lease",
-        "                self._board.slots[LEASE] = 0 if alone else int(self._beat_at * 1e9) + self.limits.lease\n",
+        "                self._board.slots[LEASE] = 0 if alone else int(self.heartbeat_at * 1e9) + self.limits.lease\n",
     ),
 )
 

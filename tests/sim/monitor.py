@@ -231,7 +231,10 @@ class Monitor(Process):
         self.notify()
 
     def training_ended(self) -> None:
-        """The pidfd of the training process became readable, a moment ago."""
+        """Its main thread ends; the pidfd becomes readable a moment later, or several."""
+        seen = self.training.snapshot(_ns(self.engine.now))
+        if self.inside and seen.phase in policy.RUNNING and not seen.reserve:
+            self.spawn(self._guarded(verbs.foretell(seen.iteration, self._record())))
         self.engine.at(self.engine.latency(), self._see_death)
 
     def _see_death(self) -> None:
@@ -248,9 +251,7 @@ class Monitor(Process):
         self.end("exits")
 
     def _last_words(self) -> Verb[None]:
-        training, membership = self.training, copy.copy(self.membership)
-        slot = training.ticket.slot
-        record = InterruptionRecord(0, Interruption.TERMINATED, initial_rank=slot, message="died")
+        training, membership, record = self.training, copy.copy(self.membership), self._record()
         if self.identity is None:
             yield from joining.act_on_behalf_of_unknown(membership, training.name, record, self.by, self.identify)
         elif training.accounted and self.inside:
@@ -261,6 +262,9 @@ class Monitor(Process):
             yield from self._speak(self.member, record)
         else:
             yield from joining.act_on_behalf_of((yield from joining.follow(self.member)), record, self.by)
+
+    def _record(self) -> InterruptionRecord:
+        return InterruptionRecord(0, Interruption.TERMINATED, initial_rank=self.training.ticket.slot, message="died")
 
     def _leave_unbegun(self) -> None:
         if self.alive and self.membership.iteration == verbs.JOINING and not self.serves:

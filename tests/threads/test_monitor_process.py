@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import re
 import resource
 import select
@@ -23,9 +24,11 @@ from typing import Any
 
 import pytest
 
-from inprocess.attribution import Interruption
+from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.exception import StoreLost
 from inprocess.monitor.board import Board
 from inprocess.monitor.configuration import MonitorConfig
+from inprocess.monitor.events import Event, Spoken
 from inprocess.monitor.link import Link
 from inprocess.monitor.pidfile import is_monitor
 from inprocess.protocol import verbs
@@ -50,6 +53,7 @@ from inprocess.monitor_process import MonitorConfig, MonitorProcess
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.phases import Phase
 board = Board.create()
+board.hold()
 board.place(0, False)
 board.unprotect()  # until it enters an iteration: on a busy machine that takes its time
 monitor = MonitorProcess(MonitorConfig.from_json(sys.argv[1]), board)
@@ -218,6 +222,73 @@ def test_a_dead_rank_is_spoken_for_and_its_monitor_goes(base: Base, rank: Make, 
     decision = base.do(verbs.await_next(0))
     assert (decision.removed, decision.terminated) == ((0,), (0,))
     victim.monitor_ended(monitor)
+
+
+#: ends a thread alone, and leaves the process: the number of the system call
+EXIT_THREAD = {"x86_64": 60, "aarch64": 93}.get(platform.machine())
+
+
+@pytest.mark.skipif(EXIT_THREAD is None, reason="the number of the system call is not known here")
+def test_a_dying_rank_interrupts_the_others_but_is_not_dead_before_its_process_is(base: Base, rank: Make) -> None:
+    victim = rank()
+    monitor = victim.start()
+    base.begin(0, 1)
+    victim.enter()
+    victim.tell(f"import threading; threading.Thread(target=time.sleep, args=[{2 * SOON}]).start()")
+    victim.answer()
+    victim.tell(f"ctypes.CDLL(None).syscall({EXIT_THREAD}, 9)")  # as one with a thread that hangs in a driver
+    outcome = base.outcome()
+    assert outcome.cause is not None and outcome.cause.message == "the training process exited with code 9"
+    base.end(1, (0, 1))
+    assert base.do(verbs.missing(0, "end", (0, 1))) == [0], "the others go on, and it has not ended"
+    victim.process.kill()
+    decision = base.do(verbs.await_next(0))
+    assert (decision.removed, decision.record_count) == ((0,), 1)
+    victim.monitor_ended(monitor)
+
+
+def test_a_reserve_that_is_dying_interrupts_nobody(base: Base, rank: Make) -> None:
+    victim = rank()
+    victim.start()
+    base.join(0, 1)
+    base.do(verbs.start_round(Membership(0, (0, 1), 0), Arrival(ArrivalKind.RANK, 1, 2, 1, None, "test")))
+    base.do(verbs.start_round(Membership(1, (0, 1), 0), Arrival(ArrivalKind.RANK, 0, 2, 1, 0, "test")))
+    victim.enter()
+    victim.do("board.place(1, True)")
+    victim.process.kill()
+    base.do(awaiting("0/end/0"))
+    base.do(verbs.finish(0, 1, (0, 1)))
+    assert base.outcome().completed
+
+
+def test_who_will_die_is_spoken_for_afterwards_and_over_a_new_connection_where_need_be(base: Base) -> None:
+    said: list[Event] = []
+    missing: list[list[int]] = []
+    tries: list[object] = []
+    board = Board.create()
+    link = Link(MonitorConfig(member=0, roster=(0, 1), store=base.spec.to_json()), board, said.append)
+    base.begin(0, 1)
+    base.end(1, (0, 1))
+
+    def with_store(action: Callable[[Any], Any]) -> Any:
+        tries.append(action)
+        if len(tries) == 1:
+            raise StoreLost("this connection alone")
+        return action(connecting.connect(base.spec, SOON))
+
+    class Death(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            missing.append(driver.execute(verbs.missing(0, "end", (0, 1)), connecting.connect(base.spec, SOON)))
+            return True
+
+    link._with_store = with_store
+    link.foretell(0, InterruptionRecord(0, Interruption.TERMINATED, initial_rank=0), Death())
+    assert base.do(verbs.await_next(0)).removed == (0,)
+    for thread in threading.enumerate():
+        if thread.name == "_speak_out":
+            thread.join(SOON)
+    assert (missing, said) == ([[0]], [Spoken(0)])
+    board.close()
 
 
 def test_a_rank_that_dies_before_it_has_joined_is_spoken_for(base: Base, rank: Make) -> None:

@@ -124,6 +124,28 @@ def test_interrupt_wakes_everybody_once(store: SimStore) -> None:
     assert store.data["0/record#"] == b"1"  # the first one is in the outcome
 
 
+def test_what_is_foretold_is_noted_by_who_speaks_for_the_dead(store: SimStore) -> None:
+    dead = InterruptionRecord(0, Interruption.TERMINATED, initial_rank=0)
+    do(store, verbs.interrupt(0, RECORD))
+    do(store, verbs.foretell(0, dead))
+    do(store, verbs.act_on_behalf_of_dead(0, (0, 1), 0, dead, "monitor 0"))
+    do(store, verbs.end_round(memberships(2)[1], alive(memberships(2)[1])))
+    assert following(store).record_count == 2
+
+
+def test_what_is_foretold_first_is_the_cause(store: SimStore) -> None:
+    do(store, verbs.foretell(0, RECORD))
+    assert outcome(store).cause == RECORD
+    assert not start(store).go
+
+
+def test_what_is_foretold_after_completed_changes_nothing(store: SimStore) -> None:
+    do(store, verbs.finish(0, 1, (0,)))
+    do(store, verbs.foretell(0, RECORD))
+    assert outcome(store).completed
+    assert "0/start" not in store.data
+
+
 def test_interruption_by_one_that_died_half_way(store: SimStore) -> None:
     """A monitor that waits for the end round wakes those that still wait for the start."""
     do(store, verbs.interrupt(0, RECORD), steps=1)

@@ -22,7 +22,7 @@ from inprocess.protocol.verbs.follow import (
     refuse_other_size,
 )
 from inprocess.protocol.verbs.hosts import find_neighbors, place_on_host, register_on_host
-from inprocess.protocol.verbs.outcome import finish, interrupt
+from inprocess.protocol.verbs.outcome import finish, foretell, interrupt
 from inprocess.protocol.verbs.rounds import (
     act_on_behalf_of_dead,
     alive,
@@ -90,6 +90,7 @@ __all__ = [
     "find_standby",
     "find_ticket",
     "finish",
+    "foretell",
     "forget",
     "give_up",
     "glance_next",

@@ -11,7 +11,7 @@ from inprocess.protocol.ops import Claim, Read, Set, Verb
 from inprocess.protocol.parsing import load_outcome, load_reason
 from inprocess.protocol.verbs.shared import count_in, read_count, tells_everybody, wake
 
-__all__ = ["finish", "first_record", "interrupt", "note_record", "propose"]
+__all__ = ["finish", "first_record", "foretell", "interrupt", "note_record", "propose"]
 
 
 def first_record(iteration: int) -> Verb[list[InterruptionRecord]]:
@@ -35,6 +35,15 @@ def interrupt(iteration: int, record: InterruptionRecord, abort: str = "") -> Ve
     if stands:
         yield from wake(iteration)
     return stands
+
+
+@tells_everybody
+def foretell(iteration: int, record: InterruptionRecord) -> Verb[None]:
+    """Interrupt an iteration, as a member of it is dying. Whoever speaks for that notes its record, where need be."""
+    key = f"{iteration}/outcome"
+    found = yield Claim(key, dump(Outcome(completed=False, cause=record)))
+    if not load_outcome(found, key).completed:
+        yield from wake(iteration)
 
 
 def propose(iteration: int, record: InterruptionRecord) -> Verb[bool]:

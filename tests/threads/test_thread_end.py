@@ -1,0 +1,96 @@
+"""A process learns that a thread of another one begins to end."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import signal
+import threading
+
+from inprocess.monitor.board import Board
+from inprocess.monitor.endings import is_dying
+from inprocess.monitor.pidfile import start_time
+from inprocess.system.thread_end import SIZE, Held, await_end
+
+
+def test_the_end_of_a_thread_is_told_while_its_process_lives() -> None:
+    with mmap.mmap(-1, SIZE) as memory:
+        holding, end = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            held.append(Held(memory, 0))
+            holding.set()
+            end.wait()
+
+        held: list[Held] = []
+        thread = threading.Thread(target=hold)
+        thread.start()
+        holding.wait()
+        told: list[bool] = []
+        waiting = threading.Thread(target=lambda: told.append(await_end(memory, 0)))
+        waiting.start()
+        assert not told
+        assert not held[0].let_go(), "another thread holds it: unmapped now, the memory would be written to later"
+        end.set()
+        thread.join()
+        waiting.join(30)
+        assert told == [True]
+        held.clear()
+        gc.collect()
+
+
+def test_a_board_that_is_closed_tells_no_end() -> None:
+    board = Board.create()
+    other = Board.attach(os.dup(board.fd))
+    board.hold()
+    told: list[bool] = []
+    waiting = threading.Thread(target=lambda: told.append(other.await_end()))
+    waiting.start()
+    board.close()
+    waiting.join(30)
+    assert told == [False]
+    other.close()
+
+
+def test_the_end_of_a_killed_process_is_told() -> None:
+    board = Board.create()
+    pid = os.fork()
+    if not pid:
+        try:
+            board.hold()
+            board.slots[0] = 1
+            signal.pause()
+        finally:
+            os._exit(1)
+    while board.slots[0] != 1:
+        os.sched_yield()
+    started = start_time(pid)
+    assert not is_dying(pid, started)
+    told: list[bool] = []
+    waiting = threading.Thread(target=lambda: told.append(board.await_end()))
+    waiting.start()
+    os.kill(pid, signal.SIGKILL)
+    waiting.join(30)
+    assert told == [True]
+    assert is_dying(pid, started)
+    assert not is_dying(pid, "another process with this number")
+    os.waitpid(pid, 0)
+    assert not is_dying(pid, started)
+    board.close()
+
+
+def test_a_child_that_is_forked_holds_nothing() -> None:
+    board = Board.create()
+    other = Board.attach(os.dup(board.fd))
+    board.hold()
+    if not (pid := os.fork()):
+        os._exit(0)
+    os.waitpid(pid, 0)
+    told: list[bool] = []
+    waiting = threading.Thread(target=lambda: told.append(other.await_end()))
+    waiting.start()
+    board.close()
+    waiting.join(30)
+    assert told == [False]
+    other.close()
