@@ -81,6 +81,7 @@ def bench(session: nox.Session) -> None:
     install(session, "-e", ".[bench]")
     session.run("python", "-m", "benchmarks", *session.posargs)
     session.run("python", "-m", "benchmarks.live")
+    session.run("python", "-m", "benchmarks.tails")
 
 
 @nox.session

@@ -43,23 +43,25 @@ def parser(description: str | None, *libraries: str) -> argparse.ArgumentParser:
     """What every script wants to know: which library, with which setting."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--library", choices=libraries, default="inprocess")
-    parser.add_argument("--setting", choices=("default", "tuned"), default="default")
+    parser.add_argument("--setting", choices=("default", "tuned", "tree"), default="default")
     return parser
 
 
 def wrap(
     library: str, setting: str, rank: int, fn: Callable[[Call], Any], timeouts: Mapping[str, float], active: int = 0
 ) -> Callable[[], Any]:
-    """The function, restarted by a library; ``rank`` is the initial one, ``active`` limits the active ranks (0: all).
+    """The function, restarted by a library; ``rank`` is the initial one, ``active`` limits the active ranks (0: all);
+    with the setting "tree" by a `Tree` of hosts of four, where the library has one.
 
     Marks ``abort``, ``aborted`` (in the library's own thread), ``left`` (the function), ``assign``, ``assigned`` and
     ``initialize`` in between.
     """
-    make = _inprocess if library == "inprocess" else _nvrx
     durations = {name: datetime.timedelta(seconds=value) for name, value in timeouts.items()}
-    if library == "nvrx" and setting == "tuned":
+    if library == "inprocess":
+        return _inprocess(rank, fn, durations, active, setting == "tree")
+    if setting == "tuned":
         durations = {name: datetime.timedelta(seconds=value) for name, value in SHORT.items()} | durations
-    return make(rank, fn, durations, active)
+    return _nvrx(rank, fn, durations, active)
 
 
 def init_process_group(library: str, iteration: int) -> None:
@@ -107,12 +109,17 @@ class Marks:
         return call
 
 
-def _inprocess(rank: int, fn: Callable[[Call], Any], durations: Mapping[str, Any], active: int) -> Callable[[], Any]:
+def _inprocess(
+    rank: int, fn: Callable[[Call], Any], durations: Mapping[str, Any], active: int, tree: bool
+) -> Callable[[], Any]:
     import inprocess  # noqa: PLC0415
-    from inprocess.rank_assignment import MaxActiveWorldSize, ShiftRanks  # noqa: PLC0415
+    from inprocess.rank_assignment import Layer, LayerFlag, MaxActiveWorldSize, ShiftRanks, Tree  # noqa: PLC0415
 
     marks = Marks(rank)
     order: Any = inprocess.Compose(MaxActiveWorldSize(active), ShiftRanks()) if active else ShiftRanks()
+    if tree:
+        root = Layer(max_ranks=active, key_or_fn=lambda state: "root", flag=LayerFlag.RESERVE)
+        order = Tree([root, Layer(key_or_fn=lambda state: str(state.rank // 4), flag=LayerFlag.RESERVE)])
 
     def call(call: inprocess.CallWrapper = None) -> Any:  # type: ignore[assignment]
         return fn(Call(rank, call.iteration, call.ping, call.atomic))

@@ -25,6 +25,7 @@ FAULTS = (
     "--fault raise --where loop",
     "--fault kill --victim 0 --where allreduce",
     "--fault release --where allreduce",
+    "--fault kill --victim 0 --spares 1 --setting tree",
 )
 
 

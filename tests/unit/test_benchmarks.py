@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import report
+from benchmarks import report, tails
 from benchmarks.plan import CASES, OURS, PHASES, Case
 
 CASE = next(case for case in CASES if case.label == "4 ranks, in an all-reduce")
@@ -64,3 +64,23 @@ def test_tables_of_one_case(case: Case) -> None:
 def test_all_tables_of_what_is_there() -> None:
     text = report.tables(results(inprocess=[run(20)]))
     assert "| 4 ranks, in an all-reduce | inprocess | **20** (20 to 20) |" in text
+
+
+def test_tails() -> None:
+    """Of 200 restarts the slowest three: two waited in one phase, one in another. The new group comes later."""
+    runs = [run(10.0) for _ in range(197)] + [run(40.0), run(60.0), run(50.0)]
+    runs[-1]["phases"] |= {"detect": 10.0, "end round": 40.0, "new group": 1000.0}
+    assert tails.row("label", runs) == [
+        "label",
+        "200",
+        "10",
+        "10",
+        "40",
+        "60",
+        "detect: 2 (+50 ms), end round: 1 (+40 ms)",
+    ]
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.5, 2), (0.51, 3), (0.99, 4), (1.0, 4), (0.25, 1)])
+def test_quantile(share: float, value: float) -> None:
+    assert tails.quantile([4, 1, 3, 2], share) == value
