@@ -216,6 +216,8 @@ def in_ms(nanoseconds: int) -> float:
 
 def run() -> None:
     options = parser().parse_args()
+    if options.setting == "tree" and (options.library != "inprocess" or not options.spares):
+        raise SystemExit("--setting tree needs --library inprocess and --spares 1: the reserve in the tree")
     if options.serve:
         for line in sys.stdin:
             output(**measure(parser().parse_args(shlex.split(line))))

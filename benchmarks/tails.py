@@ -74,7 +74,8 @@ def run() -> None:
         results = [scripts.run(case, OURS, number) for number in range(given.restarts)]
         lost = [result["note"] for result in results if not result["values"]]
         print(f"{label}: {time.monotonic() - begin:.0f} s", *lost, sep="\n  ", flush=True)
-        body.append(row(label, [result for result in results if result["values"]]))
+        if any(result["values"] for result in results):
+            body.append(row(label, [result for result in results if result["values"]]))
     scripts.close()
     print(report.table(HEADINGS, body))
 

@@ -155,14 +155,25 @@ class ArbiterClients:
 
     def say_completed(self, iteration: int) -> bool | None:
         """Tell all arbiters that this iteration is completed. False: one of them goes on without this process. None:
-        one of them may not know it. True: all of them do."""
+        one of those that stand by now may not know it. True: all of these do.
+
+        One that stood by before is told as well, and not waited for: the end of this process, which it sees after that,
+        is not to let anybody go on there who has voted there since.
+        """
         known = self.are_made(CONNECT_TIMEOUT_S) and self._complete
-        for contact in self._asked():
+        asked = self._asked()
+        for contact in self._before(asked):
+            contact.say({"completed": iteration}, ANSWER_TIMEOUT_S)
+        for contact in asked:
             answer = contact.ask({"completed": iteration}, KNOW)
             if answer is not None and answer != {"ok": True}:
                 return False
             known = known and (answer is not None or contact.ended)
         return True if known else None
+
+    def _before(self, asked: list[ArbiterClient]) -> list[ArbiterClient]:
+        with self._lock:
+            return [contact for contact in self._contacts.values() if contact not in asked and contact.is_made]
 
     def keep(self, contact: ArbiterClient) -> None:
         """This one is not closed: its end tells the new host of the store that this process has ended."""

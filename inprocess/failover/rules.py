@@ -14,10 +14,10 @@ No two jobs come of that, and no function runs on beside the new one (I2):
   store is less than half, and has closed it.
 
 ``gone`` must not count who ended *after* it had gone on with others, on whichever side: a member tells all arbiters and
-its old store that it votes before it does. With the old store the others go on without a standby only once it has been
-silent for ``heartbeat_timeout``. After that, an end that it sees says nothing: one that stood still for longer finds
-the ends of all those that have completed meanwhile. ``completed`` is no verdict of its own either: only where more than
-half know of it.
+its old store that it votes before it does, and all arbiters that it knows that it returns. A standby that has been
+silent for ``heartbeat_timeout`` may not be among these any more: from then on, an end that it sees says nothing. One
+that stood still for longer finds the ends of all those that have completed meanwhile. ``completed`` is no verdict of
+its own either: only where more than half know of it.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ class Arbiter:
     def leave(self, member: int, now: float, heard: float | None, ended: bool = True) -> None:
         """Its connection ended: its process has ``ended``, or needs no store any more; or only the connection broke.
 
-        ``heard``: when the last heartbeat of this standby that got through in time was begun; None: none was yet. Who
-        ends when that is too long ago, without a vote here, may have gone on without this standby, and others with it,
-        that do so still: it does not make them fewer.
+        ``heard``: when the last heartbeat of this standby that got through in time was begun; None: it has no lease.
+        Who ends when that is too long ago, without a vote here, may have gone on without this standby, and others with
+        it, that do so still: it does not make them fewer.
         """
         voted = self.votes.pop(member, None) is not None
         uncertain = self.elsewhere | self.completed

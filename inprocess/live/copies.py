@@ -81,8 +81,8 @@ class Buffer:
 
 
 class Copies:
-    """Two buffers; the older one is the next to be overwritten. After a restart, where not all ranks have come to make
-    the newer one, it is that."""
+    """Two buffers; the older one is overwritten next. After a restart in which not all ranks had made the newer one,
+    that one is."""
 
     def __init__(self) -> None:
         self.buffers = (Buffer(), Buffer())

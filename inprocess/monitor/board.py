@@ -127,6 +127,7 @@ class Board:
     def hold(self) -> None:
         """In the main thread, which is to close the board: the monitor learns at once when it ends."""
         self._held = thread_end.Held(self._memory, _MUTEX)
+        self._held.take()
 
     def begin(self, iteration: int) -> None:
         """The rank goes to this iteration: pings count anew, sections and protection are as the options say."""

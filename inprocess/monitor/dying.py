@@ -50,7 +50,7 @@ class LastMoments:
         """They have begun, perhaps. It is missed only where it runs the function, or is about to."""
         seen = self._board.snapshot()
         runs = seen.phase in policy.RUNNING and not seen.reserve and link.inside
-        # the process may also have become another program
+        # its main thread may also have made the process another program
         if runs and self._foretold is None and is_dying(self._config.training_pid, self._started):
             self._foretold = self._record(seen, how_died(self.status()))
             link.foretell(seen.iteration, self._foretold, self._died)

@@ -22,7 +22,8 @@ def exit_status(pid: int, started: str, pidfd: int) -> int | None:
 
 
 def is_dying(pid: int, started: str) -> bool:
-    """Whether the main thread of this process ends, or has ended. Where it becomes another program it does not."""
+    """Whether the main thread of this process ends, or has ended. Where it becomes another program it does not; where
+    another thread makes the process another program, the main thread ends first."""
     return _ends(pidfile.stat_fields(pid), started)
 
 

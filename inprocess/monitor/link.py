@@ -73,7 +73,7 @@ class Link:
         #: when this member was found off the roster (ns)
         self.removed_at: int | None = None
         self.limits = policy.Timeouts.of(config.soft_timeout, config.hard_timeout, config.heartbeat_timeout)
-        #: when the last heartbeat that got through in time was begun (s), or None; under the lock, with the lease
+        #: when this monitor's last heartbeat that got through in time was begun (s), or None
         self.heartbeat_at: float | None = None
         self._lease = threading.Lock()
         #: the job has ended, or goes on without this member
@@ -178,7 +178,7 @@ class Link:
                 self._config,
                 self._connections.spec,
                 lambda: self.membership,
-                lambda: self.heartbeat_at,
+                lambda: self.limits.beaten_at(self.lease_until),
                 self._spawn,
                 self._with_store,
                 changed=lambda: self._post(StandbyChanged()),

@@ -87,6 +87,10 @@ class Timeouts:
         """From seconds."""
         return cls(int(soft_timeout * 1e9), int(hard_timeout * 1e9), int(LEASE_SHARE * heartbeat_timeout * 1e9))
 
+    def beaten_at(self, lease_until: int | None) -> float | None:
+        """When the heartbeat was begun from which the lease counts (s); None: there is no lease."""
+        return None if lease_until is None else (lease_until - self.lease) / 1e9
+
 
 @dataclass(frozen=True)
 class View:

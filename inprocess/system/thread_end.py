@@ -20,8 +20,12 @@ SIZE = 64
 _PROCESS_SHARED = _ROBUST = 1
 
 
+#: places of which another thread holds the mutex: it would write there later
+_kept: list[Any] = []
+
+
 class Held:
-    """A mutex at that place of a mapping, which the thread holds that makes this. The memory holds zeros before."""
+    """A mutex at that place of a mapping, for one thread to hold. The memory holds zeros before."""
 
     def __init__(self, memory: mmap.mmap, offset: int) -> None:
         self._libc, self._place = _place(memory, offset)
@@ -30,18 +34,27 @@ class Held:
         self._libc.pthread_mutexattr_setpshared(kind, _PROCESS_SHARED)
         self._libc.pthread_mutexattr_setrobust(kind, _ROBUST)
         self._libc.pthread_mutex_init(self._place, kind)
-        self._is_held = self._libc.pthread_mutex_lock(self._place) == 0
+
+    def take(self) -> None:
+        """Hold it. Whoever lets go has to know of this object by now: a signal handler may raise at any moment."""
+        self._libc.pthread_mutex_lock(self._place)
 
     def let_go(self) -> bool:
-        """In the same thread, before the memory is unmapped. False: another thread holds it, so that must stay."""
-        if self._is_held and self._libc.pthread_mutex_unlock(self._place) != 0:
-            return False
-        self._is_held, self._place = False, None
-        return True
+        """In the same thread, before the memory is unmapped. False: another thread holds it, so the memory stays."""
+        libc, place, self._place = self._libc, self._place, None
+        if libc.pthread_mutex_unlock(place) == 0:
+            return True
+        if libc.pthread_mutex_trylock(place) == 0:  # nobody had taken it
+            return bool(libc.pthread_mutex_unlock(place) == 0)
+        _kept.append(place)
+        return False
 
 
 def await_end(memory: mmap.mmap, offset: int) -> bool:
-    """Wait until the thread that holds the mutex there ends (True) or lets go of it. At once where none does."""
+    """Wait until the thread that holds the mutex there ends (True) or lets go of it. At once where none does.
+
+    The caller holds it from then on: a thread that ends before the memory is unmapped.
+    """
     libc, place = _place(memory, offset)
     return bool(libc.pthread_mutex_lock(place) == errno.EOWNERDEAD)
 

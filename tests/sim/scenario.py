@@ -43,7 +43,7 @@ class Cut:
     member: int
     time: float
     seconds: float
-    #: both | out | in
+    #: both | out | in; store: from the host of the store alone, in jobs with standbys
     way: str = "both"
 
 
@@ -175,8 +175,10 @@ def random_scenario(seed: int, members: int = 4, faults: int = 3) -> Scenario:
         spawns = (*spawns, _random_again(again, members))
     if standbys:
         chosen = (*chosen[: failover.choice((0, 0, 1, 1, 3))], *_random_losses(failover, members, longest))
-    delicate = random.Random(f"freezes {seed}")
+    delicate = random.Random(f"delicate {seed}")
     chosen = tuple(_in_a_phase(delicate, fault) if isinstance(fault, Freeze) else fault for fault in chosen)
+    if standbys:
+        chosen = tuple(_from_the_store(delicate, fault) if isinstance(fault, Cut) else fault for fault in chosen)
     return Scenario(
         seed,
         members,
@@ -278,6 +280,11 @@ def _random_cut(rng: random.Random, member: int, iteration: int, longest: float)
 def _random_freeze(rng: random.Random, member: int, iteration: int, longest: float) -> Fault:
     target = rng.choice(("training", "monitor", "host"))
     return Freeze(member, target, rng.random() * (iteration + 1) * longest, rng.choice(_AWAY))
+
+
+def _from_the_store(rng: random.Random, fault: Cut) -> Cut:
+    """Every other host is heard by the others, so that all of them know who has gone on without it."""
+    return fault if rng.random() < 0.5 else dataclasses.replace(fault, way="store")
 
 
 def _in_a_phase(rng: random.Random, fault: Freeze) -> Freeze:

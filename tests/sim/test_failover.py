@@ -143,6 +143,19 @@ def test_a_host_that_stands_still_while_the_others_complete(seed: int) -> None:
         assert len(world.views) == 1
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_who_is_cut_off_from_the_store_alone_has_voted_at_a_former_standby(seed: int) -> None:
+    """The others complete without it, and end: also the standby where it has voted is to know."""
+    moment = 6.3 + seed / 20
+    faults = (
+        Cut(4, 1.0, 60.0, "store"),
+        Freeze(3, "monitor", moment, 2.0 + seed % 7 / 2),
+        StoreGone(moment + seed % 8 / 2),
+    )
+    world = sim.run(Scenario(seed, 5, faults, longest=3.0, standbys=2))
+    assert results(world)[4] != "returned" or len(world.views) > 1
+
+
 FOUND = {
     # it had returned from an iteration that the others did not complete
     "completed is told without its iteration": Scenario(

@@ -618,6 +618,9 @@ class Training(Process):
     def _may_return(self) -> Generator[Any, Any, bool]:
         """Tell all that stand by that the job is completed."""
         silent = not self.met_all
+        for contact in self.contacts:
+            if contact not in self.order:
+                contact.send(contact.say_completed)
         for contact in self.order:
             answer = None if contact.ended else (yield from contact.ask(ArbiterClient.say_completed, ANSWER))
             if answer is not None and answer[0].outcome is FailoverOutcome.GO:

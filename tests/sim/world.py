@@ -343,8 +343,11 @@ class World:
         end = self.engine.now + fault.seconds
         self.engine.note(f"host{fault.member}", f"not reachable ({fault.way}) for {fault.seconds} s")
         if self.scenario.standbys:
-            way, host = fault.way, fault.member
-            self.engine.network.cut(lambda a, b: (a == host and way != "in") or (b == host and way != "out"), end)
+            way, host, server = fault.way, fault.member, self.views[-1].store.host
+            if way == "store":
+                self.engine.network.cut(lambda a, b: {a, b} == {host, server}, end)
+            else:
+                self.engine.network.cut(lambda a, b: (a == host and way != "in") or (b == host and way != "out"), end)
             self._hush(fault.seconds)
             return
         for process in (self.training[fault.member], self.monitors[fault.member]):

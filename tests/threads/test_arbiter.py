@@ -321,6 +321,23 @@ def test_a_standby_that_says_something_else_is_passed_over(standby, contacts, mo
     assert verdict.host == 1
 
 
+def test_who_stood_by_before_is_told_of_the_completion(standby, contacts) -> None:
+    """It is not waited for: it may stand still."""
+    before, now = standby(), standby()
+    mine = contacts(0, before)
+    mine._find = lambda member, published: now.where
+    mine.make(0, {11: "elsewhere"})
+    assert mine.some
+    goes_on, answer = threading.Event(), before.server._answer
+    before.server._answer = lambda peer, message: goes_on.wait(SOON) and answer(peer, message)
+    assert mine.say_completed(7) is True
+    mine.close()
+    before.changed.clear()
+    goes_on.set()
+    assert before.changed.wait(SOON)
+    assert (before.server.gone, before.arbiter.completed, before.arbiter.last) == (set(), {0}, 7)
+
+
 @pytest.mark.parametrize("heard", [True, False])
 def test_a_standby_that_stood_still_does_not_go_on_alone(standby, contacts, heard: bool) -> None:
     """The others have ended when it wakes up: whether they had completed without it, it cannot know."""

@@ -8,9 +8,11 @@ import os
 import signal
 import threading
 
+from inprocess.monitor import board as monitor_board
 from inprocess.monitor.board import Board
 from inprocess.monitor.endings import is_dying
 from inprocess.monitor.pidfile import start_time
+from inprocess.system import thread_end
 from inprocess.system.thread_end import SIZE, Held, await_end
 
 
@@ -20,6 +22,7 @@ def test_the_end_of_a_thread_is_told_while_its_process_lives() -> None:
 
         def hold() -> None:
             held.append(Held(memory, 0))
+            held[0].take()
             holding.set()
             end.wait()
 
@@ -31,13 +34,27 @@ def test_the_end_of_a_thread_is_told_while_its_process_lives() -> None:
         waiting = threading.Thread(target=lambda: told.append(await_end(memory, 0)))
         waiting.start()
         assert not told
-        assert not held[0].let_go(), "another thread holds it: unmapped now, the memory would be written to later"
+        other = Held.__new__(Held)
+        other.__dict__ = dict(held[0].__dict__)
+        assert not other.let_go(), "another thread holds it: unmapped now, the memory would be written to later"
+        assert thread_end._kept.pop() is held[0]._place
         end.set()
         thread.join()
         waiting.join(30)
         assert told == [True]
         held.clear()
         gc.collect()
+
+
+def test_a_board_that_was_interrupted_before_it_is_held_is_closed() -> None:
+    """By Ctrl-C, in the step that is to take the mutex, just before or just after that."""
+    for taken in (False, True):
+        board = Board.create()
+        board._held = Held(board._memory, monitor_board._MUTEX)
+        if taken:
+            board._held.take()
+        board.close()
+        assert board._memory.closed
 
 
 def test_a_board_that_is_closed_tells_no_end() -> None:
