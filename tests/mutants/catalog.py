@@ -1733,6 +1733,12 @@ FAILOVER = (
     ),
     desk("strangers_vote", "a member of another call is let in", '"call": self._call}', '"call": _}'),
     desk(
+        "former_standbys_are_not_told",
+        "who stood by before does not hear that the job is completed",
+        "        for contact in self._before(asked):\n",
+        "        for contact in ():\n",
+    ),
+    desk(
         "nobody_is_turned_away", "the other arbiters are not told of a vote", "            self._turn_away(contact)\n"
     ),
     desk(
