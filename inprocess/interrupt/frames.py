@@ -31,6 +31,8 @@ STARTERS = (
 )
 #: and those that take a tensor from another process
 TAKERS = (("torch.multiprocessing.reductions", "rebuild_storage_fd"),)
+#: and those that notice the end of one: which has been noticed only once, so that its descriptors would stay for ever
+REAPERS = (("multiprocessing.popen_fork", "Popen.poll"),)
 #: what is never interrupted half-way; by identity, since comparing and hashing code objects takes long
 WHOLE: set[int] = set()
 

@@ -20,6 +20,7 @@ from inprocess.interrupt.frames import (
     FUNCTIONAL,
     IMPORT,
     LOCKING,
+    REAPERS,
     STARTERS,
     TAKERS,
     WHOLE,
@@ -42,7 +43,7 @@ FIRST_PAUSE_S = 0.002
 MAX_PAUSE_S = 0.05
 #: seconds for which the main thread waits for the abort at most
 PARK = 0.05
-#: seconds for which code of the standard library that takes a lock is left alone
+#: seconds for which code of the standard library that takes a lock, or waits for a child, is left alone
 PATIENCE = 0.1
 #: and code of torch that would lose what it has just made, a group's operation or a descriptor; longer, since the abort
 #: ends what waits there, and on a busy machine a tenth of a second may pass between two lines
@@ -119,7 +120,7 @@ class Gate:
         self._armed = False
         self._asked_at = 0.0
         self._spared_since = 0.0
-        self._starters = self._takers = frozenset[int]()
+        self._starters = self._takers = self._reapers = frozenset[int]()
         self._functional = ""
         self._raised_at = 0.0
         self._raised_where = ""
@@ -184,7 +185,8 @@ class Gate:
         if not self.atomic.closed:
             raise InternalError("interrupt_until_left() before close_for_abort() could cut an atomic section in half")
         self._spared_since = 0.0
-        self._asked_at, self._starters, self._takers = clock.monotonic(), codes(STARTERS), codes(TAKERS)
+        self._asked_at, self._starters = clock.monotonic(), codes(STARTERS)
+        self._takers, self._reapers = codes(TAKERS), codes(REAPERS)
         self._functional = getattr(sys.modules.get(FUNCTIONAL), "__file__", None) or ""
         with self._watching_unraisable():
             while not self.left.is_set():
@@ -225,7 +227,7 @@ class Gate:
         patience = 0.0
         if runs(self._functional, frame) or is_in(self._takers, frame):
             patience = LOSS_PATIENCE
-        elif frame.f_code in LOCKING or runs(logging.__file__, frame):
+        elif frame.f_code in LOCKING or is_in(self._reapers, frame) or runs(logging.__file__, frame):
             patience = PATIENCE
         # since it was found there, not since it was asked for, which may be long ago: before an import
         self._spared_since = self._spared_since or now

@@ -2067,6 +2067,11 @@ GROUPS = (
         " or is_in(self._takers, frame)",
     ),
     _in("interrupt/*.py", "tests/threads/test_interrupt.py")(
+        "a_child_is_lost",
+        "the end of a child is noticed, and lost",
+        "is_in(self._reapers, frame) or ",
+    ),
+    _in("interrupt/*.py", "tests/threads/test_interrupt.py")(
         "an_operation_is_lost",
         "a functional collective is interrupted before anybody has its result",
         "runs(self._functional, frame) or ",

@@ -828,6 +828,7 @@ def ask(gate: Gate, now: float | None = None) -> None:
     gate.close_for_abort()
     gate._asked_at = time.monotonic() if now is None else now
     gate._starters, gate._takers = frames.codes(frames.STARTERS), frames.codes(frames.TAKERS)
+    gate._reapers = frames.codes(frames.REAPERS)
     gate._armed = gate.interrupting = True
 
 
@@ -907,6 +908,32 @@ def test_a_tensor_is_taken_whole_from_another_process(gate: Gate, interrupter: I
     before = os.listdir("/proc/self/fd")
     assert isinstance(gate.run(fn), Interrupted)
     assert calls == ["taken"]
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_child_that_ended_is_not_lost(gate: Gate, interrupter: Interrupter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else learns of its end, nor closes its descriptors."""
+    context, wait = multiprocessing.get_context("fork"), os.waitpid
+    before = os.listdir("/proc/self/fd")
+    started: list[Any] = []
+
+    def waited(pid: int, flags: int) -> tuple[int, int]:
+        found = wait(pid, flags)
+        if found[0] == started[0].pid:
+            ask(gate)
+            signal.raise_signal(interrupter.signum)
+        return found
+
+    def fn() -> None:
+        started.append(context.Process(target=os.getpid))
+        started[0].start()
+        started[0].join()
+        signal.raise_signal(interrupter.signum)
+
+    monkeypatch.setattr(os, "waitpid", waited)
+    assert isinstance(gate.run(fn), Interrupted)
+    assert started.pop().exitcode == 0
+    gc.collect()
     assert os.listdir("/proc/self/fd") == before
 
 
