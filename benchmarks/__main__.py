@@ -101,10 +101,11 @@ def measure(case: Case, repetitions: int, scripts: Scripts) -> dict[str, list[di
     return found
 
 
-def machine() -> dict[str, str]:
-    """Where this was measured."""
+def machine(before: str = "") -> dict[str, str]:
+    """Where this was measured; ``before``: when the rows that stay were."""
+    today = datetime.date.today().isoformat()
     return {
-        "date": datetime.date.today().isoformat(),
+        "date": today if before in ("", today) else f"{before.partition(' to ')[0]} to {today}",
         "cores": str(os.cpu_count()),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -130,7 +131,7 @@ def main() -> None:
         for case in CASES if not options.no_run else ():
             if options.only in report.key(case):
                 found = measure(case, options.repetitions, scripts)
-                results["machine"] = machine()
+                results["machine"] = machine(results["machine"].get("date", "") if options.only else "")
                 results["cases"][report.key(case)] = {name: report.condense(runs) for name, runs in found.items()}
                 options.results.write_text(json.dumps(results, indent=1) + "\n")
     finally:
