@@ -8,6 +8,8 @@ import os
 import signal
 import threading
 
+import pytest
+
 from inprocess.monitor import board as monitor_board
 from inprocess.monitor.board import Board
 from inprocess.monitor.endings import is_dying
@@ -57,10 +59,16 @@ def test_a_board_that_was_interrupted_before_it_is_held_is_closed() -> None:
         assert board._memory.closed
 
 
-def test_a_board_that_is_closed_tells_no_end() -> None:
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_board_that_is_closed_tells_no_end(forks: bool) -> None:
+    """A child that was forked before, and has ended, holds nothing."""
     board = Board.create()
     other = Board.attach(os.dup(board.fd))
     board.hold()
+    if forks:
+        if not (pid := os.fork()):
+            os._exit(0)
+        os.waitpid(pid, 0)
     told: list[bool] = []
     waiting = threading.Thread(target=lambda: told.append(other.await_end()))
     waiting.start()
@@ -95,19 +103,3 @@ def test_the_end_of_a_killed_process_is_told() -> None:
     os.waitpid(pid, 0)
     assert not is_dying(pid, started)
     board.close()
-
-
-def test_a_child_that_is_forked_holds_nothing() -> None:
-    board = Board.create()
-    other = Board.attach(os.dup(board.fd))
-    board.hold()
-    if not (pid := os.fork()):
-        os._exit(0)
-    os.waitpid(pid, 0)
-    told: list[bool] = []
-    waiting = threading.Thread(target=lambda: told.append(other.await_end()))
-    waiting.start()
-    board.close()
-    waiting.join(30)
-    assert told == [False]
-    other.close()
