@@ -58,6 +58,14 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """``arguments``: default: those of the program. Exits where they do not fit together."""
+    options = parser().parse_args(arguments)
+    if options.setting == "tree" and (options.library != "inprocess" or not options.spares):
+        parser().error("--setting tree needs --library inprocess and --spares 1: the reserve in the tree")
+    return options
+
+
 # --- inside a rank ------------------------------------------------------------------------------------------------
 
 
@@ -215,12 +223,10 @@ def in_ms(nanoseconds: int) -> float:
 
 
 def run() -> None:
-    options = parser().parse_args()
-    if options.setting == "tree" and (options.library != "inprocess" or not options.spares):
-        raise SystemExit("--setting tree needs --library inprocess and --spares 1: the reserve in the tree")
+    options = parsed()
     if options.serve:
         for line in sys.stdin:
-            output(**measure(parser().parse_args(shlex.split(line))))
+            output(**measure(parsed(shlex.split(line))))
     elif options.in_rank:
         rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
         mark("call", rank, attempt)

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from benchmarks import report
@@ -65,18 +66,18 @@ def run() -> None:
     parser.add_argument("--restarts", type=int, default=200, help="of each row (default 200)")
     parser.add_argument("--only", default="", help="a word that the row's name contains")
     given = parser.parse_args()
-    body, scripts = [], Scripts(here())
-    for label, arguments in ROWS.items():
-        if given.only not in label:
-            continue
-        begin = time.monotonic()
-        case = Case("tails", label, "restart", f"{arguments} --limit {HANG}", {})
-        results = [scripts.run(case, OURS, number) for number in range(given.restarts)]
-        lost = [result["note"] for result in results if not result["values"]]
-        print(f"{label}: {time.monotonic() - begin:.0f} s", *lost, sep="\n  ", flush=True)
-        if any(result["values"] for result in results):
-            body.append(row(label, [result for result in results if result["values"]]))
-    scripts.close()
+    body = []
+    with closing(Scripts(here())) as scripts:
+        for label, arguments in ROWS.items():
+            if given.only not in label:
+                continue
+            begin = time.monotonic()
+            case = Case("tails", label, "restart", f"{arguments} --limit {HANG}", {})
+            results = [scripts.run(case, OURS, number) for number in range(given.restarts)]
+            lost = [result["note"] for result in results if not result["values"]]
+            print(f"{label}: {time.monotonic() - begin:.0f} s", *lost, sep="\n  ", flush=True)
+            if whole := [result for result in results if result["values"]]:
+                body.append(row(label, whole))
     print(report.table(HEADINGS, body))
 
 

@@ -173,7 +173,7 @@ class ArbiterClients:
 
     def _before(self, asked: list[ArbiterClient]) -> list[ArbiterClient]:
         with self._lock:
-            return [contact for contact in self._contacts.values() if contact not in asked and contact.is_made]
+            return [contact for contact in self._contacts.values() if contact not in asked]
 
     def keep(self, contact: ArbiterClient) -> None:
         """This one is not closed: its end tells the new host of the store that this process has ended."""

@@ -31,7 +31,7 @@ STARTERS = (
 )
 #: and those that take a tensor from another process
 TAKERS = (("torch.multiprocessing.reductions", "rebuild_storage_fd"),)
-#: and those that notice the end of one: which has been noticed only once, so that its descriptors would stay for ever
+#: and those that wait for the end of one: the kernel tells of it once, and what was not noted then is never closed
 REAPERS = (("multiprocessing.popen_fork", "Popen.poll"),)
 #: what is never interrupted half-way; by identity, since comparing and hashing code objects takes long
 WHOLE: set[int] = set()

@@ -18,8 +18,6 @@ __all__ = ["SIZE", "Held", "await_end"]
 SIZE = 64
 #: of glibc and musl alike
 _PROCESS_SHARED = _ROBUST = 1
-
-
 #: places of which another thread holds the mutex: it would write there later
 _kept: list[Any] = []
 

@@ -247,20 +247,6 @@ def test_a_dying_rank_interrupts_the_others_but_is_not_dead_before_its_process_i
     victim.monitor_ended(monitor)
 
 
-def test_a_reserve_that_is_dying_interrupts_nobody(base: Base, rank: Make) -> None:
-    victim = rank()
-    victim.start()
-    base.join(0, 1)
-    base.do(verbs.start_round(Membership(0, (0, 1), 0), Arrival(ArrivalKind.RANK, 1, 2, 1, None, "test")))
-    base.do(verbs.start_round(Membership(1, (0, 1), 0), Arrival(ArrivalKind.RANK, 0, 2, 1, 0, "test")))
-    victim.enter()
-    victim.do("board.place(1, True)")
-    victim.process.kill()
-    base.do(awaiting("0/end/0"))
-    base.do(verbs.finish(0, 1, (0, 1)))
-    assert base.outcome().completed
-
-
 def test_who_will_die_is_spoken_for_afterwards_and_over_a_new_connection_where_need_be(base: Base) -> None:
     said: list[Event] = []
     missing: list[list[int]] = []
@@ -300,12 +286,17 @@ def test_a_rank_that_dies_before_it_has_joined_is_spoken_for(base: Base, rank: M
     victim.monitor_ended(monitor)
 
 
-def test_a_reserve_that_dies_does_not_interrupt(base: Base, rank: Make) -> None:
+@pytest.mark.parametrize("entered", [False, True])
+def test_a_reserve_that_dies_does_not_interrupt(base: Base, rank: Make, entered: bool) -> None:
+    """Nor while it is dying: where its board says that it is one."""
     victim = rank()
     victim.start()
     base.join(0, 1)
     base.do(verbs.start_round(Membership(0, (0, 1), 0), Arrival(ArrivalKind.RANK, 1, 2, 1, None, "test")))
     base.do(verbs.start_round(Membership(1, (0, 1), 0), Arrival(ArrivalKind.RANK, 0, 2, 1, 0, "test")))
+    if entered:
+        victim.enter()
+        victim.do("board.place(1, True)")
     victim.process.kill()
     base.do(awaiting("0/end/0"))
     base.do(verbs.finish(0, 1, (0, 1)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import mmap
 import os
@@ -36,9 +37,9 @@ def test_the_end_of_a_thread_is_told_while_its_process_lives() -> None:
         waiting = threading.Thread(target=lambda: told.append(await_end(memory, 0)))
         waiting.start()
         assert not told
-        other = Held.__new__(Held)
-        other.__dict__ = dict(held[0].__dict__)
-        assert not other.let_go(), "another thread holds it: unmapped now, the memory would be written to later"
+        assert not copy.copy(held[0]).let_go(), (
+            "another thread holds it: unmapped now, the memory would be written to later"
+        )
         assert thread_end._kept.pop() is held[0]._place
         end.set()
         thread.join()

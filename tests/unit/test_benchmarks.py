@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import report, tails
+from benchmarks import report, restart, tails
+from benchmarks.__main__ import machine
 from benchmarks.plan import CASES, OURS, PHASES, Case
 
 CASE = next(case for case in CASES if case.label == "4 ranks, in an all-reduce")
@@ -84,3 +85,17 @@ def test_tails() -> None:
 @pytest.mark.parametrize(("share", "value"), [(0.5, 2), (0.51, 3), (0.99, 4), (1.0, 4), (0.25, 1)])
 def test_quantile(share: float, value: float) -> None:
     assert tails.quantile([4, 1, 3, 2], share) == value
+
+
+def test_rows_of_several_days() -> None:
+    """What was measured again alone does not make the others younger."""
+    today = machine()["date"]
+    assert machine(today)["date"] == today
+    assert machine("2026-01-02")["date"] == machine("2026-01-02 to 2026-02-03")["date"] == f"2026-01-02 to {today}"
+
+
+@pytest.mark.parametrize("arguments", ["--setting tree", "--setting tree --library nvrx --spares 1"])
+def test_a_tree_needs_a_reserve_and_this_library(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        restart.parsed(arguments.split())
+    assert "--setting tree needs --library inprocess and --spares 1" in capsys.readouterr().err

@@ -40,19 +40,17 @@ def interrupt(iteration: int, record: InterruptionRecord, abort: str = "") -> Ve
 @tells_everybody
 def foretell(iteration: int, record: InterruptionRecord) -> Verb[None]:
     """Interrupt an iteration, as a member of it is dying. Whoever speaks for that notes its record, where need be."""
-    key = f"{iteration}/outcome"
-    found = yield Claim(key, dump(Outcome(completed=False, cause=record)))
-    if not load_outcome(found, key).completed:
+    if (yield from propose(iteration, record, noted=False)):
         yield from wake(iteration)
 
 
-def propose(iteration: int, record: InterruptionRecord) -> Verb[bool]:
-    """Whoever runs the function, or waits for the outcome, wakes up."""
+def propose(iteration: int, record: InterruptionRecord, noted: bool = True) -> Verb[bool]:
+    """Whoever runs the function, or waits for the outcome, wakes up. ``noted``: the record, where another is first."""
     key, text = f"{iteration}/outcome", dump(Outcome(completed=False, cause=record))
     found = yield Claim(key, text)
     if load_outcome(found, key).completed:
         return False
-    if found != text.encode() and record.interruption is not Interruption.JOINED:
+    if noted and found != text.encode() and record.interruption is not Interruption.JOINED:
         yield from note_record(iteration, record)
     return True
 
