@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import operator
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
@@ -14,23 +16,33 @@ from inprocess.events import stream
 from inprocess.system import writing
 from inprocess.system.errors import PACKAGE
 
-__all__ = ["call", "codes", "is_in", "leave_alone", "places", "room", "runs", "whereabouts"]
+__all__ = ["call", "codes", "frees", "is_in", "leave_alone", "places", "room", "runs", "whereabouts"]
 
 #: how many calls deep the handler may get where it is called within itself, and to spare
 ROOM = 20
 #: how many places of a thread's stack a message names
 PLACES = 3
-IMPORT = "<frozen importlib._bootstrap>"
+IMPORT = ("<frozen importlib._bootstrap>",)
 #: where torch begins a collective and hands its result out: one that nobody gets is never waited for, nor freed
 FUNCTIONAL = "torch.distributed._functional_collectives"
+LOGGING = (logging.__file__,)
 LOCKING = (threading.Condition.__enter__.__code__, threading.Condition.__exit__.__code__)
 #: functions that start processes, in modules that the program may not have imported
 STARTERS = (
     ("multiprocessing.process", "BaseProcess.start"),
+    ("subprocess", "Popen.__init__"),
     ("torch.utils.data.dataloader", "_MultiProcessingDataLoaderIter.__init__"),
 )
-#: and those that take a tensor from another process
-TAKERS = (("torch.multiprocessing.reductions", "rebuild_storage_fd"),)
+#: functions that would lose a descriptor: that take a tensor from another process, make a pipe, or free one at its end
+LOSERS = (
+    ("torch.multiprocessing.reductions", "rebuild_storage_fd"),
+    ("multiprocessing.connection", "Pipe"),
+    ("multiprocessing.connection", "_ConnectionBase.__del__"),
+    ("multiprocessing.connection", "_ConnectionBase.close"),
+    ("multiprocessing.util", "Finalize.__call__"),
+)
+#: the files of what Python calls when an object is freed that others refer to weakly, which runs it once
+WEAK = (weakref.finalize.__call__.__code__.co_filename, weakref.WeakSet.add.__code__.co_filename)
 #: and those that wait for the end of one: the kernel tells of it once, and what was not noted then is never closed
 REAPERS = (("multiprocessing.popen_fork", "Popen.poll"),)
 #: what is never interrupted half-way; by identity, since comparing and hashing code objects takes long
@@ -50,10 +62,10 @@ def call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any])
 CALL_CODE = call.__code__
 
 
-def runs(filename: str, frame: FrameType | None) -> bool:
-    """Whether the user's function is inside code of that file; `Gate._is_inside` holds."""
+def runs(filenames: Collection[str], frame: FrameType | None) -> bool:
+    """Whether the user's function is inside code of those files; `Gate._is_inside` holds."""
     while frame is not None and frame.f_code is not CALL_CODE:
-        if frame.f_code.co_filename == filename:
+        if frame.f_code.co_filename in filenames:
             return True
         frame = frame.f_back
     return False
@@ -68,7 +80,16 @@ def is_in(codes: frozenset[int], frame: FrameType | None) -> bool:
     return False
 
 
-leave_alone(runs.__code__, is_in.__code__, *writing.whole(), *stream.whole())
+def frees(frame: FrameType | None) -> bool:
+    """Whether the user's function is inside a destructor; `Gate._is_inside` holds."""
+    while frame is not None and frame.f_code is not CALL_CODE:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
+
+
+leave_alone(runs.__code__, is_in.__code__, frees.__code__, *writing.whole(), *stream.whole())
 
 
 def room(calls: int = ROOM) -> None:

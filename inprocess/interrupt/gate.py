@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,12 +19,15 @@ from inprocess.interrupt.frames import (
     FUNCTIONAL,
     IMPORT,
     LOCKING,
+    LOGGING,
+    LOSERS,
     REAPERS,
     STARTERS,
-    TAKERS,
+    WEAK,
     WHOLE,
     call,
     codes,
+    frees,
     is_in,
     leave_alone,
     places,
@@ -43,9 +45,10 @@ FIRST_PAUSE_S = 0.002
 MAX_PAUSE_S = 0.05
 #: seconds for which the main thread waits for the abort at most
 PARK = 0.05
-#: seconds for which code of the standard library that takes a lock, or waits for a child, is left alone
+#: seconds for which code of the standard library that takes a lock, or waits for a child, is left alone; and a
+#: destructor, which would not be finished, while Python drops what is raised there
 PATIENCE = 0.1
-#: and code of torch that would lose what it has just made, a group's operation or a descriptor; longer, since the abort
+#: and code that would lose a descriptor, or the operation that it has just begun in a group; longer, since the abort
 #: ends what waits there, and on a busy machine a tenth of a second may pass between two lines
 LOSS_PATIENCE = 2.0
 #: seconds for which an import is left alone: a module that is imported by half stays broken in every later iteration
@@ -120,8 +123,8 @@ class Gate:
         self._armed = False
         self._asked_at = 0.0
         self._spared_since = 0.0
-        self._starters = self._takers = self._reapers = frozenset[int]()
-        self._functional = ""
+        self._starters = self._losers = self._reapers = frozenset[int]()
+        self._losing: tuple[str, ...] = ()
         self._raised_at = 0.0
         self._raised_where = ""
         self._dropped = False
@@ -184,15 +187,18 @@ class Gate:
         """
         if not self.atomic.closed:
             raise InternalError("interrupt_until_left() before close_for_abort() could cut an atomic section in half")
-        self._spared_since = 0.0
-        self._asked_at, self._starters = clock.monotonic(), codes(STARTERS)
-        self._takers, self._reapers = codes(TAKERS), codes(REAPERS)
-        self._functional = getattr(sys.modules.get(FUNCTIONAL), "__file__", None) or ""
+        self._ask(clock.monotonic())
         with self._watching_unraisable():
             while not self.left.is_set():
                 self._armed = self.interrupting = True
                 if self._raise_once(retry_after, release):
                     self._interrupter.report_swallowed(self.who, self._raised_where, self._dropped)
+
+    def _ask(self, now: float) -> None:
+        """From now on; what is left alone is looked up, since the program imports modules at any time."""
+        self._spared_since, self._asked_at = 0.0, now
+        self._starters, self._losers, self._reapers = codes(STARTERS), codes(LOSERS), codes(REAPERS)
+        self._losing = (*WEAK, getattr(sys.modules.get(FUNCTIONAL), "__file__", None) or "")
 
     def _judge(self, raised: BaseException, outer: BaseException | None) -> Outcome:
         """What it means that the function raised; ``outer`` was being handled before it was called."""
@@ -206,7 +212,7 @@ class Gate:
 
     def park(self, frame: FrameType | None) -> None:
         """In the handler."""
-        if not self._is_inside(frame) or runs(logging.__file__, frame):
+        if not self._is_inside(frame) or runs(LOGGING, frame):
             return
         room()  # the lock is given back, also where another signal is handled in between
         if self._abort_ends.acquire(timeout=PARK):
@@ -225,9 +231,9 @@ class Gate:
             self._spared_since = 0.0
             return False
         patience = 0.0
-        if runs(self._functional, frame) or is_in(self._takers, frame):
+        if runs(self._losing, frame) or is_in(self._losers, frame):
             patience = LOSS_PATIENCE
-        elif frame.f_code in LOCKING or is_in(self._reapers, frame) or runs(logging.__file__, frame):
+        elif frame.f_code in LOCKING or is_in(self._reapers, frame) or runs(LOGGING, frame) or frees(frame):
             patience = PATIENCE
         # since it was found there, not since it was asked for, which may be long ago: before an import
         self._spared_since = self._spared_since or now

@@ -942,7 +942,7 @@ INTERRUPTION = (
     parked(
         "parked_anywhere",
         "the library's own code is parked",
-        "if not self._is_inside(frame) or runs(logging.__file__, frame):\n            return\n",
+        "if not self._is_inside(frame) or runs(LOGGING, frame):\n            return\n",
         "if False:\n            return\n",
     ),
 )
@@ -2064,7 +2064,23 @@ GROUPS = (
     _in("interrupt/*.py", "tests/threads/test_interrupt.py")(
         "a_descriptor_is_lost",
         "a tensor that is just taken from another process leaves its descriptor open",
-        " or is_in(self._takers, frame)",
+        " or is_in(self._losers, frame)",
+    ),
+    _in("interrupt/*.py", "tests/threads/test_interrupt.py")(
+        "a_destructor_is_torn",
+        "a destructor is interrupted, which Python drops, so what it had not yet freed stays",
+        " or frees(frame)",
+    ),
+    _in("interrupt/*.py", "tests/threads/test_interrupt.py")(
+        "a_finalizer_is_torn",
+        "what runs once when an object is freed is interrupted, which Python drops",
+        "self._losing = (*WEAK, ",
+        "self._losing = (",
+    ),
+    _in("interrupt/*.py", "tests/threads/test_interrupt.py")(
+        "a_command_is_lost",
+        "a command is started, and nobody has noted it",
+        '    ("subprocess", "Popen.__init__"),\n',
     ),
     _in("interrupt/*.py", "tests/threads/test_interrupt.py")(
         "a_child_is_lost",
@@ -2074,7 +2090,8 @@ GROUPS = (
     _in("interrupt/*.py", "tests/threads/test_interrupt.py")(
         "an_operation_is_lost",
         "a functional collective is interrupted before anybody has its result",
-        "runs(self._functional, frame) or ",
+        '(*WEAK, getattr(sys.modules.get(FUNCTIONAL), "__file__", None) or "")',
+        "WEAK",
     ),
     _in("interrupt/*.py", "tests/threads/test_interrupt.py")(
         "what_comes_late_is_torn",

@@ -21,8 +21,10 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -826,9 +828,7 @@ def test_one_pending_call_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def ask(gate: Gate, now: float | None = None) -> None:
     """As the monitor thread does, without sending; the function calls it, then raises the signal by itself."""
     gate.close_for_abort()
-    gate._asked_at = time.monotonic() if now is None else now
-    gate._starters, gate._takers = frames.codes(frames.STARTERS), frames.codes(frames.TAKERS)
-    gate._reapers = frames.codes(frames.REAPERS)
+    gate._ask(time.monotonic() if now is None else now)
     gate._armed = gate.interrupting = True
 
 
@@ -937,6 +937,95 @@ def test_a_child_that_ended_is_not_lost(gate: Gate, interrupter: Interrupter, mo
     assert os.listdir("/proc/self/fd") == before
 
 
+class Freed:
+    """Its destructor has two lines."""
+
+    def __init__(self) -> None:
+        self.held = [os.dup(0), os.dup(0)]
+
+    def __del__(self) -> None:
+        os.close(self.held.pop())
+        os.close(self.held.pop())
+
+
+def ended() -> Any:
+    process = multiprocessing.get_context("fork").Process(target=os.getpid)
+    process.start()
+    process.join()
+    return process
+
+
+def filled() -> Any:
+    found = multiprocessing.get_context("fork").Queue()
+    found.put("what its thread sends")
+    return found
+
+
+def watched() -> Any:
+    found = {1}
+    weakref.finalize(found, os.close, os.dup(0))
+    return found
+
+
+def opened() -> Any:
+    return subprocess.Popen(["true"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def strikes(gate: Gate, interrupter: Interrupter, doing: Callable[[], object]) -> int:
+    """At how many lines below ``doing``, which are not those of this file, a signal was handled."""
+    lines = 0
+
+    def step(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal lines
+        if frame.f_code.co_name == "__del__" or frame.f_code.co_filename != __file__:
+            lines += 1
+            gate._armed = True
+            signal.raise_signal(interrupter.signum)
+        return step
+
+    with gate._watching_unraisable():
+        sys.settrace(step)
+        try:
+            doing()
+        finally:
+            sys.settrace(None)
+    return lines
+
+
+@pytest.mark.parametrize("make", [Pipe, ended, filled, watched, Freed])
+def test_what_holds_descriptors_is_freed_whole(gate: Gate, interrupter: Interrupter, make: Callable[[], Any]) -> None:
+    """Python drops what is raised in a destructor, so nobody would free the rest; `nothing_left` would see it."""
+    lines = 0
+
+    def fn() -> None:
+        nonlocal lines
+        found = [make()]
+        ask(gate)
+        lines = strikes(gate, interrupter, found.clear)
+        signal.raise_signal(interrupter.signum)
+
+    assert isinstance(gate.run(fn), Interrupted)
+    assert lines > 1
+
+
+@pytest.mark.parametrize("make", [Pipe, opened])
+def test_what_holds_descriptors_is_made_whole(gate: Gate, interrupter: Interrupter, make: Callable[[], Any]) -> None:
+    """A descriptor, or a child, that was not yet noted would be nobody's."""
+    found: list[Any] = []
+    lines = 0
+
+    def fn() -> None:
+        nonlocal lines
+        ask(gate)
+        lines = strikes(gate, interrupter, lambda: found.append(make()))
+        signal.raise_signal(interrupter.signum)
+
+    assert isinstance(gate.run(fn), Interrupted)
+    assert lines > 1
+    with found.pop() if make is opened else contextlib.nullcontext():
+        found.clear()
+
+
 @pytest.mark.parametrize(("filename", "patience"), [(logging.__file__, PATIENCE), (functional.__file__, LOSS_PATIENCE)])
 @pytest.mark.parametrize("later", [0.0, 5.0])
 def test_logging_and_collectives_are_left_alone_for_a_while(
@@ -945,7 +1034,6 @@ def test_logging_and_collectives_are_left_alone_for_a_while(
     """Also where it was asked for long before, during an import perhaps."""
     now = 100.0
     monkeypatch.setattr("inprocess.interrupt.gate.clock", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(gate, "_functional", functional.__file__)
     inside = compile("raise_signal(signum)", filename, "exec")
     names = {"raise_signal": signal.raise_signal, "signum": interrupter.signum}
     whole: list[float] = []
