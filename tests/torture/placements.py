@@ -35,6 +35,8 @@ RERAISE = dis.opmap["RERAISE"]
 #: the room whose lines are not interrupted, and those of the call's sections
 OURS = os.path.dirname(interrupt.__file__) + os.sep
 SECTION = (_Atomic.__enter__.__code__, _Atomic.__exit__.__code__)
+#: the standard library's files of weak references
+WEAK = ("weakref.py", "_weakrefset.py")
 #: an asker that does not come to its next step within this many seconds is stuck
 STUCK = BOUND
 #: seconds; an interruption that the function swallows, or a destructor, comes again by a real signal
@@ -51,6 +53,16 @@ def expected(frame: FrameType) -> bool:
             return False
         here = here.f_back
     return here is not None
+
+
+def may_wait(frame: FrameType) -> bool:
+    """Whether it may be raised later, since Python would drop it: in a destructor, or what follows a weak reference."""
+    here: FrameType | None = frame
+    while here is not None and here.f_code is not call.__code__:
+        if here.f_code.co_name == "__del__" or os.path.basename(here.f_code.co_filename) in WEAK:
+            return True
+        here = here.f_back
+    return False
 
 
 class Placement(threading.Thread):
@@ -138,7 +150,7 @@ class Placement(threading.Thread):
             if not expected(frame):
                 self.problem = f"raised at instruction {self.seen}, {_place(frame)}"
             raise
-        if self._gate._armed and expected(frame):
+        if self._gate._armed and expected(frame) and not may_wait(frame):
             self.problem = f"not raised at instruction {self.seen}, {_place(frame)}"
 
     def _waits_for_signal(self) -> bool:
