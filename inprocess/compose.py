@@ -91,11 +91,16 @@ def _flatten(parts: tuple[Callable[..., Any], ...]) -> tuple[Callable[..., Any],
 def _common_ancestor(classes: tuple[type, ...]) -> type | None:
     """The first class in the method resolution order of the first part that all parts share and that can be a base."""
     for candidate in classes[0].__mro__:
-        heap_type = candidate.__flags__ & (1 << 9)  # false for object, function and other classes written in C
-        ours = heap_type and candidate.__module__ not in ("abc", "typing")
+        heap_type = candidate.__flags__ & (1 << 9)  # false for object, function and most other classes written in C
+        ours = heap_type and not _made_in_c(candidate) and candidate.__module__ not in ("abc", "typing")
         if ours and all(issubclass(each, candidate) for each in classes):
             return candidate
     return None
+
+
+def _made_in_c(candidate: type) -> bool:
+    """Whether only a constructor written in C may make it, as that of ``functools.partial``."""
+    return any(isinstance(vars(each).get("__new__"), types.BuiltinFunctionType) for each in candidate.__mro__[:-1])
 
 
 @functools.cache

@@ -48,12 +48,14 @@ def adapt(name: str, fn: Callable[..., Any] | None) -> Hook | None:
     Raises:
         OptionError: `fn` cannot be called, is a class instead of an instance, or its signature fits neither form.
 
-    The adapted hook raises TypeError, naming the option, when `fn` returns something that is no state.
+    The adapted hook raises TypeError, naming the option, when `fn` returns something that is no state. Where a part of
+    a `Compose` raises, the others run no more, but those of an abort do.
     """
     if fn is None:
         return None
     if isinstance(fn, Compose):
-        return _chain([_adapt_hook(name, part) for part in fn.parts])
+        parts = [_adapt_hook(name, part) for part in fn.parts]
+        return _whole_chain(parts) if name == "abort" else _chain(parts)
     return _adapt_hook(name, fn)
 
 
@@ -83,6 +85,22 @@ def _chain(parts: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:
         for part in reversed(parts):
             value = part(value)
         return value
+
+    return run
+
+
+def _whole_chain(parts: list[Hook]) -> Hook:
+    """All parts run, also after one that raised: a step of the user's own must not keep torch's groups from being
+    aborted. The error comes afterwards; of several the last one, in the context of the others."""
+
+    def run(state: FrozenState) -> FrozenState:
+        for number in reversed(range(len(parts))):
+            try:
+                state = parts[number](state)
+            except BaseException:
+                _whole_chain(parts[:number])(state)
+                raise
+        return state
 
     return run
 

@@ -2126,6 +2126,12 @@ HOOKS = (
         "exc|err|(^|_)ex$",
         "exc|err",
     ),
+    hooks(
+        "an_abort_that_is_cut_short",
+        "a part of an abort's Compose that raises keeps the others from running",
+        '_whole_chain(parts) if name == "abort" else _chain(parts)',
+        "_chain(parts)",
+    ),
     assignments(
         "active_under_the_old_rank",
         "who is renumbered by a part of the user's keeps its active rank",

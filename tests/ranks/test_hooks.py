@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from inprocess.abort import AbortTorchDistributed
+from inprocess.compose import Compose
 from inprocess.exception import HealthCheckError, RankShouldRestart, RestartAbort
 from inprocess.finalize import ThreadedFinalize
 from tests.harness import At, Raise
 from tests.harness.child import Context
-from tests.harness.launch import KILLING
+from tests.harness.launch import KILLING, PATIENT
 
 from . import checks, targets
 
@@ -156,6 +158,22 @@ def test_errors_of_abort_hooks_are_logged_and_stop_nothing(launch, kind):
     ranks = launch(targets.run_train, 3, faults=FIRST | {At(rank, 0, "abort"): Raise(kind) for rank in range(3)}).wait()
     checks.went_on(ranks)
     assert all("injected" in rank.log for rank in ranks)
+
+
+def with_an_abort_that_fails(context: Context) -> dict[str, Any]:
+    def fails(state: Any) -> Any:
+        raise OSError("disk full")
+
+    return {**PATIENT, "abort": Compose(AbortTorchDistributed(), fails)}
+
+
+def test_an_abort_whose_first_part_always_raises(launch):
+    """The other part frees the groups, also those of a rank that leaves."""
+    faults = FIRST | {At(2, iteration=1, step=1): Raise(), At(2, 1, "finalize"): Raise()}
+    ranks = launch(targets.run_train, 3, faults=faults, wrapper=with_an_abort_that_fails).wait()
+    assert (ranks[2].exception, ranks[2].exitcode) == ("ValueError", 0)
+    checks.went_on(ranks, without=[2], iteration=2)
+    assert all("disk full" in rank.log for rank in ranks)
 
 
 def test_completion_hook_raises(launch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import operator
 import pickle
 
 import pytest
@@ -108,6 +109,9 @@ def test_two_arguments() -> None:
         ((Add("a"), print), Compose, Add),
         ((print, len), Compose, Add),
         ((lambda v: v, functools.partial(int)), Compose, Add),
+        ((functools.partial(int), functools.partial(int)), Compose, functools.partial),
+        ((operator.itemgetter(0),), Compose, operator.itemgetter),
+        ((functools.cache(abs),), Compose, Add),
         ((Compose(Add("a"), AddTwice("b")), AddTwice("b")), Add, AddTwice),
     ],
 )

@@ -138,3 +138,27 @@ def test_a_hook_whose_own_words_raise() -> None:
 
     with pytest.raises(TypeError, match="an object of type Hostile"):
         adapt("completion", Hostile())(STATE)
+
+
+@pytest.mark.parametrize("name", ["abort", "finalize"])
+def test_all_parts_of_an_abort_run(name):
+    """Whatever one of them raises: another one aborts the groups."""
+    ran: list[str] = []
+
+    def part(ends: BaseException | None, mark: str, state: FrozenState) -> FrozenState:
+        ran.append(f"{mark} {state.iteration}")
+        if ends is not None:
+            raise ends
+        return dataclasses.replace(state, iteration=state.iteration + 1)
+
+    errors = [SystemExit(), OSError("disk full")]
+    given = [(errors[1], "d"), (None, "c"), (errors[0], "b"), (None, "a")]
+    hook = adapt(name, Compose(*[functools.partial(part, *each) for each in given]))
+    with pytest.raises((OSError, SystemExit)) as found:
+        hook(STATE)
+    first = STATE.iteration
+    if name == "abort":
+        assert ran == [f"a {first}", f"b {first + 1}", f"c {first + 1}", f"d {first + 2}"]
+        assert (found.value, found.value.__context__) == (errors[1], errors[0])
+    else:
+        assert ran == [f"a {first}", f"b {first + 1}"]
