@@ -102,6 +102,13 @@ def test_hosts_are_lost(job):
     assert result.exit_codes == [-9, 0, 0, -9] and result.world_sizes == [4, 2]
 
 
+def test_a_deadly_signal_in_the_thread_that_aborts(job):
+    """The rank would leave in time by its handler, and that thread wait for ever."""
+    faults = {At(0, step=2): Raise(), At(1, phase="abort"): Kill(signal.SIGTERM)}
+    result = job(3).run(programs.train, 12, faults=faults)
+    assert result.exit_codes == [0, -signal.SIGTERM, 0] and result.world_sizes == [3, 2]
+
+
 @pytest.mark.parametrize("fault", [Hang(), Hang("lock"), StoreLoss()], ids=repr)
 def test_nobody_ends(job, fault):
     result = job(3, options=HASTY).run(programs.train, 12, faults={At(0, step=7): fault})
