@@ -1,6 +1,7 @@
-"""A wrapped function that is killed on each rank the first time it runs there, and finishes the second time.
+"""A wrapped function whose ranks are all killed at the same moment in the first attempt, and that finishes then.
 
-Its argument is a folder in which it notes that.
+Its argument is a folder in which rank 0 notes that. It kills the others first: had they ends of their own, one might
+come before another's, which would be interrupted by then and go on alone.
 """
 
 import os
@@ -15,11 +16,17 @@ import inprocess
 @inprocess.Wrapper()
 def run(call: inprocess.CallWrapper = None) -> None:
     dist.init_process_group("gloo")
-    dist.barrier()
-    mark = os.path.join(sys.argv[1], os.environ["RANK"])
-    if not os.path.exists(mark):
-        os.mkdir(mark)
-        os.kill(os.getpid(), signal.SIGKILL)
+    mark = os.path.join(sys.argv[1], "killed")
+    first = not os.path.exists(mark)
+    pids = [0] * dist.get_world_size()
+    dist.all_gather_object(pids, os.getpid())
+    while first:
+        if dist.get_rank() == 0:
+            with call.atomic():
+                os.mkdir(mark)
+                for pid in reversed(pids):
+                    os.kill(pid, signal.SIGKILL)
+        signal.pause()
     print("<finished>", flush=True)
 
 

@@ -226,6 +226,16 @@ def test_table() -> None:
     assert one.put(Block(2, 2, "new:1:x")).of("host:1:x") is None
 
 
+def test_the_last_launcher_closes_the_rendezvous_in_time(node: Node, hub: Hub) -> None:
+    """It notices later that all are done, when the one that serves the store of the rendezvous is about to leave."""
+    first = node("2:2", "--monitor-interval", "0.1", last_call=30)
+    first.expect("this node waits for the others")
+    launchers = [first, node("2:2", "--monitor-interval", "0.3", last_call=30)]
+    end(launchers, hub.group(4))
+    for launcher in launchers:
+        assert "failed to shutdown" not in launcher.err and "frame #" not in launcher.err, launcher.err
+
+
 def test_all_workers_die_at_once_on_two_nodes(start: Run, tmp_path: Path) -> None:
     """Each is started again alone and finds nobody to join, which is the way to recovery: one line says so. The
     launchers then restart all workers."""
