@@ -443,8 +443,7 @@ class NodeRendezvous:
         shutdown = shutdown and not self._orphaned
         if shutdown and self._done:  # before the store goes with the launcher that serves it; nobody meets again
             self.handler.shutdown()
-        if self._last_word and not (self.lost or self.alone):
-            # the store may go with this launcher, and the others shall hear it first
+        if self._last_word and not (self.lost or self.alone):  # the store may go, and the others shall hear it first
             threading.Event().wait(self._last_word + 2 * self._interval + LINGER_S - clock.monotonic())
         self._server = None
         if shutdown and not self._done:

@@ -35,7 +35,7 @@ ONLY = {
     ),
     "map memory": (r"mmap\.mmap\(", {"monitor/board.py", "heartbeats/board.py"}),
     "install a signal handler": (
-        r"signal\.signal\(",
+        r"signal\.signal\(|CDLL\(None\)\.signal\(",
         {
             "interrupt/signals.py",
             "system/noted_signals.py",
