@@ -361,7 +361,8 @@ class Run:
     def _abort(self) -> Deadline:
         """Every rank that still runs dumps its stacks and dies; then the story."""
         running = [str(rank.rank) for rank in self.ranks if not rank.ended]
-        for signum in (signal.SIGCONT, signal.SIGABRT):
+        # one that was stopped finds both when it is woken, and does not run on in between
+        for signum in (signal.SIGABRT, signal.SIGCONT):
             for rank in self.ranks:
                 rank.signal(signum)
         for rank in self.ranks:
