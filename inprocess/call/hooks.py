@@ -94,13 +94,15 @@ def _whole_chain(parts: list[Hook]) -> Hook:
     aborted. The error comes afterwards; of several the last one, in the context of the others."""
 
     def run(state: FrozenState) -> FrozenState:
-        for number in reversed(range(len(parts))):
-            try:
-                state = parts[number](state)
-            except BaseException:
-                _whole_chain(parts[:number])(state)
-                raise
-        return state
+        if not parts:
+            return state
+        others = _whole_chain(parts[:-1])
+        try:
+            state = parts[-1](state)
+        except BaseException:
+            others(state)
+            raise
+        return others(state)
 
     return run
 

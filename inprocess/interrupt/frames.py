@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import operator
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
@@ -16,16 +15,15 @@ from inprocess.events import stream
 from inprocess.system import writing
 from inprocess.system.errors import PACKAGE
 
-__all__ = ["call", "codes", "frees", "is_in", "leave_alone", "places", "room", "runs", "whereabouts"]
+__all__ = ["call", "codes", "inside", "leave_alone", "places", "room", "whereabouts"]
 
 #: how many calls deep the handler may get where it is called within itself, and to spare
 ROOM = 20
 #: how many places of a thread's stack a message names
 PLACES = 3
-IMPORT = ("<frozen importlib._bootstrap>",)
+IMPORT = "<frozen importlib._bootstrap>"
 #: where torch begins a collective and hands its result out: one that nobody gets is never waited for, nor freed
 FUNCTIONAL = "torch.distributed._functional_collectives"
-LOGGING = (logging.__file__,)
 LOCKING = (threading.Condition.__enter__.__code__, threading.Condition.__exit__.__code__)
 #: functions that start processes, in modules that the program may not have imported
 STARTERS = (
@@ -62,34 +60,16 @@ def call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any])
 CALL_CODE = call.__code__
 
 
-def runs(filenames: Collection[str], frame: FrameType | None) -> bool:
-    """Whether the user's function is inside code of those files; `Gate._is_inside` holds."""
+def inside(frame: FrameType | None) -> list[CodeType]:
+    """What runs within the user's function, innermost first; `Gate._is_inside` holds."""
+    found: list[CodeType] = []
     while frame is not None and frame.f_code is not CALL_CODE:
-        if frame.f_code.co_filename in filenames:
-            return True
+        found.append(frame.f_code)
         frame = frame.f_back
-    return False
+    return found
 
 
-def is_in(codes: frozenset[int], frame: FrameType | None) -> bool:
-    """Whether the user's function is inside one of these functions; `Gate._is_inside` holds."""
-    while frame is not None and frame.f_code is not CALL_CODE:
-        if id(frame.f_code) in codes:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def frees(frame: FrameType | None) -> bool:
-    """Whether the user's function is inside a destructor; `Gate._is_inside` holds."""
-    while frame is not None and frame.f_code is not CALL_CODE:
-        if frame.f_code.co_name == "__del__":
-            return True
-        frame = frame.f_back
-    return False
-
-
-leave_alone(runs.__code__, is_in.__code__, frees.__code__, *writing.whole(), *stream.whole())
+leave_alone(inside.__code__, *writing.whole(), *stream.whole())
 
 
 def room(calls: int = ROOM) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,6 @@ from inprocess.interrupt.frames import (
     FUNCTIONAL,
     IMPORT,
     LOCKING,
-    LOGGING,
     LOSERS,
     REAPERS,
     STARTERS,
@@ -27,12 +27,10 @@ from inprocess.interrupt.frames import (
     WHOLE,
     call,
     codes,
-    frees,
-    is_in,
+    inside,
     leave_alone,
     places,
     room,
-    runs,
 )
 from inprocess.interrupt.judging import answers_interruption, let_go, set_handled, under_way
 from inprocess.system import clock
@@ -124,7 +122,7 @@ class Gate:
         self._asked_at = 0.0
         self._spared_since = 0.0
         self._starters = self._losers = self._reapers = frozenset[int]()
-        self._losing: tuple[str, ...] = ()
+        self._losing = frozenset[str]()
         self._raised_at = 0.0
         self._raised_where = ""
         self._dropped = False
@@ -195,10 +193,10 @@ class Gate:
                     self._interrupter.report_swallowed(self.who, self._raised_where, self._dropped)
 
     def _ask(self, now: float) -> None:
-        """From now on; what is left alone is looked up, since the program imports modules at any time."""
+        """Note that it is asked for, and look up what is left alone: the program imports modules at any time."""
         self._spared_since, self._asked_at = 0.0, now
         self._starters, self._losers, self._reapers = codes(STARTERS), codes(LOSERS), codes(REAPERS)
-        self._losing = (*WEAK, getattr(sys.modules.get(FUNCTIONAL), "__file__", None) or "")
+        self._losing = frozenset((*WEAK, getattr(sys.modules.get(FUNCTIONAL), "__file__", None) or ""))
 
     def _judge(self, raised: BaseException, outer: BaseException | None) -> Outcome:
         """What it means that the function raised; ``outer`` was being handled before it was called."""
@@ -212,7 +210,7 @@ class Gate:
 
     def park(self, frame: FrameType | None) -> None:
         """In the handler."""
-        if not self._is_inside(frame) or runs(LOGGING, frame):
+        if not self._is_inside(frame) or any(code.co_filename == logging.__file__ for code in inside(frame)):
             return
         room()  # the lock is given back, also where another signal is handled in between
         if self._abort_ends.acquire(timeout=PARK):
@@ -225,15 +223,20 @@ class Gate:
         assert frame is not None
         now = clock.monotonic()
         asked = now - self._asked_at
-        if (asked < IMPORT_PATIENCE and runs(IMPORT, frame)) or (
-            asked < START_PATIENCE and is_in(self._starters, frame)
-        ):
+        stack = inside(frame)
+        files, codes_there = {code.co_filename for code in stack}, {id(code) for code in stack}
+        if (asked < IMPORT_PATIENCE and IMPORT in files) or (asked < START_PATIENCE and codes_there & self._starters):
             self._spared_since = 0.0
             return False
         patience = 0.0
-        if runs(self._losing, frame) or is_in(self._losers, frame):
+        if files & self._losing or codes_there & self._losers:
             patience = LOSS_PATIENCE
-        elif frame.f_code in LOCKING or is_in(self._reapers, frame) or runs(LOGGING, frame) or frees(frame):
+        elif (
+            frame.f_code in LOCKING
+            or codes_there & self._reapers
+            or logging.__file__ in files
+            or any(code.co_name == "__del__" for code in stack)
+        ):
             patience = PATIENCE
         # since it was found there, not since it was asked for, which may be long ago: before an import
         self._spared_since = self._spared_since or now

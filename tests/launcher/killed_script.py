@@ -1,7 +1,7 @@
 """A wrapped function whose ranks are all killed at the same moment in the first attempt, and that finishes then.
 
-Its argument is a folder in which rank 0 notes that. It kills the others first: had they ends of their own, one might
-come before another's, which would be interrupted by then and go on alone.
+Its argument is a folder in which rank 0 notes that. It kills the others first. If each killed itself, the first
+death would interrupt the others before they do, and they would continue alone.
 """
 
 import os
