@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -28,19 +29,33 @@ LOCKING = (threading.Condition.__enter__.__code__, threading.Condition.__exit__.
 #: functions that start processes, in modules that the program may not have imported
 STARTERS = (
     ("multiprocessing.process", "BaseProcess.start"),
+    ("multiprocessing.managers", "BaseManager.start"),
+    ("multiprocessing.pool", "Pool.__init__"),
+    ("concurrent.futures.process", "ProcessPoolExecutor._start_executor_manager_thread"),
     ("subprocess", "Popen.__init__"),
     ("torch.utils.data.dataloader", "_MultiProcessingDataLoaderIter.__init__"),
 )
-#: functions that would lose a descriptor: that take a tensor from another process, make a pipe, or free one at its end
+#: functions that would lose a descriptor or the name of shared memory: that make one, or take or free one
 LOSERS = (
     ("torch.multiprocessing.reductions", "rebuild_storage_fd"),
     ("multiprocessing.connection", "Pipe"),
     ("multiprocessing.connection", "_ConnectionBase.__del__"),
     ("multiprocessing.connection", "_ConnectionBase.close"),
+    ("multiprocessing.heap", "Arena.__init__"),
+    ("multiprocessing.resource_tracker", "ResourceTracker.ensure_running"),
+    ("multiprocessing.shared_memory", "SharedMemory.__init__"),
+    ("multiprocessing.shared_memory", "SharedMemory.close"),
+    ("multiprocessing.shared_memory", "SharedMemory.unlink"),
+    ("multiprocessing.synchronize", "SemLock.__init__"),
     ("multiprocessing.util", "Finalize.__call__"),
 )
-#: the files of what Python calls when an object is freed that others refer to weakly, which runs it once
-WEAK = (weakref.finalize.__call__.__code__.co_filename, weakref.WeakSet.add.__code__.co_filename)
+#: the files of what would lose a temporary file, and of what Python calls when an object is freed that others refer to
+#: weakly, which runs it once
+LOSING = (
+    tempfile.__file__,
+    weakref.finalize.__call__.__code__.co_filename,
+    weakref.WeakSet.add.__code__.co_filename,
+)
 #: and those that wait for the end of one: the kernel tells of it once, and what was not noted then is never closed
 REAPERS = (("multiprocessing.popen_fork", "Popen.poll"),)
 #: what is never interrupted half-way; by identity, since comparing and hashing code objects takes long

@@ -21,9 +21,9 @@ from inprocess.interrupt.frames import (
     IMPORT,
     LOCKING,
     LOSERS,
+    LOSING,
     REAPERS,
     STARTERS,
-    WEAK,
     WHOLE,
     call,
     codes,
@@ -46,8 +46,8 @@ PARK = 0.05
 #: seconds for which code of the standard library that takes a lock, or waits for a child, is left alone; and a
 #: destructor, which would not be finished, while Python drops what is raised there
 PATIENCE = 0.1
-#: and code that would lose a descriptor, or the operation that it has just begun in a group; longer, since the abort
-#: ends what waits there, and on a busy machine a tenth of a second may pass between two lines
+#: and code that would lose a descriptor, a file, or the operation that it has just begun in a group; longer, since the
+#: abort ends what waits there, and on a busy machine a tenth of a second may pass between two lines
 LOSS_PATIENCE = 2.0
 #: seconds for which an import is left alone: a module that is imported by half stays broken in every later iteration
 IMPORT_PATIENCE = 10.0
@@ -196,7 +196,7 @@ class Gate:
         """Note that it is asked for, and look up what is left alone: the program imports modules at any time."""
         self._spared_since, self._asked_at = 0.0, now
         self._starters, self._losers, self._reapers = codes(STARTERS), codes(LOSERS), codes(REAPERS)
-        self._losing = frozenset((*WEAK, getattr(sys.modules.get(FUNCTIONAL), "__file__", None) or ""))
+        self._losing = frozenset((*LOSING, getattr(sys.modules.get(FUNCTIONAL), "__file__", None) or ""))
 
     def _judge(self, raised: BaseException, outer: BaseException | None) -> Outcome:
         """What it means that the function raised; ``outer`` was being handled before it was called."""

@@ -2075,8 +2075,18 @@ GROUPS = (
     _in("interrupt/*.py", "tests/threads/test_interrupt.py")(
         "a_finalizer_is_torn",
         "what runs once when an object is freed is interrupted, which Python drops",
-        "frozenset((*WEAK, ",
+        "frozenset((*LOSING, ",
         "frozenset((",
+    ),
+    _in("interrupt/*.py", "tests/threads/test_interrupt.py")(
+        "a_temporary_file_is_lost",
+        "a temporary file is made, and nobody has noted it",
+        "    tempfile.__file__,\n",
+    ),
+    _in("interrupt/*.py", "tests/threads/test_interrupt.py")(
+        "a_pool_is_lost",
+        "a pool of processes is started, and nobody has noted it",
+        '    ("multiprocessing.pool", "Pool.__init__"),\n',
     ),
     _in("interrupt/*.py", "tests/threads/test_interrupt.py")(
         "a_command_is_lost",
@@ -2091,8 +2101,8 @@ GROUPS = (
     _in("interrupt/*.py", "tests/threads/test_interrupt.py")(
         "an_operation_is_lost",
         "a functional collective is interrupted before anybody has its result",
-        '(*WEAK, getattr(sys.modules.get(FUNCTIONAL), "__file__", None) or "")',
-        "WEAK",
+        '(*LOSING, getattr(sys.modules.get(FUNCTIONAL), "__file__", None) or "")',
+        "LOSING",
     ),
     _in("interrupt/*.py", "tests/threads/test_interrupt.py")(
         "what_comes_late_is_torn",

@@ -19,12 +19,20 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Pipe
+from multiprocessing.heap import Arena
+from multiprocessing.managers import SyncManager
+from multiprocessing.pool import Pool
+from multiprocessing.shared_memory import SharedMemory
+from multiprocessing.synchronize import SemLock
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -1008,22 +1016,63 @@ def test_what_holds_descriptors_is_freed_whole(gate: Gate, interrupter: Interrup
     assert lines > 1
 
 
-@pytest.mark.parametrize("make", [Pipe, opened])
-def test_what_holds_descriptors_is_made_whole(gate: Gate, interrupter: Interrupter, make: Callable[[], Any]) -> None:
-    """A descriptor, or a child, that was not yet noted would be nobody's."""
+def shared() -> SharedMemory:
+    memory = SharedMemory(create=True, size=1)
+    memory.unlink()
+    memory.close()
+    return memory
+
+
+def started(make: Callable[[], Any], start: Callable[[Any], object]) -> Any:
+    step = sys.gettrace()
+    sys.settrace(None)  # the constructor may be left
+    made = make()
+    sys.settrace(step)
+    start(made)
+    return made
+
+
+FORK, SPAWN = multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")
+#: what is made, where a bare descriptor, child or file passes between two lines
+MADE: dict[str, Callable[[], Any]] = {
+    "pipe": Pipe,
+    "command": opened,
+    "file": tempfile.NamedTemporaryFile,
+    "folder": tempfile.TemporaryDirectory,
+    "memory": shared,
+    "arena": lambda: Arena(1, -1),
+    "lock": lambda: SemLock(0, 1, 1, ctx=SPAWN),
+    "manager": lambda: started(lambda: SyncManager(ctx=FORK), SyncManager.start),
+    "pool": lambda: Pool(1, context=FORK),
+    "executor": lambda: started(
+        lambda: ProcessPoolExecutor(1, FORK),
+        ProcessPoolExecutor._start_executor_manager_thread,  # type: ignore[attr-defined]
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MADE)
+def test_what_is_left_behind_by_half_is_made_whole(
+    gate: Gate, interrupter: Interrupter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A descriptor, a child or a file that was not yet noted would be nobody's."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # which is found by making a file there
     found: list[Any] = []
     lines = 0
 
     def fn() -> None:
         nonlocal lines
         ask(gate)
-        lines = strikes(gate, interrupter, lambda: found.append(make()))
+        lines = strikes(gate, interrupter, lambda: found.append(MADE[what]()))
         signal.raise_signal(interrupter.signum)
 
     assert isinstance(gate.run(fn), Interrupted)
-    assert lines > 1
-    with found.pop() if make is opened else contextlib.nullcontext():
+    assert lines > 1 and found
+    with found.pop() if hasattr(found[0], "__exit__") else contextlib.nullcontext():
         found.clear()
+    assert os.listdir(tmp_path) == []
+    resource_tracker._resource_tracker._stop()
 
 
 @pytest.mark.parametrize(("filename", "patience"), [(logging.__file__, PATIENCE), (functional.__file__, LOSS_PATIENCE)])
