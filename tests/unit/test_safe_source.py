@@ -52,6 +52,7 @@ REASONS = {
 #: (file, its path inside the package; module): why it may be imported
 IMPORTS = {
     ("doctor/script_runs.py", "pickle"): "what the functions of the user's own script returned to its own user",
+    ("interrupt/frames.py", "tempfile"): "the name of its file: no file is made",
     ("doctor/script_runs.py", "tempfile"): "mkdtemp: a folder of mode 0700 for copies of the working directory",
     ("integrations/transformers.py", "tempfile"): "mkdtemp: a folder of mode 0700 with the step in it",
     ("launcher/control_socket.py", "tempfile"): "mkdtemp: a folder of mode 0700 for a socket",
