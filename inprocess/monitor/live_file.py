@@ -223,16 +223,15 @@ class LiveFile:
 
     def _take(self) -> dict[str, Any]:
         """The stacks, or why there are none."""
-        if (state := self._state(self._board.snapshot().left)) != "running":
-            return {"why": f"the rank has {'left the call' if state == 'left' else 'ended'}"}
-        number = self._board.ask_stacks()
         seconds = self._config.progress_watchdog_interval + ANSWER_S
-        until = clock.monotonic() + seconds
+        until, number = clock.monotonic() + seconds, 0
         while clock.monotonic() < until:
-            if descriptors.await_readable(self._training, LOOK_AGAIN_S):
-                return {"why": "the rank has ended"}
+            if why := self._over():
+                return {"why": why}
+            number = number or self._board.ask_stacks()
             if (found := _parsed(self._board.stacks(number))) is not None:
                 return {"why": "", "from": "inside", **found}
+            self._ending.wait(LOOK_AGAIN_S)
         process = procfs.state_of(self._config.training_pid)
         answer: queue.SimpleQueue[list[dict[str, Any]]] = queue.SimpleQueue()
         self._post(StacksWanted(answer.put))
@@ -241,6 +240,12 @@ class LiveFile:
             threads = answer.get(timeout=OUTSIDE_S)
         why = f"its interpreter does not answer within {seconds:g} s"
         return {"why": why, "from": "outside", "threads": threads, "process": process}
+
+    def _over(self) -> str:
+        """Why nobody will answer any more, if that is so."""
+        if (state := self._state(self._board.snapshot().left)) != "running":
+            return f"the rank has {'left the call' if state == 'left' else 'ended'}"
+        return "its monitor has ended" if self._ending.is_set() else ""
 
     # --- what others have left --------------------------------------------------------------------------------------
 

@@ -118,7 +118,7 @@ def test_of_a_rank_that_is_stopped(launch, tmp_path, capsys):
 def test_while_ranks_restart_and_die(launch, tmp_path, capsys):
     """Requests all the time change nothing: as many restarts, and the same ranks, as without."""
     faults = {At(1, number, step=1): Raise() for number in range(6)} | {At(2, 6, step=1): Kill()}
-    options = PATIENT | {"run_dir": str(tmp_path), "progress_watchdog_interval": 0.02}
+    options = PATIENT | {"run_dir": str(tmp_path), "progress_watchdog_interval": 0.02, "termination_grace_time": 5}
     run = launch(targets.run_train, 3, faults=faults, wrapper=options)
     over = threading.Event()
 

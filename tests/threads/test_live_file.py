@@ -264,7 +264,8 @@ def test_what_is_no_answer(kept: Kept, text: bytes) -> None:
         writing.join()
 
 
-def test_it_dies_meanwhile(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("how", "why"), [("dies", "the rank has ended"), ("leaves", "the rank has left the call")])
+def test_it_goes_meanwhile(kept: Kept, monkeypatch: pytest.MonkeyPatch, how: str, why: str) -> None:
     monkeypatch.setattr(live_file, "ANSWER_S", SOON)
     kept.start()
     os.kill(kept.process.pid, signal.SIGSTOP)
@@ -272,9 +273,26 @@ def test_it_dies_meanwhile(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     asking = threading.Thread(target=lambda: found.append(ask(kept)))
     asking.start()
     until(lambda: kept.board.slots[ASKED])  # it has been asked
-    kept.process.kill()
+    if how == "dies":
+        kept.process.kill()
+    else:
+        kept.board.leave()
+        assert kept.live.leave()  # its monitor goes as well, and does not wait for an answer
+        assert kept.rank().live["state"] == "left"
     asking.join()
-    assert found[0]["why"] == "the rank has ended"
+    assert found[0]["why"] == why
+
+
+def test_the_monitor_goes_while_it_asks(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_file, "ANSWER_S", SOON)
+    kept.start()
+    found: list[dict[str, Any]] = []
+    asking = threading.Thread(target=lambda: found.append(ask(kept)))
+    asking.start()
+    until(lambda: kept.board.slots[ASKED])
+    assert kept.live.leave()
+    asking.join()
+    assert found[0]["why"] == "its monitor has ended"
 
 
 def test_a_rank_that_has_left_is_not_asked(kept: Kept) -> None:
