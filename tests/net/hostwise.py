@@ -53,17 +53,18 @@ def gave_up(ranks: Ranks, shared: Shared, victims: Collection[int], iteration: i
     assert not late, late
 
 
-def left_by_itself(ranks: Ranks, victims: Collection[int], kind: str = "StoreLost") -> None:
+def left_by_itself(ranks: Ranks, victims: Collection[int], *kinds: str) -> None:
     """These ranks ended with a clear error, and in an orderly way."""
     for victim in victims:
-        assert (ranks[victim].exception, ranks[victim].exitcode) == (kind, 0), ranks[victim].trace
+        assert (ranks[victim].exception in kinds, ranks[victim].exitcode) == (True, 0), ranks[victim].trace
 
 
 def stopped(ranks: Ranks, victims: Collection[int]) -> None:
-    """These ranks left by themselves as soon as they knew that they were cut off, or were killed a moment later."""
+    """These ranks left by themselves as soon as they knew that they were cut off, or were killed a moment later. One
+    that reaches a standby may hear there that the others have completed the job without it."""
     for victim in victims:
         if ranks[victim].done:
-            left_by_itself(ranks, [victim])
+            left_by_itself(ranks, [victim], "StoreLost", "Fenced")
         else:
             killed(ranks, [victim])
 
