@@ -1052,7 +1052,7 @@ MADE: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("what", MADE)
-def test_what_is_left_behind_by_half_is_made_whole(
+def test_what_would_leave_something_behind_is_made_whole(
     gate: Gate, interrupter: Interrupter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """A descriptor, a child or a file that was not yet noted would be nobody's."""
