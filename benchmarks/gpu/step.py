@@ -21,30 +21,14 @@ import inprocess
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.plan import Request
 from benchmarks.job import Job, Mark, free_port, mark
+from benchmarks.work import Transformer
 
 BARE, AGAIN = "no library", "no library, again"
 #: in this order in each turn; what is bare twice shows what the measurement says where there is nothing to measure
 VARIANTS = (BARE, "ping()", "ping() and commit()", "ping(), commit(), copies", AGAIN)
 WARM_UP = 3
-HEADS = 8
 
 Commit = Callable[[int], contextlib.AbstractContextManager[Any]]
-
-
-class Transformer(torch.nn.Module):
-    """Predicts the next word, as language models do."""
-
-    def __init__(self, words: int, width: int, layers: int) -> None:
-        super().__init__()
-        layer = torch.nn.TransformerEncoderLayer(width, HEADS, 4 * width, dropout=0.0, batch_first=True)
-        self.embed = torch.nn.Embedding(words, width)
-        self.body = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-        self.head = torch.nn.Linear(width, words)
-
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        mask = torch.nn.Transformer.generate_square_subsequent_mask(words.shape[1], device=words.device)
-        found: torch.Tensor = self.head(self.body(self.embed(words), mask=mask, is_causal=True))
-        return found
 
 
 # --- inside a rank ------------------------------------------------------------------------------------------------

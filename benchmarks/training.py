@@ -1,0 +1,302 @@
+"""How long a restart takes in a real training: ``python -m benchmarks.training --quick --against REV``.
+
+One of two ranks raises while the other waits for it in the backward pass: a small GPT in DistributedDataParallel,
+AdamW, a loader, in processes with a million objects. Beside it the same fault in a function that does nothing but one
+all-reduce, in processes without these objects. Times are from the fault to the function's entry on the last rank, and
+to the end of its first optimizer step (for the empty function: of its first all-reduce). The first restart of a job
+is told apart from later ones, since faults are rare: the first is what users get.
+
+``--against`` measures another revision, or another checkout, in turn with this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import inspect
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+import torch.distributed as dist
+
+import inprocess
+from benchmarks import report
+from benchmarks.gpu.place import WITHOUT_CUDA, Place
+from benchmarks.job import ENVIRONMENT, Job, free_port, here, last, mark
+from benchmarks.restart import explain, in_ms
+from benchmarks.work import OBJECTS, Training, heap
+
+WORLD_SIZE, VICTIM = 2, 1
+BODIES = ("training", "empty")
+#: jobs of each kind and revision, and restarts in each
+JOBS, RESTARTS = 10, 6
+QUICK_JOBS, QUICK_RESTARTS = 4, 4
+#: seconds after which no further job begins, with --quick
+QUICK_S = 45.0
+#: steps before the fault
+STEPS = 3
+#: the other rank has certainly begun to wait (seconds)
+SETTLE = 0.1
+#: seconds for one job
+LIMIT = 60.0
+HERE = "this tree"
+
+
+# --- inside a rank ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Request:
+    """One job."""
+
+    body: str
+    restarts: int
+    #: "cpu", or "cuda": both ranks on the first GPU where there is one only
+    device: str = "cpu"
+    gpus: int = 0
+
+
+class Rank:
+    """What one process of the job does."""
+
+    def __init__(self, request: Request, rank: int) -> None:
+        self._request, self._rank = request, rank
+        self._place = Place(request.device, request.gpus)
+        self._device = self._place.enter(rank, WORLD_SIZE)
+
+    def run(self) -> None:
+        kept = heap(OBJECTS) if self._request.body == "training" else []
+
+        def function(call: inprocess.CallWrapper = None) -> None:  # type: ignore[assignment]
+            mark("entry", self._rank, call.iteration)
+            self._place.init_process_group()
+            getattr(self, self._request.body)(call)
+            dist.destroy_process_group()
+
+        # without it the same fault at the same line would end the job; earlier revisions have no such limit
+        known = inspect.signature(inprocess.Wrapper).parameters
+        inprocess.Wrapper(**({"max_repeats": None} if "max_repeats" in known else {}))(function)()
+        del kept
+
+    def training(self, call: Any) -> None:
+        """A few steps, then the fault after a forward pass."""
+        training = Training(self._device)
+        for step, words in zip(range(STEPS + 1), training.batches(), strict=False):
+            call.ping()
+            loss = training.loss(words)
+            if step == STEPS:
+                self._fail(call.iteration)
+            training.learn(loss)
+            if step == 0:
+                self._place.synchronize()
+                mark("stepped", self._rank, call.iteration)
+        del training  # before the group: as its last owner the model would end it with Python's lock held
+
+    def empty(self, call: Any) -> None:
+        """An all-reduce, and another one in which the fault strikes."""
+        number = torch.ones(1, device=self._device)
+        dist.all_reduce(number)
+        self._place.synchronize()
+        mark("stepped", self._rank, call.iteration)
+        self._fail(call.iteration)
+        dist.all_reduce(number)
+
+    def _fail(self, iteration: int) -> None:
+        if self._rank == VICTIM and iteration < self._request.restarts:
+            time.sleep(SETTLE)
+            mark("fault", self._rank, iteration)
+            raise RuntimeError("injected by the benchmark")
+
+
+def measure(request: Request) -> dict[str, Any]:
+    """Run one job: for each of its restarts what was measured (ms), and why there is nothing where it failed."""
+    everybody = set(range(WORLD_SIZE))
+    found: list[dict[str, float]] = []
+    with Job(WORLD_SIZE) as job:
+        job.start(lambda rank: Rank(request, rank).run(), free_port())
+        ended = job.wait(lambda marks: last(marks, "stepped", request.restarts, everybody) is not None, LIMIT)
+        job.let_end()
+        for iteration in range(request.restarts):
+            fault = last(job.marks, "fault", iteration, {VICTIM})
+            times = [last(job.marks, name, iteration + 1, everybody) for name in ("entry", "stepped")]
+            if fault is not None and None not in times:
+                entry, stepped = (in_ms((each or 0) - fault) for each in times)
+                found.append({"entry": entry, "step": stepped})
+        note = "" if ended else explain(LIMIT, job, everybody, []) + "".join(f"; {each}" for each in job.errors())
+    return {"restarts": found, "note": note}
+
+
+def serve() -> None:
+    """Measure what is asked for on stdin, a line of JSON each."""
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)  # whatever else is printed is no answer
+        print(json.dumps(str(Path(inprocess.__file__).parents[1])), file=answers, flush=True)
+        for line in sys.stdin:
+            print(json.dumps(measure(Request(**json.loads(line)))), file=answers, flush=True)
+
+
+# --- outside ------------------------------------------------------------------------------------------------------
+
+
+class Server:
+    """A process that has loaded one revision, and measures with it."""
+
+    def __init__(self, name: str, root: Path, log: IO[bytes]) -> None:
+        self.name = name
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.training", "--serve"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=root,
+            env=os.environ | ENVIRONMENT | WITHOUT_CUDA | {"INPROCESS_RUN_DIR": "none"},
+        )  # fmt: skip
+        self._root = root
+
+    def check(self) -> None:
+        """That it measures what it is meant to."""
+        found = Path(self._answer())
+        if found.resolve() != self._root.resolve():
+            raise SystemExit(f"{self.name}: the library was imported from {found} in place of {self._root}")
+
+    def ask(self, request: Request) -> dict[str, Any]:
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps(vars(request)) + "\n")
+        self._process.stdin.flush()
+        found: dict[str, Any] = self._answer()
+        return found
+
+    def _answer(self) -> Any:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.name}: the process that measures has ended with {self._process.wait()}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+@contextlib.contextmanager
+def checkout(revision: str) -> Iterator[Path]:
+    """A folder with the library of a revision, or of another checkout, and the benchmarks of this one."""
+    with tempfile.TemporaryDirectory(prefix="inprocess-benchmark-") as folder:
+        root = Path(folder)
+        (root / "benchmarks").symlink_to(here() / "benchmarks")
+        if (Path(revision) / "inprocess").is_dir():
+            (root / "inprocess").symlink_to(Path(revision).resolve() / "inprocess")
+        else:
+            with tempfile.TemporaryFile() as packed:
+                command = ["git", "-C", str(here()), "archive", revision, "inprocess"]
+                done = subprocess.run(command, check=False, stdout=packed, stderr=subprocess.PIPE, text=True)
+                if done.returncode:
+                    raise SystemExit(f"--against {revision}: neither a revision nor a checkout: {done.stderr.strip()}")
+                packed.seek(0)
+                with tarfile.open(fileobj=packed) as archive:
+                    archive.extractall(root, filter="data")
+        yield root
+
+
+def run(servers: Sequence[Server], options: argparse.Namespace, gpus: int) -> dict[str, dict[str, list[Any]]]:
+    """Jobs in turn: revision -> body -> what each job found."""
+    found: dict[str, dict[str, list[Any]]] = {each.name: {body: [] for body in BODIES} for each in servers}
+    begin = time.monotonic()
+    for number in range(options.jobs):
+        for body in BODIES:
+            for server in servers if number % 2 else servers[::-1]:
+                if options.quick and number and time.monotonic() - begin > QUICK_S:
+                    return found
+                result = server.ask(Request(body, options.restarts, options.device, gpus))
+                found[server.name][body].append(result)
+                print("x" if result["note"] else ".", end="", file=sys.stderr, flush=True)
+                if result["note"]:
+                    print(f"\n{server.name}, {body}: {result['note']}", file=sys.stderr, flush=True)
+    return found
+
+
+def values(jobs: Sequence[Mapping[str, Any]], first: bool, name: str) -> list[float]:
+    """Of the first restart of each job, or of all later ones (ms)."""
+    return [each[name] for job in jobs for each in (job["restarts"][:1] if first else job["restarts"][1:])]
+
+
+ROWS = [(body, first, name) for body in BODIES for name in ("entry", "step") for first in (True, False)]
+
+
+def label(body: str, first: bool, name: str) -> str:
+    until = {"entry": "entry", "step": "first optimizer step" if body == "training" else "first all-reduce"}[name]
+    return f"{body}: fault to {until}, {'first restart' if first else 'later restarts'}"
+
+
+def table(found: Mapping[str, Mapping[str, Sequence[Any]]]) -> str:
+    """Medians with the least and the greatest value, in ms, and how they compare."""
+    names = list(found)
+    body = []
+    for row in ROWS:
+        cells, medians = [], []
+        for name in names:
+            times = values(found[name][row[0]], *row[1:])
+            medians.append(statistics.median(times) if times else float("nan"))
+            cells.append(f"{medians[-1]:.1f} ({min(times):.1f} to {max(times):.1f})" if times else "nothing")
+        body.append([label(*row), *cells, *(f"{medians[0] / other:.2f}" for other in medians[1:])])
+    headings = ["ms: median (least to greatest)", *names, *(f"{names[0]} / {name}" for name in names[1:])]
+    lines = [report.table(headings, body)]
+    for name in names:
+        for first in (True, False):
+            training, empty = (values(found[name][kind], first, "entry") for kind in BODIES)
+            if training and empty:
+                ratio = statistics.median(training) / statistics.median(empty)
+                lines.append(f"{name}, {'first' if first else 'later'}: training / empty function = {ratio:.2f}")
+    return "\n".join(lines)
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
+    add = parser.add_argument
+    add("--quick", action="store_true", help="at most a minute: fewer jobs and restarts")
+    add("--against", metavar="REV", default="", help="a revision of git, or the path of another checkout")
+    add("--json", action="store_true", help="print all values as JSON instead of the table")
+    add("--jobs", type=int, help=f"of each kind and revision (default {JOBS}, with --quick {QUICK_JOBS} at most)")
+    add("--restarts", type=int, help=f"in each job (default {RESTARTS}, with --quick {QUICK_RESTARTS})")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: NCCL, both ranks on one GPU if need be")
+    add("--serve", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def main() -> None:
+    options = parser().parse_args()
+    if options.serve:
+        serve()
+        return
+    options.jobs = options.jobs or (QUICK_JOBS if options.quick else JOBS)
+    options.restarts = options.restarts or (QUICK_RESTARTS if options.quick else RESTARTS)
+    gpus = torch.cuda.device_count() if options.device == "cuda" else 0
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(tempfile.TemporaryFile(prefix="inprocess-benchmark-"))
+        trees = {HERE: here()}
+        if options.against:
+            trees[options.against] = stack.enter_context(checkout(options.against))
+        servers = [Server(name, root, log) for name, root in trees.items()]
+        for server in servers:
+            stack.callback(server.close)
+        for server in servers:
+            server.check()
+        found = run(servers, options, gpus)
+    print(file=sys.stderr)
+    print(json.dumps(found) if options.json else table(found))
+    if any(job["note"] for kinds in found.values() for jobs in kinds.values() for job in jobs):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
