@@ -35,6 +35,7 @@ from inprocess.interrupt import forks
 from inprocess.options import Options
 from inprocess.protocol.phases import TRANSITIONS, Event, Phase, next_phase
 from inprocess.system.errors import in_words
+from inprocess.system.heap import heap
 from inprocess.system.interpreter import interpreter
 from inprocess.system.logs import get_logger, locate
 
@@ -102,6 +103,7 @@ class Loop:
             emit("call", function=self._function, world_size=rank.job.world_size, pid=os.getpid())
             forks.tell(self._detach, rank.options.leave_signals)
             interpreter.begin()
+            heap.begin()
             leftovers.begin(anew=not rank.job.moved)
             shutdowns.begin()
             rank.agents.open()
@@ -160,6 +162,7 @@ class Loop:
         held.end()
         bootstrap.end()
         shutdowns.end()
+        heap.end()
         if rank.handover is None:
             rank.job.leave(rank.membership)
 

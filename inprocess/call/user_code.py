@@ -26,6 +26,7 @@ from inprocess.protocol.phases import Event, Phase
 from inprocess.stores.connections import shut_connections
 from inprocess.system import clock
 from inprocess.system.errors import in_words
+from inprocess.system.heap import heap
 from inprocess.system.interpreter import interpreter
 from inprocess.system.logs import get_logger
 
@@ -54,6 +55,7 @@ class UserCode:
         if rank.is_reserve:
             return self._await_outcome(None)
         leftovers.enter()
+        heap.enter()
         set_current(rank.call)
         begin = clock.monotonic()
         try:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
+import importlib
 import operator
 import os
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
-from types import CodeType
+from types import FunctionType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from inprocess.collectives.gloo_lost import lost_operations
 from inprocess.system import clock
 from inprocess.system.errors import in_words
-from inprocess.system.interpreter import running_frames
+from inprocess.system.heap import heap
 from inprocess.system.logs import get_logger
 
 log = get_logger(__name__)
@@ -51,9 +53,9 @@ class DeferredRelease:
         self._destroyed: list[Any] = []
         #: those that nobody else has
         self._unused: list[Any] = []
+        #: results of functional collectives that are to be waited for
         self._pending: list[Any] = []
-        #: what makes such a result, while another function stands in its place
-        self._make: Any = None
+        self._results = _Results()
         #: of them, how many others had after the last collection
         self._kept = 0
         #: since it last let go
@@ -66,6 +68,7 @@ class DeferredRelease:
         """
         self._let_go([*_shared(self._groups), *_shared(self._destroyed)])
         self._active = True
+        self._results.begin()
         lost_operations.begin()
 
     def free(self) -> list[threading.Thread]:
@@ -85,8 +88,9 @@ class DeferredRelease:
         self._active = False
         self._kept = 0
         threads = self._wait_for_pending()
+        self._results.end()
         if _shared(self._groups):  # a collection that found one in use for a moment skips the next one in a cycle
-            gc.collect(2)
+            heap.collect()
         self._let_go([])
         threads += self.free()
         until = clock.monotonic() + LET_GO
@@ -118,40 +122,37 @@ class DeferredRelease:
             _in_background(alone.clear)
 
     def pending(self) -> None:
-        """torch is about to forget its groups. Takes 25 ms with 300,000 objects where functional collectives are used.
+        """torch is about to forget its groups.
 
         The function runs on meanwhile: it may get further results, then fail for want of a group, and free them all.
         """
-        if self._active and (kind := _result()) is not None:
-            if self._make is None:
-                self._make = vars(kind)["__new__"]
-                kind.__new__ = functools.partial(_make, kind.__new__, self._pending)
-            self._pending += [*_pending(), *_being_made(self._make.__func__.__code__)]
+        if self._active:
+            self._pending += self._results.keep(self._pending)
 
     def raised(self) -> None:
         """In the main thread: an exception has left the function, whose frames still have what they had."""
         if self._active and _begun_here():
             with contextlib.suppress(Exception):
-                self._pending.extend(_pending())
+                self._pending.extend(self._results.waiting())
 
     def collect(self) -> None:
         """The function was left: free the groups that are in reference cycles.
 
-        With tensor parallelism or FSDP each iteration leaves such cycles, and each group has threads and sockets. A
-        full collection takes 30 to 40 ms. So there is none where nothing but this list has a group, as with
+        With tensor parallelism or FSDP each iteration leaves such cycles, and each group has threads and sockets. The
+        collection looks at what this iteration has made. There is none where nothing but this list has a group, as with
         DistributedDataParallel, and none where no more groups are shared than those that the last one did not free:
         these the program keeps, in a global variable perhaps.
         """
         self._wait_for_pending()
         _forget_meshes()
+        _forget_defaults()
         for generation in (1, 2):
             if len(_shared(self._groups)) > self._kept:
-                gc.collect(generation)
+                heap.collect(generation)
         self._kept = len(_shared(self._groups))
 
     def _wait_for_pending(self) -> list[threading.Thread]:
-        if self._make is not None:
-            _result().__new__, self._make = self._make, None
+        self._results.keep(None)
         pending, self._pending = self._pending, []
         # torch lets go of the operation when the wait begins; that may last as long as the timeout of the group
         return [_in_background(functools.partial(_wait_for, tensor)) for tensor in pending]
@@ -212,27 +213,61 @@ def _without(groups: Sequence[Any], others: Sequence[Any]) -> list[Any]:
     return [group for group in groups if not any(group is other for other in others)]
 
 
-def _result() -> Any:
-    """torch's class of what a functional collective answers; None where the program uses none."""
-    return getattr(sys.modules.get("torch.distributed._functional_collectives"), "AsyncCollectiveTensor", None)
+class _Results:
+    """The results of functional collectives, noted while they are made: to look for them takes longer, the more objects
+    there are. torch notes an operation by its result, and keeps both until somebody waits."""
+
+    def __init__(self) -> None:
+        #: torch's class of such results, and what makes one of it
+        self._kind: Any = None
+        self._make: Any = None
+        #: by the address of what was wrapped, which stands here itself until its result is made
+        self._made: dict[int, weakref.ref[Any]] = {}
+        #: gets what is wrapped from now on
+        self._kept: list[Any] | None = None
+
+    def begin(self) -> None:
+        """Note what is made from now on, of this iteration."""
+        self._made.clear()
+        if self._kind is not None:
+            return
+        try:
+            # a model in DistributedDataParallel imports it later, inside the function
+            self._kind = importlib.import_module("torch.distributed._functional_collectives").AsyncCollectiveTensor
+            self._make = vars(self._kind)["__new__"]
+        except (ImportError, AttributeError, KeyError):  # torch without torch.distributed, or kept elsewhere
+            self._kind = None
+            return
+        self._kind.__new__ = functools.partial(self._note, self._kind.__new__)
+
+    def end(self) -> None:
+        if self._kind is not None:
+            self._kind.__new__, self._kind, self._make = self._make, None, None
+        self._made.clear()
+
+    def keep(self, kept: list[Any] | None) -> list[Any]:
+        """Those that are still to be waited for; what is made from now on is put into this list (None: no more)."""
+        self._kept = kept
+        return [] if kept is None else self.waiting()
+
+    def waiting(self) -> list[Any]:
+        """What was wrapped, of those that nobody has waited for."""
+        found = [reference() for reference in list(self._made.values())]
+        return [getattr(each, "elem", each) for each in found if each is not None and not _is_completed(each)]
+
+    def _note(self, make: Callable[..., Any], kind: Any, tensor: Any) -> Any:
+        if self._kept is not None:
+            self._kept.append(tensor)
+        made, key = self._made, id(tensor)
+        made[key] = weakref.ref(tensor)
+        result = make(kind, tensor)
+        made[key] = weakref.ref(result, lambda _: made.pop(key, None))
+        return result
 
 
-def _make(make: Callable[..., Any], made: list[Any], kind: Any, tensor: Any) -> Any:
-    made.append(tensor)
-    return make(kind, tensor)
-
-
-def _pending() -> list[Any]:
-    """The results that are still to be waited for, wherever they are; but for one that is just being made."""
-    if (kind := _result()) is None:
-        return []
-    return [each.elem for each in gc.get_referrers(kind) if type(each) is kind and not getattr(each, "completed", True)]
-
-
-def _being_made(make: CodeType) -> list[Any]:
-    """What is just being wrapped in a result, in a function with this code; the result may not exist yet."""
-    tensor = make.co_varnames[1]  # after the class
-    return [frame.f_locals[tensor] for _, frame in running_frames() if frame.f_code is make]
+def _is_completed(result: Any) -> bool:
+    """False also of what is not wrapped yet."""
+    return bool(getattr(result, "completed", False))
 
 
 def _begun_here() -> int:
@@ -260,6 +295,25 @@ def _has_compiled_graphs() -> bool:
 def _forget_meshes() -> None:
     if "torch.distributed.tensor" in sys.modules:
         _forget(_MESHES)
+
+
+#: modules whose functions have the default group for a default argument. It is the one of the moment at which they are
+#: imported; DistributedDataParallel does that inside the function (torch 2.9 to 2.15). The group would stay for ever,
+#: and the next iteration's collectives would use it
+_WITH_DEFAULTS = ("torch.distributed.nn.functional", "torch.distributed.optim.zero_redundancy_optimizer")
+
+
+def _forget_defaults() -> None:
+    """None stands for the default group of the moment at which a function is called."""
+    for name in _WITH_DEFAULTS:
+        for function in list(vars(sys.modules.get(name, object)).values()):
+            if type(function) is FunctionType and any(map(_is_group, function.__defaults__ or ())):
+                defaults = function.__defaults__ or ()
+                function.__defaults__ = tuple(None if _is_group(each) else each for each in defaults)
+
+
+def _is_group(value: Any) -> bool:
+    return isinstance(value, dist.ProcessGroup)
 
 
 def _forget(names: Sequence[str]) -> None:
