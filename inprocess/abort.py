@@ -311,7 +311,7 @@ class AbortTorchDistributed(Abort):
         return rungs
 
     def _reset_graphs(self) -> None:
-        if nccl.reset_graphs(min(nccl.REPLAY_LIMIT_S, self.deadline / 2)):
+        if nccl.graphs.reset(min(nccl.REPLAY_LIMIT_S, self.deadline / 2)):
             held.graphs_were_reset()
 
 

@@ -23,6 +23,7 @@ from inprocess.call.restart import Restarting
 from inprocess.call.start import Starting
 from inprocess.call.user_code import UserCode
 from inprocess.call_wrapper import CallWrapper, set_current
+from inprocess.collectives import nccl
 from inprocess.collectives.deferred_release import held
 from inprocess.collectives.nccl_bootstrap import bootstrap
 from inprocess.collectives.nccl_shutdown import shutdowns
@@ -106,6 +107,7 @@ class Loop:
             heap.begin()
             leftovers.begin(anew=not rank.job.moved)
             shutdowns.begin()
+            nccl.graphs.begin()
             rank.agents.open()
             self._leave_signals.begin(rank)
             event = None
@@ -162,6 +164,7 @@ class Loop:
         held.end()
         bootstrap.end()
         shutdowns.end()
+        nccl.graphs.end()
         heap.end()
         if rank.handover is None:
             rank.job.leave(rank.membership)

@@ -235,7 +235,8 @@ class _Results:
             # a model in DistributedDataParallel imports it later, inside the function
             self._kind = importlib.import_module("torch.distributed._functional_collectives").AsyncCollectiveTensor
             self._make = vars(self._kind)["__new__"]
-        except (ImportError, AttributeError, KeyError):  # torch without torch.distributed, or kept elsewhere
+        except Exception as error:  # torch without torch.distributed, or it keeps them elsewhere
+            log.debug("functional collectives are not noted: %s", in_words(error))
             self._kind = None
             return
         self._kind.__new__ = functools.partial(self._note, self._kind.__new__)

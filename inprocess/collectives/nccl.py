@@ -18,11 +18,12 @@ torch's watchdog
 
 from __future__ import annotations
 
-import gc
+import functools
 import logging
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -156,36 +157,67 @@ def is_used_by(group: Any) -> bool:
 # --- CUDA graphs --------------------------------------------------------------------------------------------------
 
 
-def reset_graphs(patience: float = REPLAY_LIMIT_S) -> int:
-    """Reset all CUDA graphs of this process; answers how many.
+class Graphs:
+    """The CUDA graphs that captured something during a call: before it no group was there whose collective they have.
 
-    Which ones captured a collective cannot be told. Where torch keeps graphs elsewhere, none are found.
-
-    Args:
-        patience: seconds; after that no graph is reset any more: it may be one that the next iteration has captured.
-
-    Raises:
-        TimeoutError: some are as they were: a thread has been replaying a graph all the time, or a reset hung.
+    They are noted as they capture: to look for them takes longer, the more objects the program has.
     """
-    kind = getattr(sys.modules.get("torch.cuda.graphs"), "CUDAGraph", None)
-    if kind is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return 0
-    end = clock.monotonic() + patience
-    # an object refers to its class: 25 ms with 300,000 objects, a third of what it takes to look at each of them
-    graphs = [each for each in gc.get_referrers(*with_subclasses(kind)) if issubclass(type(each), kind)]
-    try:
-        for graph in graphs:  # first: from here on no replay can begin, which would use what is being destroyed
-            graph.replay = _refuse
-        for graph in graphs:
-            while _is_replaying():
+
+    def __init__(self) -> None:
+        self._kind: Any = None
+        self._capture_begin: Any = None
+        self._captured: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def begin(self) -> None:
+        """A call begins. Where torch keeps graphs elsewhere, none are found."""
+        self._kind = getattr(sys.modules.get("torch.cuda.graphs"), "CUDAGraph", None)
+        self._capture_begin = original = getattr(self._kind, "capture_begin", None)
+        if original is None:
+            self._kind = None
+            return
+
+        @functools.wraps(original)
+        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            self._captured.add(graph)
+            return original(graph, *args, **kwargs)
+
+        self._kind.capture_begin = capture_begin
+
+    def end(self) -> None:
+        """The call is over."""
+        if self._kind is not None:
+            self._kind.capture_begin, self._kind = self._capture_begin, None
+        self._captured.clear()
+
+    def reset(self, patience: float = REPLAY_LIMIT_S) -> int:
+        """Reset them all; answers how many. Which ones captured a collective cannot be told.
+
+        Args:
+            patience: seconds; after that no graph is reset any more: it may be one that the next iteration has
+                captured.
+
+        Raises:
+            TimeoutError: some are as they were: a thread has been replaying a graph all the time, or a reset hung.
+        """
+        end, graphs = clock.monotonic() + patience, list(self._captured)
+        try:
+            for graph in graphs:  # first: from here on no replay can begin, which would use what is being destroyed
+                graph.replay = _refuse
+            for graph in graphs:
+                while _is_replaying():
+                    _give_up_after(end)
+                    threading.Event().wait(POLL_INTERVAL_S)
                 _give_up_after(end)
-                threading.Event().wait(POLL_INTERVAL_S)
-            _give_up_after(end)
-            graph.reset()
-    finally:
-        for graph in graphs:  # it may capture again; what was reset refuses by itself
-            vars(graph).pop("replay", None)
-    return len(graphs)
+                graph.reset()
+                self._captured.discard(graph)
+        finally:
+            for graph in graphs:  # it may capture again; what was reset refuses by itself
+                vars(graph).pop("replay", None)
+        return len(graphs)
+
+
+#: one per process; the loop begins and ends it
+graphs = Graphs()
 
 
 def _give_up_after(end: float) -> None:

@@ -2,8 +2,8 @@
 
 Once the function is left, most of what it had made is free, with the last reference to it. What is in reference cycles
 is freed by the garbage collector alone, which knows nothing of GPUs and may not run before the next iteration needs the
-memory. So before the ranks meet again, garbage is collected where much more is allocated than before: that takes 30 to
-200 ms in a process with torch, and is left out where CUDA is not in use. Whatever is still there when the next
+memory. So before the ranks meet again, garbage of this iteration is collected (`inprocess.system.heap`) where much more
+is allocated than before; nothing is done where CUDA is not in use. Whatever is still there when the next
 iteration begins is held by something: one warning names the largest tensors and the first owner of each. It is repeated
 only for memory that is new. What a ``LiveState`` keeps is meant to stay.
 
@@ -29,6 +29,7 @@ from inprocess.attribution import name_of
 from inprocess.state import FrozenState
 from inprocess.system import clock
 from inprocess.system.errors import PACKAGE
+from inprocess.system.heap import heap
 from inprocess.system.logs import get_logger
 
 log = get_logger("inprocess")
@@ -85,7 +86,7 @@ class Leftovers:
             return
         now = self._ask()
         if now > self._level + WORTH_COLLECTING:
-            gc.collect()
+            _collect()
             self._level = self._ask()
         self._level = min(self._level, now)
 
@@ -96,10 +97,11 @@ class Leftovers:
         before, tensors = self._noted
         if self._ask() <= before + WORTH_A_WARNING:
             return
-        gc.collect()  # what process groups and their work held has come free since
+        _collect()  # what process groups and their work held has come free since
         now = self._ask()
         if now <= before + WORTH_A_WARNING:
             return
+        heap.thaw()  # an owner may be older
         with _quietly():
             _warn(state, *_find(self._kind, tensors, now - before))
         self._note(now)
@@ -117,6 +119,12 @@ class Leftovers:
             with _quietly():
                 found = (each for each in _tensors(gc.get_objects()) if _memory_of(each, self._kind))
                 self._noted = (allocated, list(map(weakref.ref, found)))
+
+
+def _collect() -> None:
+    """What this iteration made; everything where that cannot be told: memory that is missing costs more."""
+    if not heap.collect():
+        gc.collect()
 
 
 @contextlib.contextmanager

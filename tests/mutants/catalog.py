@@ -1201,8 +1201,8 @@ LADDER = (
     around_nccl(
         "a_late_reset",
         "a reset that hung takes graphs from the next iteration",
-        "            _give_up_after(end)\n            graph.reset()\n",
-        "            graph.reset()\n",
+        "                _give_up_after(end)\n                graph.reset()\n",
+        "                graph.reset()\n",
     ),
     memory(
         "compiled_graphs_stay",
@@ -1896,7 +1896,7 @@ LEFTOVERS = (
     kept(
         "groups_are_said",
         "what process groups held is taken for the program's",
-        "        gc.collect()  # what process groups and their work held has come free since\n",
+        "        _collect()  # what process groups and their work held has come free since\n",
     ),
     kept(
         "driver_is_asked",
@@ -2048,6 +2048,24 @@ NCCL = (
         "collectives that nobody waited for keep their groups",
         "for tensor in pending]",
         "for tensor in pending[:0]]",
+    ),
+    _in("collectives/deferred_release.py", "tests/ranks/test_large_heap.py")(
+        "default_arguments_stay",
+        "torch's default arguments keep the first iteration's group, and a collection looks for it",
+        "        _forget_defaults()\n",
+        "",
+    ),
+    _in("call/user_code.py", "tests/ranks/test_groups.py")(
+        "nothing_is_frozen",
+        "no collection of a restart knows what is old, so groups in cycles stay",
+        "        heap.enter()\n",
+        "",
+    ),
+    _in("system/heap.py", "tests/unit/test_heap.py")(
+        "what_is_frozen_is_never_looked_at",
+        "the program's own full collections leave garbage that is older than the function's entry",
+        "            self.thaw()\n",
+        "            pass\n",
     ),
     _in("abort.py", "tests/ranks/test_bootstrap.py")(
         "the_bootstrap_goes_on",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 import os
 import sys
@@ -23,6 +24,7 @@ from inprocess.abort import AbortTorchDistributed
 from inprocess.collectives import nccl
 from inprocess.collectives.deferred_release import DeferredRelease
 from inprocess.system.environment import Borrowed, Place
+from inprocess.system.heap import heap
 from tests.threads import groups
 
 Patch = pytest.MonkeyPatch
@@ -151,6 +153,10 @@ SOURCE = """
 class CUDAGraph:
     def __init__(self, launch=None):
         self.launch, self.resets = launch, 0
+        self.capture_begin()
+
+    def capture_begin(self):
+        self.resets = 0
 
     def replay(self):
         self.launch()
@@ -166,8 +172,9 @@ def graphs(monkeypatch: Patch) -> Iterator[Any]:
     module: Any = types.ModuleType("torch.cuda.graphs")
     exec(compile(SOURCE, "torch/cuda/graphs.py", "exec"), module.__dict__)
     monkeypatch.setitem(sys.modules, "torch.cuda.graphs", module)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    nccl.graphs.begin()
     yield module
+    nccl.graphs.end()
 
 
 def until_replaying() -> None:
@@ -175,22 +182,27 @@ def until_replaying() -> None:
         os.sched_yield()
 
 
-def test_graphs_are_reset_and_may_capture_again(graphs: Any) -> None:
-    class Odd:
-        """Says that it is a graph, and breaks when it is asked anything."""
-
-        @property
-        def __class__(self) -> Any:  # type: ignore[override]
-            raise ValueError
-
+def test_graphs_that_captured_are_reset_and_may_capture_again(graphs: Any) -> None:
     class Traced(graphs.CUDAGraph):  # type: ignore[misc]
         pass
 
-    odd, found = Odd(), [graphs.CUDAGraph(), Traced()]
-    assert nccl.reset_graphs() == 2
-    assert [graph.resets for graph in found] == [1, 1]
+    found, empty = [graphs.CUDAGraph(), Traced()], Traced.__new__(Traced)
+    empty.resets = 0
+    assert nccl.graphs.reset() == 2
+    assert [graph.resets for graph in [*found, empty]] == [1, 1, 0]
     assert all("replay" not in vars(graph) for graph in found)
-    del odd
+    assert nccl.graphs.reset() == 0
+    found[0].capture_begin()
+    assert nccl.graphs.reset() == 1
+
+
+def test_graphs_are_noted_during_a_call_only(graphs: Any) -> None:
+    before = graphs.CUDAGraph()
+    nccl.graphs.end()
+    after = graphs.CUDAGraph()
+    assert nccl.graphs.reset() == 0
+    assert (before.resets, after.resets) == (0, 0)
+    assert graphs.CUDAGraph.capture_begin.__qualname__ == "CUDAGraph.capture_begin"
 
 
 def test_no_replay_begins_while_graphs_are_reset(graphs: Any) -> None:
@@ -204,7 +216,7 @@ def test_no_replay_begins_while_graphs_are_reset(graphs: Any) -> None:
             refused.append(str(error.value))
 
     graph = Watched()
-    assert nccl.reset_graphs() == 1
+    assert nccl.graphs.reset() == 1
     assert (graph.resets, len(refused)) == (1, 1)
 
 
@@ -220,7 +232,7 @@ def test_a_reset_that_hung_takes_no_graph_from_the_next_iteration(graphs: Any, m
     monkeypatch.setattr(nccl.clock, "monotonic", lambda: times[-1])
     found = [Slow(), Slow()]
     with pytest.raises(TimeoutError, match="not all graphs were reset"):
-        nccl.reset_graphs()
+        nccl.graphs.reset()
     assert sorted(graph.resets for graph in found) == [0, 1]
     assert all("replay" not in vars(graph) for graph in found)
 
@@ -259,7 +271,7 @@ def test_a_graph_that_is_being_replayed_is_waited_for(graphs: Any, monkeypatch: 
 
         monkeypatch.setattr(nccl, "POLL_INTERVAL_S", 0)
         monkeypatch.setattr(nccl, "_is_replaying", look)
-        assert nccl.reset_graphs() == 1
+        assert nccl.graphs.reset() == 1
     assert len(looks) > 1
     assert set(looks) == {0}
 
@@ -273,19 +285,16 @@ def park(gpu: threading.Lock) -> None:
 def test_a_replay_that_does_not_end(graphs: Any, launch: Any) -> None:
     with replayed(graphs, launch) as it:
         with pytest.raises(TimeoutError, match="not all graphs were reset"):
-            nccl.reset_graphs(patience=0.01)
+            nccl.graphs.reset(patience=0.01)
         assert it.graph.resets == 0
         assert "replay" not in vars(it.graph)
 
 
-def test_no_graphs_without_cuda(graphs: Any, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    graph = graphs.CUDAGraph()
-    assert nccl.reset_graphs() == 0
-    assert graph.resets == 0
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+def test_no_graphs_where_torch_has_none(graphs: Any, monkeypatch: Patch) -> None:
+    nccl.graphs.end()
     monkeypatch.delattr(graphs, "CUDAGraph")
-    assert nccl.reset_graphs() == 0
+    nccl.graphs.begin()
+    assert nccl.graphs.reset() == 0
 
 
 # --- what torch remembers -----------------------------------------------------------------------------------------
@@ -294,6 +303,7 @@ def test_no_graphs_without_cuda(graphs: Any, monkeypatch: Patch) -> None:
 @pytest.fixture
 def memory(monkeypatch: Patch) -> Any:
     """Symmetric memory and the compiler, as a program that uses them has imported them."""
+    importlib.import_module("torch.distributed._functional_collectives")  # which needs the real compiler
     symmetric: Any = types.ModuleType("torch.distributed._symmetric_memory")
     symmetric._group_name_to_store = {"0": object()}
     symmetric._group_name_to_workspace_tensor = {"0": object()}
@@ -436,6 +446,8 @@ def test_the_end_of_a_call_collects_a_group_in_a_cycle() -> None:
         pass
 
     held = DeferredRelease()
+    heap.begin()
+    heap.enter()
     held.begin()
     used = Group()
     held.groups([used])
@@ -447,4 +459,5 @@ def test_the_end_of_a_call_collects_a_group_in_a_cycle() -> None:
     del used, mesh
     held.collect()
     held.end()
+    heap.end()
     assert ended() is None

@@ -11,6 +11,7 @@ import pytest
 
 from inprocess.collectives import deferred_release as module
 from inprocess.collectives.deferred_release import FREEING, DeferredRelease
+from inprocess.system.heap import Heap
 from inprocess.testing import growth
 
 
@@ -22,20 +23,23 @@ class Group:
 
 @pytest.fixture
 def collections(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The generations that were collected."""
+    """The generations that were collected, in a function that has been entered."""
     found: list[int] = []
-    collect = gc.collect
+    heap = Heap()
 
     class Counting:
         @staticmethod
-        def collect(generation: int) -> int:
+        def collect(generation: int = 2) -> bool:
             found.append(generation)
-            return collect(generation)
+            return heap.collect(generation)
 
-    monkeypatch.setattr(module, "gc", Counting)
-    collect()
+    monkeypatch.setattr(module, "heap", Counting)
+    gc.collect()
     gc.disable()
+    heap.begin()
+    heap.enter()
     yield found
+    heap.end()
     gc.enable()
 
 
