@@ -105,6 +105,7 @@ _mallinfo.restype = _Mallinfo
 
 
 def run_kind(context: Context) -> Any:
+    gc.unfreeze()  # the server that forks ranks has frozen what it imported; a user's program has not
     try:
         return context.wrap(_body, max_repeats=None)()
     finally:

@@ -66,6 +66,7 @@ def run(context: Context) -> list[str]:
         finally:
             watch.inside = False
 
+    gc.unfreeze()  # the server that forks ranks has frozen what it imported; a user's program has not
     gc.collect()
     call = context.wrap(function, max_repeats=None)
     with watch.over():
