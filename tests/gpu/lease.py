@@ -29,15 +29,19 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 #: every process of a row has it in its environment
-MARK = "INPROCESS_GPU_LEASE"
+MARK = "GPU_LEASE_ROW"
 #: a line of a row's output with figures begins so; JSON follows
 FIGURES = "LEASE "
-#: seconds: until processes that were asked to end are killed, until killed ones are left alone, and to write results
-GRACE, GONE, RESERVE = 3.0, 10.0, 5.0
+#: seconds: for helpers to end behind the row that started them; until processes that were asked to end are killed;
+#: until killed ones are left alone; to write results
+BEHIND, GRACE, GONE, RESERVE = 2.0, 3.0, 10.0, 5.0
 #: bytes of a row's output that are kept, and lines of it that the page shows where the row failed
-KEPT, SHOWN = 200_000, 40
-PYTEST = ("-m", "pytest", "-c", "tests/gpu/lease.ini", "--rootdir=.", "--confcutdir=.", "-s", "-rA", "--tb=short",
-          "--durations=0")  # fmt: skip
+KEPT, SHOWN = 200_000, 60
+#: hooks that older versions of pytest set anew for each test look like leftovers: without the plugins that do so
+PYTEST = (
+    "-m", "pytest", "-c", "tests/gpu/lease.ini", "--rootdir=.", "--confcutdir=.", "-s", "-rA", "--tb=short",
+    "--durations=0", *(f"-pno:{plugin}" for plugin in ("timeout", "unraisableexception", "threadexception")),
+)  # fmt: skip
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 OVER, LEFT_OUT = "over limit", "left out"
 
@@ -127,8 +131,8 @@ ROWS = (
     tests("four ranks", "the same with four ranks", "faults.py::test_an_exception[-4]",
           "faults.py::test_a_killed_rank[0-4]", "training.py::test_ddp[dies-4]", limit=150.0),
     benchmark("benchmark step", "what a step costs", "--only", "step", "--quick", limit=80.0),
-    tests("many restarts", "what thirty restarts leave", "training.py::test_many_restarts_leave_nothing[2]",
-          limit=200.0, environment={"INPROCESS_GPU_RESTARTS": "30"}),
+    tests("many restarts", "what a hundred restarts leave", "training.py::test_many_restarts_leave_nothing[2]",
+          limit=200.0),
     tests("example", "examples/digits_ddp.py", "training.py::test_the_example[2]"),
 )  # fmt: skip
 
@@ -185,8 +189,10 @@ def run(row: Row, limit: float, fill: dict[str, str], log: Path) -> Result:
     mark, began, outcome = uuid.uuid4().hex, time.monotonic(), OVER
     with tempfile.TemporaryDirectory(prefix="lease-", ignore_cleanup_errors=True) as folder:
         printed = Path(folder, "output")
+        paths = [str(ROOT), str(ROOT / "examples"), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | row.environment | {
             MARK: mark, "INPROCESS_GPU_TESTS_ON": fill["device"], "TMPDIR": folder, "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": os.pathsep.join(paths),
         }  # fmt: skip
         with printed.open("wb") as output:
             process = subprocess.Popen(
@@ -196,6 +202,8 @@ def run(row: Row, limit: float, fill: dict[str, str], log: Path) -> Result:
             try:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     outcome = FAILED if process.wait(limit) else PASSED
+                if outcome != OVER:
+                    psutil.wait_procs(of_the_row(mark), BEHIND)
             finally:
                 met, left = end_all(mark, process)
                 result = Result(row.name, outcome, round(time.monotonic() - began, 1))
@@ -220,7 +228,7 @@ def _last(path: Path) -> str:
 
 # --- what rows say ------------------------------------------------------------------------------------------------
 
-_TEST = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (?:\[\d+\] )?(\S+?::.*?|tests\S+?:\d+)(?: - .*|: .*)?$")
+_TEST = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (?:\[\d+\] )?(\S+?::.*?|tests\S+?:\d+)((?: - |: ).*)?$")
 _SUMMARY = re.compile(r"^=* ?((?:\d+ \w+,? ?)+) in [\d.]+s", re.MULTILINE)
 
 
@@ -231,7 +239,7 @@ def read(result: Result, text: str) -> None:
             with contextlib.suppress(ValueError):
                 result.figures.append(json.loads(line.partition(FIGURES)[2]))
         elif found := _TEST.match(line):
-            result.tests[found[2].rpartition("/")[2]] = found[1].lower()
+            result.tests[found[2].rpartition("/")[2]] = found[1].lower() + (found[3] or "").replace(" - ", ": ")
     if summaries := _SUMMARY.findall(text):
         result.note = summaries[-1].strip()
         if result.outcome == PASSED and "passed" not in result.note and "skipped" in result.note:
@@ -283,7 +291,7 @@ def page(machine: dict[str, Any], rows: Sequence[Row], results: Sequence[Result]
         wrong = {name: outcome for name, outcome in each.tests.items() if outcome != "passed"}
         if each.figures or each.tail or wrong:
             lines += ["", f"## {each.row}", ""]
-        lines += [f"* {outcome}: `{name}`" for name, outcome in wrong.items()]
+        lines += [f"* `{name}` {outcome}" for name, outcome in wrong.items()]
         lines += [f"* `{json.dumps(figure)}`" for figure in each.figures]
         if each.tail:
             lines += ["", "```text", each.tail.replace("```", "'''"), "```"]
