@@ -185,7 +185,7 @@ def _alone(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 def run(row: Row, limit: float, fill: dict[str, str], log: Path) -> Result:
     """One row, whatever it does: nothing of it runs when this returns, or it says how many processes do."""
-    command = [sys.executable, *(part.format(**fill) for part in row.command)]
+    command = [sys.executable, *(_filled(part, fill) for part in row.command)]
     mark, began, outcome = uuid.uuid4().hex, time.monotonic(), OVER
     with tempfile.TemporaryDirectory(prefix="lease-", ignore_cleanup_errors=True) as folder:
         printed = Path(folder, "output")
@@ -218,6 +218,12 @@ def run(row: Row, limit: float, fill: dict[str, str], log: Path) -> Result:
         result.note += f"; {left} processes could not be ended"
     result.note = result.note.lstrip("; ")
     return result
+
+
+def _filled(text: str, fill: dict[str, str]) -> str:
+    for name, value in fill.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
 
 
 def _last(path: Path) -> str:
