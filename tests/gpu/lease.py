@@ -176,6 +176,13 @@ def end_all(mark: str, process: subprocess.Popen[bytes]) -> tuple[int, int]:
     return len(met), 0
 
 
+def _settle(mark: str) -> None:
+    """Let helpers end by themselves, which see only now that the row has ended. Nobody may reap them: not by waiting."""
+    until = time.monotonic() + BEHIND
+    while of_the_row(mark) and time.monotonic() < until:
+        time.sleep(0.05)
+
+
 def _alone(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """The row's first process, should it run without the mark."""
     with contextlib.suppress(psutil.Error):
@@ -203,7 +210,7 @@ def run(row: Row, limit: float, fill: dict[str, str], log: Path) -> Result:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     outcome = FAILED if process.wait(limit) else PASSED
                 if outcome != OVER:
-                    psutil.wait_procs(of_the_row(mark), BEHIND)
+                    _settle(mark)
             finally:
                 met, left = end_all(mark, process)
                 result = Result(row.name, outcome, round(time.monotonic() - began, 1))
