@@ -177,7 +177,7 @@ def end_all(mark: str, process: subprocess.Popen[bytes]) -> tuple[int, int]:
 
 
 def _settle(mark: str) -> None:
-    """Let helpers end by themselves, which see only now that the row has ended. Nobody may reap them: not by waiting."""
+    """Let helpers end by themselves: they see only now that the row has ended. Maybe nobody reaps them."""
     until = time.monotonic() + BEHIND
     while of_the_row(mark) and time.monotonic() < until:
         time.sleep(0.05)
@@ -199,7 +199,7 @@ def run(row: Row, limit: float, fill: dict[str, str], log: Path) -> Result:
         paths = [str(ROOT), str(ROOT / "examples"), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | row.environment | {
             MARK: mark, "INPROCESS_GPU_TESTS_ON": fill["device"], "TMPDIR": folder, "PYTHONUNBUFFERED": "1",
-            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTHONPATH": os.pathsep.join(paths), "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"),
         }  # fmt: skip
         with printed.open("wb") as output:
             process = subprocess.Popen(
