@@ -202,12 +202,11 @@ def kubernetes(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def gpu(session: nox.Session) -> None:
-    """On a machine with a GPU, in the Python that runs nox, which has its torch: tests, then benchmarks.
+    """On a machine with a GPU, in the Python that runs nox, which has its torch: tests and benchmarks in rows.
 
-    Without nox: `python -m pytest tests/gpu`, and `python -m benchmarks.gpu`. Arguments go to pytest.
+    Without nox: `python -m tests.gpu.lease --help`. Arguments replace `--seconds 3600`.
     """
-    session.run("python", "-m", "pytest", "tests/gpu", *session.posargs)
-    session.run("python", "-m", "benchmarks.gpu")
+    session.run("python", "-m", "tests.gpu.lease", *(session.posargs or ["--seconds", "3600"]))
 
 
 @nox.session

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +29,7 @@ ENVIRONMENT = {
     "NCCL_IB_DISABLE": "1",
     "NCCL_NET": "Socket",
     "NCCL_MNNVL_ENABLE": "0",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # deterministic algorithms ask for it
 }
 #: threads and descriptors of the driver and of NCCL stay until the process ends; test_restarts counts them
 _KEPT_BY_CUDA = re.compile(r"rank \d+ left behind: (thread|descriptor) ")
@@ -52,3 +56,17 @@ def finish(run: Run, deadline: float = DEADLINE) -> Ranks:
     problems = [line for line in ranks.problems if ON == "cpu" or not _KEPT_BY_CUDA.match(line)]
     assert not problems, "\n".join(problems)
     return ranks
+
+
+def tell(**figures: Any) -> None:
+    """One line that `tests.gpu.lease` keeps."""
+    print("LEASE " + json.dumps(figures), flush=True)
+
+
+def used_memory() -> int | None:
+    """MiB of the first GPU that are in use, as the driver's own program has it. None without that program."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    try:
+        return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None

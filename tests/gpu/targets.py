@@ -5,7 +5,10 @@ Before a fault the others report that they wait (or nearly so), and the fault is
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from inprocess import LiveState
+from inprocess.abort import AbortTorchDistributed
 from inprocess.health_check import CudaHealthCheck
 from inprocess.initialize import RetryController
 from inprocess.tools.inject_fault import Fault
@@ -61,7 +65,8 @@ def check_sum(group: Any = None, on: torch.device | None = None) -> None:
 
 def train(context: Context, call: Any) -> list[int]:
     """Steps with an all-reduce each. Returns [iteration, rank, world size]."""
-    rank, size = join(device_id=device()) if context.args.get("eager") else join()
+    backend = context.args.get("backend", "")
+    rank, size = join(backend, device_id=device()) if context.args.get("eager") else join(backend)
     context.point("made")
     for step in range(3):
         if step == 1 and call.iteration == 0:
@@ -283,6 +288,142 @@ def check_equal(step: int, tensors: list[torch.Tensor]) -> None:
         assert torch.equal(from_first, tensor)
 
 
+# --- the same training bit for bit
+
+
+def run_exact(context: Context) -> Any:
+    """Returns [iteration, rank, world size, digest of the state, and of one that was trained without a fault]."""
+    torch.use_deterministic_algorithms(True)
+    model, halves = halved()
+    live = LiveState(model=model, first=halves[0], second=halves[1])
+
+    def train(context: Context, call: Any) -> list[Any]:
+        rank, size = join()
+        step = live.recover(call)
+        learn_exactly(model, halves, step, lambda step: live.commit(step + 1), context.point)
+        live.wait()
+        found = [digest(model, halves)]
+        if context.args["compare"]:  # in the same processes, so that nothing differs but the fault
+            other, its_halves = halved()
+            learn_exactly(other, its_halves, 0, lambda step: contextlib.nullcontext(), lambda point: None)
+            found.append(digest(other, its_halves))
+            del other, its_halves
+        dist.destroy_process_group()
+        return [call.iteration, rank, size, *found]
+
+    everybody = RetryController(min_world_size=context.args["world_size"], wait_for_replacement=40)
+    return context.wrap(train, **({"initialize": everybody} if context.args["compare"] else {}))()
+
+
+def halved() -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
+    """A model, and two optimizers of half its parameters each: between their steps the state is torn."""
+    model = network()
+    parameters = list(model.parameters())
+    return model, [torch.optim.SGD(half, lr=0.01, momentum=0.9) for half in (parameters[:2], parameters[2:])]
+
+
+def learn_exactly(
+    model: torch.nn.Module,
+    halves: list[torch.optim.Optimizer],
+    first: int,
+    commit: Callable[[int], Any],
+    point: Callable[[str], None],
+) -> None:
+    """Steps with DistributedDataParallel and data that depend on nothing but rank and step."""
+    parallel = DistributedDataParallel(model)
+    for step in range(first, 6):
+        data = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+        for half in halves:
+            half.zero_grad()
+        parallel(torch.randn(32, 8, generator=data).to(device())).square().mean().backward()
+        point(f"summed {step}")
+        with commit(step):
+            halves[0].step()
+            point(f"between {step}")
+            halves[1].step()
+    del parallel  # before the group
+
+
+def digest(model: torch.nn.Module, halves: list[torch.optim.Optimizer]) -> str:
+    """Of all bits of parameters and momenta."""
+    tensors = [*model.parameters()]
+    for half in halves:
+        tensors += [half.state[parameter]["momentum_buffer"] for parameter in half.param_groups[0]["params"]]
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(bytes(tensor.detach().cpu().view(torch.uint8).flatten().tolist()))
+    return found.hexdigest()
+
+
+# --- how long an abort takes
+
+
+def run_aborts(context: Context) -> Any:
+    abort = AbortTorchDistributed(nccl_wake=context.args["wake"])
+
+    def timed(state: Any) -> Any:
+        begin = time.monotonic()
+        abort(state)
+        context.emit("aborted", number=state.iteration, seconds=time.monotonic() - begin)
+        return state
+
+    return context.wrap(aborted, abort=timed, max_repeats=None)()
+
+
+def aborted(context: Context, call: Any) -> list[int]:
+    """A rank raises, another one in each iteration, while the others wait on the GPU."""
+    rank, size = join()
+    check_sum()
+    context.emit("reduced")
+    if call.iteration < context.args["restarts"]:
+        if call.iteration % size == rank:
+            time.sleep(0.2)  # long enough for the others to wait in the kernel, which says nothing itself
+            context.emit("raises")
+            raise ValueError("restart")
+        check_sum()
+        raise AssertionError("the collective ended without a rank")
+    dist.destroy_process_group()
+    return [call.iteration, rank, size]
+
+
+# --- a batch of sends and receives
+
+#: how many batches are begun before their numbers are looked at, and numbers in each: a rank is inside one for most of
+#: the time until it hears of the exception
+BATCHES, NUMBERS = 1000, 64
+
+
+def run_exchange(context: Context) -> Any:
+    return context.wrap(exchange, max_repeats=None)()
+
+
+def exchange(context: Context, call: Any) -> list[int]:
+    """Two ranks send each other numbers, in batches that are hardly waited for; a rank raises amid them."""
+    rank, size = join()
+    check_sum()
+    goes_on = call.iteration >= context.args["restarts"]
+    raises = None if goes_on else (1, 10 + call.iteration, call.iteration % size)
+    for turn in range(2):
+        received = [torch.full((NUMBERS,), -1, device=device()) for _ in range(BATCHES)]
+        for batch in range(BATCHES):
+            if (turn, batch, rank) == raises:
+                raise ValueError("restart")
+            sent = torch.full((NUMBERS,), number_of(call.iteration, rank, turn, batch), device=device())
+            pair = [dist.P2POp(dist.isend, sent, 1 - rank), dist.P2POp(dist.irecv, received[batch], 1 - rank)]
+            for work in dist.batch_isend_irecv(pair):
+                work.wait()
+        for batch, tensor in enumerate(received):
+            expected = number_of(call.iteration, 1 - rank, turn, batch)
+            assert tensor.eq(expected).all().item(), f"{tensor[0].item()} came instead of {expected}"
+        check_sum()
+    dist.destroy_process_group()
+    return [call.iteration, rank, size]
+
+
+def number_of(iteration: int, rank: int, turn: int, batch: int) -> int:
+    return ((iteration * 2 + rank) * 2 + turn) * BATCHES + batch
+
+
 # --- many restarts
 
 
@@ -312,4 +453,6 @@ def _sample() -> dict[str, int]:
     held = {"threads": len(os.listdir("/proc/self/task")), "descriptors": len(os.listdir("/proc/self/fd"))}
     if device().type == "cuda":
         held |= {"allocated": torch.cuda.memory_allocated(), "reserved": torch.cuda.memory_reserved()}
+        free, whole = torch.cuda.mem_get_info()
+        held["used"] = whole - free  # by all processes
     return held

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import signal
+import statistics
+import time
 
 import pytest
 
+from inprocess.testing.command import Command
 from inprocess.testing.coordinates import When
 from tests.examples import test_digits
 from tests.harness import At, Kill, Raise
@@ -57,9 +61,12 @@ def test_a_replacement_gets_the_state(job, size):
 
 
 def early_and_late(values):
-    """The least of each tenth: while groups of the last iteration end in the background there may be more."""
+    """What is usual in the second tenth, and the least of the last.
+
+    While groups of the last iteration end in the background there may be more; rarely a thread begins only later.
+    """
     tenth = len(values) // 10
-    return min(values[tenth : 2 * tenth]), min(values[-tenth:])
+    return statistics.median(values[tenth : 2 * tenth]), min(values[-tenth:])
 
 
 @pytest.mark.slow
@@ -86,9 +93,16 @@ def test_the_example(size):
     more = [] if machine.ON == "cpu" else ["--share-gpu"]
     more += ["--soft-timeout", targets.HASTY["soft_timeout"], "--hard-timeout", targets.HASTY["hard_timeout"]]
     variables = {name: machine.ENVIRONMENT[name] for name in ("NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE", "NCCL_NET")}
-    result = test_digits.run("--nproc", size, "--faults", faults, *more, **variables, NCCL_DEBUG="VERSION")
-    report = result.stdout + result.stderr
-    assert result.returncode == 0, report
-    assert test_digits.accuracy(result.stdout) >= 0.95
-    assert f"{last} of {size} processes finished" in result.stdout
+    arguments = [test_digits.SCRIPT, "--nproc", size, "--faults", faults, *more]
+    # not by the plugin's fixture: in a plain checkout there is no plugin
+    until = time.monotonic() + 100
+    with contextlib.closing(
+        Command(list(map(str, arguments)), until, env={**variables, "NCCL_DEBUG": "VERSION"})
+    ) as it:
+        code = it.finish()
+        result = (it.out, it.err)
+    report = "".join(result)
+    assert code == 0, report
+    assert test_digits.accuracy(result[0]) >= 0.95
+    assert f"{last} of {size} processes finished" in result[0]
     assert machine.ON == "cpu" or "NCCL version" in report
