@@ -266,6 +266,7 @@ def parser() -> argparse.ArgumentParser:
     add("--quick", action="store_true", help="at most a minute: fewer jobs and restarts")
     add("--against", metavar="REV", default="", help="a revision of git, or the path of another checkout")
     add("--json", action="store_true", help="print all values as JSON instead of the table")
+    add("--results", type=Path, metavar="FILE", help="also write all values there, as JSON")
     add("--jobs", type=int, help=f"of each kind and revision (default {JOBS}, with --quick {QUICK_JOBS} at most)")
     add("--restarts", type=int, help=f"in each job (default {RESTARTS}, with --quick {QUICK_RESTARTS})")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: NCCL, both ranks on one GPU if need be")
@@ -293,6 +294,8 @@ def main() -> None:
             server.check()
         found = run(servers, options, gpus)
     print(file=sys.stderr)
+    if options.results:
+        options.results.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found) if options.json else table(found))
     if any(job["note"] for kinds in found.values() for jobs in kinds.values() for job in jobs):
         sys.exit(1)

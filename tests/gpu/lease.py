@@ -115,7 +115,7 @@ ROWS = (
     tests("backends", "nccl2 and nccl-legacy, where torch has them", "lent.py::test_other_backends", limit=120.0),
     benchmark("benchmark restart", "phases of a restart", "--only", "restart", "--case", "exception", "--case", "kill",
               "--ranks", "2", "--quick", limit=120.0),
-    benchmark("benchmark training", "a training with and without the library", limit=180.0,
+    benchmark("benchmark training", "a restart in a real training, and in an empty function", "--quick", limit=120.0,
               module="benchmarks.training"),
     tests("sleep and stop", "a rank that sleeps, and one that is stopped", "faults.py::test_a_sleeping_rank[2]",
           "faults.py::test_a_stopped_rank[2]", limit=130.0),
