@@ -103,7 +103,7 @@ class Loop:
             forks.tell(self._detach, rank.options.leave_signals)
             interpreter.begin()
             leftovers.begin(anew=not rank.job.moved)
-            shutdowns.begin()
+            shutdowns.begin(wakes=rank.hooks.wakes_nccl)
             rank.agents.open()
             self._leave_signals.begin(rank)
             event = None

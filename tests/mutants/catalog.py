@@ -1957,7 +1957,17 @@ NCCL = (
         "wakes_blocking_listeners", "a listener that blocks is connected to", "os.get_blocking(listener.fileno()) or "
     ),
     waking(
-        "names_of_others", "the datagram socket of another process is spoken to", "procfs.sockets())", "range(1 << 40))"
+        "other_unix_sockets",
+        "a UNIX socket that is no datagram socket is spoken to",
+        " or copy.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) != socket.SOCK_DGRAM",
+        "",
+    ),
+    waking("other_names", "a datagram socket of another name is spoken to", "if NAME in os.fsencode(name) else ()"),
+    waking(
+        "names_are_cut",
+        "a padded name is spoken to without its padding",
+        "return (name,)",
+        "return (name.rstrip(b'\\0'),)",
     ),
     making(
         "old_sockets",
