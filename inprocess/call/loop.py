@@ -23,6 +23,7 @@ from inprocess.call.restart import Restarting
 from inprocess.call.start import Starting
 from inprocess.call.user_code import UserCode
 from inprocess.call_wrapper import CallWrapper, set_current
+from inprocess.collectives.coalescing import contexts
 from inprocess.collectives.deferred_release import held
 from inprocess.collectives.nccl_bootstrap import bootstrap
 from inprocess.collectives.nccl_shutdown import shutdowns
@@ -104,6 +105,7 @@ class Loop:
             interpreter.begin()
             leftovers.begin(anew=not rank.job.moved)
             shutdowns.begin(wakes=rank.hooks.wakes_nccl)
+            contexts.begin()
             rank.agents.open()
             self._leave_signals.begin(rank)
             event = None
@@ -159,6 +161,7 @@ class Loop:
         rank.agents.close(how, cut=how in ("failed", "moved") or rank.quietly, why=why)
         held.end()
         bootstrap.end()
+        contexts.end()
         shutdowns.end()
         if rank.handover is None:
             rank.job.leave(rank.membership)

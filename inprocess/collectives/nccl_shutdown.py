@@ -34,7 +34,7 @@ from inprocess.collectives.deferred_release import held
 from inprocess.interrupt.frames import leave_alone
 from inprocess.system.logs import get_logger, once
 
-__all__ = ["Shutdowns", "shutdowns"]
+__all__ = ["Replaced", "Shutdowns", "shutdowns"]
 
 log = get_logger(__name__)
 #: seconds that an abort waits for a shutdown
@@ -42,7 +42,7 @@ LIMIT = 2.0
 SHUTDOWN, ABORT = "shutdown", "abort"
 #: what a rank outside a new group calls, of the backend of the default group, where that was made with ``device_id=``
 SPLIT = "perform_nocolor_split"
-Method = Callable[..., None]
+Method = Callable[..., Any]
 
 
 class _End:
@@ -55,10 +55,10 @@ class _End:
         self.by = ""
 
 
-class _Replaced:
-    """A method of a class, and what is called in its place."""
+class Replaced:
+    """A method of a class, or a function of a module, and what is called in its place."""
 
-    def __init__(self, kind: Any, name: str, instead: Callable[..., None]) -> None:
+    def __init__(self, kind: Any, name: str, instead: Method) -> None:
         self._kind, self._name = kind, name
         #: as the class has it, which is not what asking the class for it answers; None: it has its base's
         self._own = vars(kind).get(name)
@@ -75,10 +75,10 @@ class _Replaced:
             setattr(self._kind, self._name, self._own)
 
 
-def _in_place_of(original: Method, instead: Callable[..., None]) -> Method:
+def _in_place_of(original: Method, instead: Method) -> Method:
     @functools.wraps(original)
-    def replacement(group: Any, *args: Any) -> None:
-        instead(original, group, *args)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return instead(original, *args, **kwargs)
 
     return replacement
 
@@ -90,7 +90,7 @@ class Shutdowns:
         self._lock = threading.Lock()
         # under the lock; an entry goes with its group
         self._ends: weakref.WeakKeyDictionary[Any, _End] = weakref.WeakKeyDictionary()
-        self._replaced: list[_Replaced] = []
+        self._replaced: list[Replaced] = []
         self._wakes = False
 
     def begin(self, kind: Any = None, backend: Any = None, wakes: bool = False) -> None:
@@ -109,7 +109,7 @@ class Shutdowns:
             kind, backend = dist.ProcessGroup, getattr(dist, "ProcessGroupNCCL", None)
         methods = [(kind, SHUTDOWN, self._shutdown if with_nccl else _note)]
         methods += [(kind, ABORT, self._abort), (backend, SPLIT, _warn_of_split)] if with_nccl else []
-        self._replaced = [_Replaced(*method) for method in methods if hasattr(*method[:2])]
+        self._replaced = [Replaced(*method) for method in methods if hasattr(*method[:2])]
 
     def end(self) -> None:
         """The call is over."""

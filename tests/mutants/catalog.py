@@ -1943,6 +1943,7 @@ LEFTOVERS = (
 waking = _in("collectives/nccl_wake.py", "tests/threads/test_nccl_wake.py")
 making = _in("collectives/nccl_bootstrap.py", "tests/threads/test_nccl_bootstrap.py")
 ending = _in("collectives/nccl_shutdown.py", "tests/threads/test_nccl_shutdown.py")
+batching = _in("collectives/coalescing.py", "tests/threads/test_coalescing.py")
 thread_state = _in("interrupt/torch_state.py", "tests/threads/test_torch_state.py")
 NCCL = (
     _in("system/procfs.py", "tests/threads/test_connecting.py")(
@@ -2034,6 +2035,48 @@ NCCL = (
         "a method is put back as the class answers it, and not as it has it",
         "            setattr(self._kind, self._name, self._own)\n",
         "            setattr(self._kind, self._name, self._replacement.__wrapped__)\n",
+    ),
+    batching("contexts_stay", "what an exception leaves open stays", "            _end_group_call(context)\n", ""),
+    batching(
+        "contexts_begin", "a context begins on a group that was aborted", "if group in self._aborted:", "if False:"
+    ),
+    batching("contexts_are_begun", "what was queued is begun", "    if nccl is not None:\n", "    if False:\n"),
+    batching("torchs_count_stays", "torch counts a group call that is over", "        _recount(nccl, end)\n", ""),
+    batching(
+        "all_is_ended",
+        "a context ends the ones around it, too",
+        "            self.close(outside)\n",
+        "            self.close()\n",
+    ),
+    batching(
+        "abort_in_a_context",
+        "a group is aborted while something is queued for it",
+        "not self._counts.get(group), LIMIT",
+        "True, LIMIT",
+    ),
+    batching(
+        "interrupted_in_between",
+        "an interruption comes after a context has begun, and before that is noted",
+        "leave_alone(*(each.__code__ for each in _WHOLE))\n",
+        "",
+    ),
+    batching(
+        "shutdown_is_queued",
+        "a group is destroyed within a group call",
+        "        self.close()\n        return original(group)\n",
+        "        return original(group)\n",
+    ),
+    batching(
+        "torchs_list_stays",
+        "torch's list of what is collected keeps its group",
+        "            _forget(group)\n",
+        "            pass\n",
+    ),
+    batching(
+        "other_threads_stay",
+        "what another thread has begun in an earlier iteration stays",
+        "            self.close()  # of an earlier iteration\n",
+        "            pass\n",
     ),
     thread_state(
         "keys_stay", "dispatch keys stay excluded", "self._put_autocast, self._dispatch.put)", "self._put_autocast)"
