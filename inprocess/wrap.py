@@ -22,6 +22,7 @@ from inprocess.call.leaving import LeaveSignals
 from inprocess.call.loop import Loop
 from inprocess.call.rank import Hooks
 from inprocess.call_wrapper import CallWrapper
+from inprocess.collectives import nccl_wake
 from inprocess.events import stream
 from inprocess.exception import OptionError
 from inprocess.options import Options
@@ -179,6 +180,7 @@ class Wrapper:
             completion=adapt("completion", completion),
             terminate=adapt("terminate", terminate),
             on_preemption=adapt("on_preemption", on_preemption),
+            wakes_nccl=nccl_wake.is_wanted(abort),
         )
 
     if TYPE_CHECKING:

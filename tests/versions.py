@@ -24,6 +24,7 @@ NEED_TORCH = (
     "tests/threads/test_abort_gloo.py",
     "tests/threads/test_bind.py",
     "tests/threads/test_checkpoints.py",
+    "tests/threads/test_coalescing.py",
     "tests/threads/test_elastic_sampler.py",
     "tests/threads/test_leftovers.py",
     "tests/threads/test_live_http.py",

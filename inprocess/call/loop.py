@@ -24,6 +24,7 @@ from inprocess.call.start import Starting
 from inprocess.call.user_code import UserCode
 from inprocess.call_wrapper import CallWrapper, set_current
 from inprocess.collectives import nccl
+from inprocess.collectives.coalescing import contexts
 from inprocess.collectives.deferred_release import held
 from inprocess.collectives.nccl_bootstrap import bootstrap
 from inprocess.collectives.nccl_shutdown import shutdowns
@@ -106,7 +107,8 @@ class Loop:
             interpreter.begin()
             heap.begin()
             leftovers.begin(anew=not rank.job.moved)
-            shutdowns.begin()
+            shutdowns.begin(wakes=rank.hooks.wakes_nccl)
+            contexts.begin()
             nccl.graphs.begin()
             rank.agents.open()
             self._leave_signals.begin(rank)
@@ -163,6 +165,7 @@ class Loop:
         rank.agents.close(how, cut=how in ("failed", "moved") or rank.quietly, why=why)
         held.end()
         bootstrap.end()
+        contexts.end()
         shutdowns.end()
         nccl.graphs.end()
         heap.end()

@@ -49,6 +49,8 @@ class Hooks:
     completion: Hook
     terminate: Hook
     on_preemption: Hook
+    #: whether the abort has NCCL's threads woken
+    wakes_nccl: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 from inprocess.attribution import Interruption
 from inprocess.call.rank import Hook, Rank
 from inprocess.call_wrapper import set_current
+from inprocess.collectives.coalescing import contexts
 from inprocess.collectives.deferred_release import held
 from inprocess.collectives.gloo import shutdown_gloo_connections
 from inprocess.collectives.gloo_lost import lost_operations
@@ -111,6 +112,7 @@ class UserCode:
         rank.call._gate, gate.who = gate, rank.who
         self._torch_state = torch_state.capture()
         outcome = gate.run(fn)
+        contexts.close()  # before the others are told, and the groups aborted
         del gate, fn  # this frame lives as long as a traceback of the function that somebody keeps
         try:
             return self._settle(outcome, keep)

@@ -11,26 +11,30 @@ enter it while the groups are being aborted. So for the time of a call ``Process
 comes while an abort is at work, or after one, does nothing. An abort waits for the shutdown that is at work, but not
 for ever: where a peer is gone, it may be that only the abort ends it.
 
+While the program destroys a group, NCCL's thread that waits for datagrams is woken (`nccl_wake`): with
+``destroy_process_group()`` in a ``finally:``, the others learn of an exception only after it.
+
 *Groups of some ranks, with device_id=.* In NCCL 2.29.7 the ranks outside such a group crash where a peer fails while it
 is made. A warning says so where the program does it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed as dist
 
-from inprocess.collectives import groups
+from inprocess.collectives import groups, nccl, nccl_wake
 from inprocess.collectives.deferred_release import held
 from inprocess.interrupt.frames import leave_alone
 from inprocess.system.logs import get_logger, once
 
-__all__ = ["Shutdowns", "shutdowns"]
+__all__ = ["Replaced", "Shutdowns", "shutdowns"]
 
 log = get_logger(__name__)
 #: seconds that an abort waits for a shutdown
@@ -38,7 +42,7 @@ LIMIT = 2.0
 SHUTDOWN, ABORT = "shutdown", "abort"
 #: what a rank outside a new group calls, of the backend of the default group, where that was made with ``device_id=``
 SPLIT = "perform_nocolor_split"
-Method = Callable[..., None]
+Method = Callable[..., Any]
 
 
 class _End:
@@ -51,10 +55,10 @@ class _End:
         self.by = ""
 
 
-class _Replaced:
-    """A method of a class, and what is called in its place."""
+class Replaced:
+    """A method of a class, or a function of a module, and what is called in its place."""
 
-    def __init__(self, kind: Any, name: str, instead: Callable[..., None]) -> None:
+    def __init__(self, kind: Any, name: str, instead: Method) -> None:
         self._kind, self._name = kind, name
         #: as the class has it, which is not what asking the class for it answers; None: it has its base's
         self._own = vars(kind).get(name)
@@ -71,10 +75,10 @@ class _Replaced:
             setattr(self._kind, self._name, self._own)
 
 
-def _in_place_of(original: Method, instead: Callable[..., None]) -> Method:
+def _in_place_of(original: Method, instead: Method) -> Method:
     @functools.wraps(original)
-    def replacement(group: Any, *args: Any) -> None:
-        instead(original, group, *args)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return instead(original, *args, **kwargs)
 
     return replacement
 
@@ -86,23 +90,26 @@ class Shutdowns:
         self._lock = threading.Lock()
         # under the lock; an entry goes with its group
         self._ends: weakref.WeakKeyDictionary[Any, _End] = weakref.WeakKeyDictionary()
-        self._replaced: list[_Replaced] = []
+        self._replaced: list[Replaced] = []
+        self._wakes = False
 
-    def begin(self, kind: Any = None, backend: Any = None) -> None:
+    def begin(self, kind: Any = None, backend: Any = None, wakes: bool = False) -> None:
         """A call begins. Where torch has no NCCL, only what is destroyed is noted.
 
         Args:
+            wakes: whether NCCL's threads are to be woken.
             kind: the class of groups; default None: ``torch.distributed.ProcessGroup``.
             backend: that of NCCL's part in them; default None: ``torch.distributed.ProcessGroupNCCL``.
         """
         if self._replaced:
             return
-        nccl = kind is not None or dist.is_nccl_available()
+        self._wakes = wakes
+        with_nccl = kind is not None or dist.is_nccl_available()
         if kind is None:
             kind, backend = dist.ProcessGroup, getattr(dist, "ProcessGroupNCCL", None)
-        methods = [(kind, SHUTDOWN, self._shutdown if nccl else _note)]
-        methods += [(kind, ABORT, self._abort), (backend, SPLIT, _warn_of_split)] if nccl else []
-        self._replaced = [_Replaced(*method) for method in methods if hasattr(*method[:2])]
+        methods = [(kind, SHUTDOWN, self._shutdown if with_nccl else _note)]
+        methods += [(kind, ABORT, self._abort), (backend, SPLIT, _warn_of_split)] if with_nccl else []
+        self._replaced = [Replaced(*method) for method in methods if hasattr(*method[:2])]
 
     def end(self) -> None:
         """The call is over."""
@@ -121,7 +128,8 @@ class Shutdowns:
         try:
             if not end.by:
                 end.by = SHUTDOWN
-                original(group)
+                with _woken() if self._wakes and nccl.is_used_by(group) else contextlib.nullcontext():
+                    original(group)
         except Exception:  # so it may still have to be aborted
             end.by = ""
             raise
@@ -146,6 +154,23 @@ class Shutdowns:
         finally:
             if alone:
                 end.lock.release()
+
+
+@contextlib.contextmanager
+def _woken() -> Iterator[None]:
+    """NCCL's threads are, beside what runs here."""
+    over = threading.Event()
+    thread = threading.Thread(target=nccl_wake.beside_shutdown, args=(over.wait,), name="inprocess-wake", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # there is no thread left
+        yield
+        return
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _note(original: Method, group: Any) -> None:

@@ -11,7 +11,7 @@ import socket
 import stat
 import struct
 import sys
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 #: machine -> numbers of the system calls poll (True) and ppoll (False: its time is in memory)
@@ -105,14 +105,6 @@ def sockets() -> dict[int, int]:
             if kind == "socket":
                 found[int(inode.strip("[]"))] = int(name)
     return found
-
-
-def unix_names(inodes: Container[int]) -> Iterator[str]:
-    """The names of those UNIX sockets that have one; an abstract one begins with ``@``."""
-    for line in read("/proc/self/net/unix").splitlines()[1:]:
-        words = line.split(maxsplit=7)
-        if len(words) == 8 and int(words[6]) in inodes:
-            yield words[7]
 
 
 def copy_of(descriptor: int, inode: int | None = None) -> socket.socket | None:

@@ -1943,6 +1943,7 @@ LEFTOVERS = (
 waking = _in("collectives/nccl_wake.py", "tests/threads/test_nccl_wake.py")
 making = _in("collectives/nccl_bootstrap.py", "tests/threads/test_nccl_bootstrap.py")
 ending = _in("collectives/nccl_shutdown.py", "tests/threads/test_nccl_shutdown.py")
+batching = _in("collectives/coalescing.py", "tests/threads/test_coalescing.py")
 thread_state = _in("interrupt/torch_state.py", "tests/threads/test_torch_state.py")
 NCCL = (
     _in("system/procfs.py", "tests/threads/test_connecting.py")(
@@ -1957,7 +1958,17 @@ NCCL = (
         "wakes_blocking_listeners", "a listener that blocks is connected to", "os.get_blocking(listener.fileno()) or "
     ),
     waking(
-        "names_of_others", "the datagram socket of another process is spoken to", "procfs.sockets())", "range(1 << 40))"
+        "other_unix_sockets",
+        "a UNIX socket that is no datagram socket is spoken to",
+        " or copy.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) != socket.SOCK_DGRAM",
+        "",
+    ),
+    waking("other_names", "a datagram socket of another name is spoken to", "if NAME in os.fsencode(name) else ()"),
+    waking(
+        "names_are_cut",
+        "a padded name is spoken to without its padding",
+        "return (name,)",
+        "return (name.rstrip(b'\\0'),)",
     ),
     making(
         "old_sockets",
@@ -2024,6 +2035,48 @@ NCCL = (
         "a method is put back as the class answers it, and not as it has it",
         "            setattr(self._kind, self._name, self._own)\n",
         "            setattr(self._kind, self._name, self._replacement.__wrapped__)\n",
+    ),
+    batching("contexts_stay", "what an exception leaves open stays", "            _end_group_call(context)\n", ""),
+    batching(
+        "contexts_begin", "a context begins on a group that was aborted", "if group in self._aborted:", "if False:"
+    ),
+    batching("contexts_are_begun", "what was queued is begun", "    if nccl is not None:\n", "    if False:\n"),
+    batching("torchs_count_stays", "torch counts a group call that is over", "        _recount(nccl, end)\n", ""),
+    batching(
+        "all_is_ended",
+        "a context ends the ones around it, too",
+        "            self.close(outside)\n",
+        "            self.close()\n",
+    ),
+    batching(
+        "abort_in_a_context",
+        "a group is aborted while something is queued for it",
+        "not self._counts.get(group), LIMIT",
+        "True, LIMIT",
+    ),
+    batching(
+        "interrupted_in_between",
+        "an interruption comes after a context has begun, and before that is noted",
+        "leave_alone(*(each.__code__ for each in _WHOLE))\n",
+        "",
+    ),
+    batching(
+        "shutdown_is_queued",
+        "a group is destroyed within a group call",
+        "        self.close()\n        return original(group)\n",
+        "        return original(group)\n",
+    ),
+    batching(
+        "torchs_list_stays",
+        "torch's list of what is collected keeps its group",
+        "            _forget(group)\n",
+        "            pass\n",
+    ),
+    batching(
+        "other_threads_stay",
+        "what another thread has begun in an earlier iteration stays",
+        "            self.close()  # of an earlier iteration\n",
+        "            pass\n",
     ),
     thread_state(
         "keys_stay", "dispatch keys stay excluded", "self._put_autocast, self._dispatch.put)", "self._put_autocast)"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from inprocess.collectives import nccl_shutdown
+from inprocess.collectives import nccl, nccl_shutdown, nccl_wake
 from inprocess.collectives.nccl_shutdown import Shutdowns
 from inprocess.interrupt.gate import Interrupted
 from inprocess.interrupt.signals import Interrupter
@@ -242,6 +242,24 @@ def test_the_function_is_not_interrupted_inside(shutdowns: Shutdowns) -> None:
     assert may_strike == [True, False]
     assert group.story == ["shutdown begins", "shutdown ends"]
     assert not shutdowns._end_of(group).lock.locked()
+
+
+# --- NCCL's threads -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("wakes", "used"), [(True, True), (False, True), (True, False)])
+def test_a_shutdown_wakes_them(shutdowns: Shutdowns, monkeypatch: Patch, wakes: bool, used: bool) -> None:
+    """Only where they are NCCL's, and the user wants it."""
+    monkeypatch.setattr(nccl, "is_used_by", lambda group: used)
+    woken = threading.Event()
+    monkeypatch.setattr(nccl_wake, "wake_receivers", woken.set)
+    shutdowns.end()
+    shutdowns.begin(Group, Backend, wakes)
+    expected = wakes and used
+    group = Group(lambda: woken.wait(30 if expected else 0.05))
+    group.shutdown()
+    assert woken.is_set() is expected
+    assert group.story == ["shutdown begins", "shutdown ends"]
 
 
 # --- for the time of a call ---------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,8 +16,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from inprocess.abort import AbortTorchDistributed
+from inprocess.abort import AbortTorchDistributed, AbortTransformerEngine
 from inprocess.collectives import nccl, nccl_wake
+from inprocess.compose import Compose
 from inprocess.state import FrozenState
 from inprocess.system import clock, logs, procfs
 from tests.threads import standins
@@ -100,21 +102,33 @@ def test_a_descriptor_that_is_closed_or_none() -> None:
     assert not nccl_wake._connect_to(1_000_000)
 
 
+def bound(name: bytes, kind: int = socket.SOCK_DGRAM) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, kind)
+    made.bind(name)
+    made.setblocking(False)
+    return made
+
+
+@pytest.mark.parametrize("padding", [0, 108], ids=["as it is", "as NCCL binds it"])
 @pytest.mark.parametrize("abstract", [True, False])
-def test_a_datagram_socket_of_that_name(abstract: bool, tmp_path: Path) -> None:
-    folder = "\0/tmp" if abstract else str(tmp_path)
-    name = f"{folder}/nccl-socket-{os.getpid()}-1f"
+def test_a_datagram_socket_of_that_name(abstract: bool, padding: int, tmp_path: Path) -> None:
+    """NCCL binds an abstract name, with the whole of the address: the rest is zeros, and part of the name."""
+    folder = b"\0tmp" if abstract else os.fsencode(tmp_path)
+    number = os.getpid()
     with (
-        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as theirs,
-        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other,
+        bound((folder + b"/nccl-socket-%d-1f" % number).ljust(padding if abstract else 0, b"\0")) as theirs,
+        bound(folder + b"/socket-%d" % number) as other,
     ):
-        theirs.bind(name)
-        other.bind(f"{folder}/socket-{os.getpid()}")
         assert nccl_wake.wake() == 1
         assert theirs.recv(8) == b"\0"
-        other.setblocking(False)
         with pytest.raises(BlockingIOError):
             other.recv(8)
+
+
+def test_a_listener_of_that_name_is_left_alone() -> None:
+    with bound(b"\0tmp/nccl-socket-%d-2f" % os.getpid(), socket.SOCK_STREAM) as theirs:
+        theirs.listen()
+        assert not list(nccl_wake._datagram_names())
 
 
 def test_another_processs_is_not_spoken_to() -> None:
@@ -124,7 +138,7 @@ def test_another_processs_is_not_spoken_to() -> None:
     child = os.fork()
     if not child:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as theirs:
-            theirs.bind(f"\0/tmp/nccl-socket-{os.getpid()}-2")
+            theirs.bind(f"\0tmp/nccl-socket-{os.getpid()}-2".ljust(108, "\0"))
             os.write(ready, b"x")
             os.read(reader, 1)
             theirs.setblocking(False)
@@ -189,3 +203,52 @@ def test_beside_the_aborts(group: None, monkeypatch: Patch, wake: bool, used: bo
         monkeypatch.setattr(dist.ProcessGroup, "abort", lambda group: thread.over.wait(30 if woken else 0.2))
         AbortTorchDistributed(nccl_wake=wake)(STATE)
     assert thread.woken is woken
+
+
+# --- beside the program's own shutdown ----------------------------------------------------------------------------
+
+
+def test_a_shutdown_wakes_only_who_waits_for_datagrams() -> None:
+    """The other thread is told by NCCL itself, and would wait for what the connection has to say."""
+    over = threading.Event()
+    with (
+        bound((b"\0tmp/nccl-socket-%d-3f" % os.getpid()).ljust(108, b"\0")) as theirs,
+        standins.listener() as server,
+        standins.polling(server.fileno()) as thread,
+    ):
+        theirs.settimeout(30)
+        waker = threading.Thread(target=nccl_wake.beside_shutdown, args=(over.wait,))
+        waker.start()
+        assert theirs.recv(8) == b"\0"
+        over.set()
+        waker.join(30)
+    assert not thread.woken
+
+
+def test_a_long_shutdown_is_no_flood_of_messages(monkeypatch: Patch) -> None:
+    now = [0.0]
+
+    def never(seconds: float) -> bool:
+        now[0] += seconds
+        return False
+
+    sent: list[float] = []
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    monkeypatch.setattr(nccl_wake, "wake_receivers", lambda: sent.append(now[0]))
+    nccl_wake.beside_shutdown(never)
+    assert len(sent) < 10
+
+
+@pytest.mark.parametrize(
+    ("hook", "wanted"),
+    [
+        (AbortTorchDistributed(), True),
+        (AbortTorchDistributed(nccl_wake=False), False),
+        (Compose(AbortTransformerEngine(), AbortTorchDistributed()), True),
+        (Compose(AbortTransformerEngine(), AbortTorchDistributed(nccl_wake=False)), False),
+        (lambda state: state, False),
+        (None, False),
+    ],
+)
+def test_whether_it_is_wanted(hook: Any, wanted: bool) -> None:
+    assert nccl_wake.is_wanted(hook) is wanted
