@@ -11,6 +11,8 @@ __all__ = ["Interruption", "InterruptionRecord", "is_echo", "one_line", "ranges"
 
 MESSAGE_LIMIT = 500  # characters; a record must stay small: every rank reads all of them
 WHERE_LIMIT = 200
+CLOCK_LIMIT = 40
+LONGEST = 1e12  # seconds that may be right
 
 
 @enum.unique
@@ -54,6 +56,11 @@ class InterruptionRecord:
         message: what is known in words, such as ``ValueError: loss is nan``; cut to 500 characters.
         where: the place in the code, such as ``train.py:41 in step``; cut to 200 characters.
         pings: how often that rank had called ``ping()`` since it entered the function.
+        at: when the first process noticed it: seconds of the monotonic clock of its host; 0: not known.
+        clock: which host's clock that is, as `inprocess.system.clock.name` has it.
+        silent: so many seconds before that the last sign of life was seen, of a rank that hangs or a host that is gone.
+
+    Two records are equal whatever they say of time.
 
     Raises:
         ValueError: a field has the wrong type; the message names it.
@@ -65,6 +72,9 @@ class InterruptionRecord:
     message: str = ""
     where: str = ""
     pings: int = 0
+    at: float = dataclasses.field(default=0.0, compare=False)
+    clock: str = dataclasses.field(default="", compare=False)
+    silent: float = dataclasses.field(default=0.0, compare=False)
 
     def __post_init__(self) -> None:
         _check_rank("rank", self.rank)
@@ -75,6 +85,13 @@ class InterruptionRecord:
         for name, limit in (("message", MESSAGE_LIMIT), ("where", WHERE_LIMIT)):
             object.__setattr__(self, name, _cut(name, getattr(self, name), limit))
         _check_rank("pings", self.pings)
+        object.__setattr__(self, "clock", _cut("clock", self.clock, CLOCK_LIMIT))
+        for name in ("at", "silent"):
+            object.__setattr__(self, name, _seconds(name, getattr(self, name)))
+
+    def noticed(self, at: float, clock: str, silent: float = 0.0) -> InterruptionRecord:
+        """With the moment; the seconds to the microsecond."""
+        return dataclasses.replace(self, at=round(at, 6), clock=clock, silent=round(silent, 6))
 
     def __str__(self) -> str:
         who = name_of(self.rank, self.rank if self.initial_rank is None else self.initial_rank)
@@ -256,6 +273,12 @@ def _interruption(value: object) -> Interruption:
 def _check_rank(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"{name} must be an integer >= 0, not {value!r}")
+
+
+def _seconds(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST:
+        raise ValueError(f"{name} must be a number of seconds >= 0, not {value!r}")
+    return float(value)
 
 
 def _cut(name: str, value: object, limit: int) -> str:

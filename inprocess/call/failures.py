@@ -10,6 +10,7 @@ from collections import deque
 from inprocess.attribution import Interruption, InterruptionRecord, is_echo
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import Decision
+from inprocess.system import clock
 from inprocess.system.errors import Portrait, inside
 from inprocess.system.logs import get_logger
 
@@ -43,7 +44,7 @@ class Failures:
             message=portrait.words,
             where=portrait.where,
             pings=pings,
-        )
+        ).noticed(clock.monotonic(), clock.name())
         self.error = error
         self.repeats = 0 if self._limit is None else membership.row.count_with(record)
         return record

@@ -250,7 +250,8 @@ class LeaveSignals:
 
 def record_of(rank: Rank, error: Preempted) -> InterruptionRecord:
     """Why the iteration ends, for the others."""
-    return InterruptionRecord(rank.membership.rank, Interruption.PREEMPTED, rank.membership.slot, str(error))
+    record = InterruptionRecord(rank.membership.rank, Interruption.PREEMPTED, rank.membership.slot, str(error))
+    return record.noticed(clock.monotonic(), clock.name())
 
 
 class _Deputy:

@@ -13,6 +13,7 @@ from typing import Any, TypeGuard, TypeVar
 from inprocess.attribution import Interruption, InterruptionRecord, name_of, ranges
 from inprocess.call.agents import Agents
 from inprocess.call.failures import Failures
+from inprocess.call.fault import Fault
 from inprocess.call.goodput import Goodput
 from inprocess.call.job import Job
 from inprocess.call.story import Story
@@ -59,8 +60,8 @@ class Handover:
 
     #: with the standby that serves it
     contact: ArbiterClient
-    #: when the loss was noticed (seconds of the monotonic clock), and with how many active ranks
-    at: float
+    #: the loss, and with how many active ranks
+    fault: Fault
     active_world_size: int
     failures: Failures
     goodput: Goodput
@@ -98,7 +99,7 @@ class Rank:
         self.quietly = False
         #: whether this rank's function has returned in this iteration
         self.has_returned = False
-        self.interrupted_at = 0.0 if since is None else since.at
+        self.fault = Fault() if since is None else since.fault
         self.size_before = 0 if since is None else since.active_world_size
         #: restarts that are still to be logged; over another store iteration 0 is one
         self.story = Story(0 if since is None else -1)
@@ -119,15 +120,17 @@ class Rank:
 
     def note_interruption(self) -> None:
         """The restart begins, unless it has begun already."""
-        if not self.interrupted_at:
-            self.interrupted_at = clock.monotonic()
+        if not self.fault:
             self.size_before = self.state.active_world_size
+        now, (iteration, heard) = clock.monotonic(), self.agents.thread.heard
+        self.fault.interrupted(min(now, heard) if iteration == self.membership.iteration else now)
 
     def account(self, stood_still: bool = False) -> None:
         """The iteration was interrupted; ``stood_still``: nobody had made progress for a while."""
-        at, call = self.interrupted_at or clock.monotonic(), self.call
+        at, call = self.fault.at or clock.monotonic(), self.call
         ping = self.agents.board.slots[PING] / 1e9
-        self.goodput.interrupted(min(ping, at) if stood_still and ping else at, call._pings, call._kept)
+        at = min(ping or at - self.fault.silent, at) if stood_still else at
+        self.goodput.interrupted(at, call._pings, call._kept)
 
     def tell_goodput(self, how: str) -> None:
         """The last line of a call, on the first rank; none where nothing interrupted it."""
@@ -203,7 +206,8 @@ class Rank:
     def record(self, how: Interruption, error: BaseException, words: str) -> InterruptionRecord:
         """Of an exception that interrupts this iteration."""
         place = where(error) or where(error.__cause__ or error)
-        return InterruptionRecord(self.membership.rank, how, self.membership.slot, words, where=place)
+        record = InterruptionRecord(self.membership.rank, how, self.membership.slot, words, where=place)
+        return record.noticed(clock.monotonic(), clock.name())
 
     def interrupt(self, record: InterruptionRecord, abort: str = "") -> bool:
         """Tell the others; False: everybody had finished, so it changes nothing."""
@@ -219,11 +223,11 @@ class Rank:
 
     def log_restart(self) -> None:
         """One line for every restart, on the first rank; that may be a process that has just joined."""
-        since, self.interrupted_at = self.interrupted_at, 0.0
+        took = self.fault.took(clock.monotonic())
+        self.fault = Fault()
         if not (told := self.story.tell(self.job.before)):
             return
         now, before = self.placed.active_world_size, self.size_before
         size = f"{now} rank{'s' if now != 1 else ''}{f' ({before} before)' if before else ''}"
         size = f"{now} of {before} rank{'s' if before != 1 else ''}" if now <= before else size
-        took = f" after {(clock.monotonic() - since) * 1e3:.0f} ms" if since else ""
         log.log(self.level(), "%s; continuing with %s%s", told, size, took)

@@ -12,6 +12,7 @@ from inprocess.kept.registry import registry
 from inprocess.protocol import verbs
 from inprocess.protocol.messages import Arrival, ArrivalKind, Decision, Outcome, Spot
 from inprocess.protocol.phases import Event
+from inprocess.system import clock
 from inprocess.system.errors import in_words
 from inprocess.system.logs import get_logger
 
@@ -99,6 +100,7 @@ class Restarting:
         rank.do(verbs.end_round(rank.membership, arrival))
         following = rank.membership.iteration + 1
         decision: Decision = rank.take_round("next", following, rank.options.barrier_timeout, "end")
+        rank.fault.explain(decision.records, clock.name(), clock.monotonic())
         rank.account(any(record.interruption in STANDSTILL for record in decision.records))
         self._start.next_iteration(decision)
         return Event.OK
@@ -122,7 +124,7 @@ class Restarting:
         registry.reset()
         self._user.collect()
         rank.account()
-        rank.handover = Handover(found.contact, rank.interrupted_at, rank.size_before, rank.failures, rank.goodput)
+        rank.handover = Handover(found.contact, rank.fault, rank.size_before, rank.failures, rank.goodput)
         rank.job.move(rank.membership, found.verdict, found.contact.host, rank.call._progressed)
         return Event.OK
 

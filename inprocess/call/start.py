@@ -159,8 +159,7 @@ class Starting:
         )
         begin = clock.monotonic()
         start = rank.agents.mailbox.take("start", rank.membership.iteration, seconds)
-        if rank.interrupted_at:  # the pause is no part of how long the restart took
-            rank.interrupted_at += clock.monotonic() - begin
+        rank.fault.pause(clock.monotonic() - begin)
         return start is not None and not start.go
 
     def _not_started(self) -> Event:
@@ -253,6 +252,7 @@ class Starting:
             raise RestartAbort(decision.abort) from rank.failures.cause(decision)
         rank.failures.begin()
         rank.membership.apply(decision)
+        rank.fault.explain(decision.records, clock.name(), clock.monotonic())
         if not rank.membership.included:
             raise Fenced(f"{rank.who} was declared dead by the others and must not run again")
         why = self._why(decision)

@@ -101,6 +101,8 @@ class MonitorThread(threading.Thread):
         self._ending = threading.Event()
         #: the iteration that ended with a soft timeout, and where the main thread was then
         self._spot: tuple[int, Spot | None] = (JOINING, None)
+        #: the iteration that ended early, or whose store was lost, and when this thread heard of it (seconds)
+        self.heard: tuple[int, float] = (JOINING, 0.0)
         #: set by the main thread when it has its ranks, or has given up on them
         self.assigned = threading.Event()
 
@@ -244,6 +246,7 @@ class MonitorThread(threading.Thread):
         outcome: Outcome = execute(verbs.await_outcome(iteration), store)
         if not outcome.completed:
             interpreter.hurry()
+            self.heard = iteration, clock.monotonic()
         if outcome.cause is not None and outcome.cause.interruption is Interruption.SOFT_TIMEOUT:
             self._spot = iteration, whereabouts.look()  # before anything wakes the main thread
         self.mailbox.put("outcome", iteration, outcome)
@@ -283,6 +286,7 @@ class MonitorThread(threading.Thread):
             pause = min(2 * pause, SLICE)
 
     def _fail(self, error: RestartError | RestartAbort) -> None:
+        self.heard = self._own.iteration, clock.monotonic()
         if not self._ending.is_set():
             self._get_out(self._own.iteration)
         self.mailbox.fail(error)

@@ -50,8 +50,9 @@ class UserCode:
         interpreter.relax()
         rank.failures.drop()
         size, reserve = rank.placed.active_world_size, rank.is_reserve
-        emit("run", world_size=size, before=rank.size_before, reserve=reserve)
-        rank.goodput.called(clock.monotonic())
+        now = clock.monotonic()
+        emit("run", world_size=size, before=rank.size_before, reserve=reserve, **rank.fault.told(now))
+        rank.goodput.called(now)
         rank.log_restart()
         if rank.is_reserve:
             return self._await_outcome(None)

@@ -26,7 +26,7 @@ _KEPT: dict[str, tuple[str, ...]] = {
     "stacks": ("threads", "where", "waits", "left_collective", "pings", "text"),
     "interrupted": ("cause",),
     "restart": ("restart", "pings", "kept", "world_size"),
-    "run": ("world_size", "before", "reserve"),
+    "run": ("world_size", "before", "reserve", "took", "silent"),
     "process": ("state", "wchan", "syscall"),
     "store_lost": ("text",),
     "left": ("how", "why", "pings"),

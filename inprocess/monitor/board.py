@@ -57,7 +57,9 @@ ASKED = 16
 TAKEN = 17
 #: how long that answer is (bytes); it lies behind the slots
 LENGTH = 18
-_COUNT = 19
+#: when the watchdog last asked the main thread whether it runs (ns); without an answer there is no newer stamp
+QUESTION = 19
+_COUNT = 20
 _SLOTS = 8 * _COUNT
 #: the longest answer (bytes); no memory until one is written
 STACKS_BYTES = 1 << 18
@@ -146,6 +148,10 @@ class Board:
         """Which rank it has in the frame, whether it waits as a reserve, and how many do what."""
         slots = self.slots
         slots[RANK], slots[RESERVE], slots[ACTIVE], slots[RESERVES] = rank, int(reserve), active, reserves
+
+    def ask(self) -> None:
+        """The main thread is asked whether it runs."""
+        self.slots[QUESTION] = monotonic_ns()
 
     def stamp(self) -> None:
         """Automatic progress: the main thread has run."""
@@ -242,6 +248,7 @@ class Board:
             steps=max(0, values[STEPS]),
             active=max(0, values[ACTIVE]),
             reserves=max(0, values[RESERVES]),
+            question=values[QUESTION],
         )
 
 

@@ -17,6 +17,7 @@ from inprocess.monitor.board import Board
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.endings import exit_status, how_died, is_dying
 from inprocess.monitor.link import Link
+from inprocess.system import clock
 
 __all__ = ["LastMoments"]
 
@@ -63,4 +64,7 @@ class LastMoments:
 
     def _record(self, seen: policy.Snapshot, how: str) -> InterruptionRecord:
         rank, kind = self._config.rank, Interruption.TERMINATED
-        return self.killed or InterruptionRecord(seen.rank, kind, initial_rank=rank, message=how)
+        if self.killed is not None:
+            return self.killed
+        record = InterruptionRecord(seen.rank, kind, initial_rank=rank, message=how)
+        return record.noticed(clock.monotonic(), clock.name())

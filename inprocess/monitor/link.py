@@ -72,7 +72,8 @@ class Link:
         self.interrupted: tuple[int, int] = (-2, 0)
         #: when this member was found off the roster (ns)
         self.removed_at: int | None = None
-        self.limits = policy.Timeouts.of(config.soft_timeout, config.hard_timeout, config.heartbeat_timeout)
+        limits = (config.soft_timeout, config.hard_timeout, config.heartbeat_timeout)
+        self.limits = policy.Timeouts.of(*limits, config.progress_watchdog_interval)
         #: when this monitor's last heartbeat that got through in time was begun (s), or None
         self.heartbeat_at: float | None = None
         self._lease = threading.Lock()

@@ -17,6 +17,10 @@ from inprocess.protocol.timing import LEASE_SHARE, SILENCE_SHARE, SURE_SHARE
 __all__ = ["RUNNING", "Action", "Kill", "Timeouts", "Report", "Snapshot", "LeaseWatch", "View", "decide", "wake_at"]
 
 
+#: seconds between two questions of the watchdog to the main thread, at most
+LONGEST_SILENCE_S = 0.5
+
+
 @dataclass
 class LeaseWatch:
     """Whether heartbeats do not get through, though no connection is lost: the store's host may stand still. It counts
@@ -72,6 +76,8 @@ class Snapshot:
     steps: int = 0
     active: int = 0
     reserves: int = 0
+    #: when the main thread was last asked whether it runs
+    question: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,11 +87,14 @@ class Timeouts:
     soft: int
     hard: int
     lease: int
+    #: between two questions to the main thread
+    pace: int = 0
 
     @classmethod
-    def of(cls, soft_timeout: float, hard_timeout: float, heartbeat_timeout: float) -> Timeouts:
-        """From seconds."""
-        return cls(int(soft_timeout * 1e9), int(hard_timeout * 1e9), int(LEASE_SHARE * heartbeat_timeout * 1e9))
+    def of(cls, soft_timeout: float, hard_timeout: float, heartbeat_timeout: float, pace: float = 0.0) -> Timeouts:
+        """From seconds; ``pace`` is ``progress_watchdog_interval``."""
+        seconds = (soft_timeout, hard_timeout, LEASE_SHARE * heartbeat_timeout, min(pace, LONGEST_SILENCE_S))
+        return cls(*(int(each * 1e9) for each in seconds))
 
     def beaten_at(self, lease_until: int | None) -> float | None:
         """When the heartbeat was begun from which the lease counts (s); None: there is no lease."""
@@ -167,7 +176,7 @@ def _soft(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
         return
     soft, _ = _timeouts(seen, view)
     record = _record(seen, view, Interruption.SOFT_TIMEOUT, f"no progress for {_seconds(soft)} (soft_timeout)")
-    yield max(seen.progress, view.awake_since) + soft, Report(iteration, record)
+    yield _still_since(seen, view) + soft, Report(iteration, record)
     if seen.ping and seen.phase is Phase.RUN and not seen.reserve:
         record = _record(seen, view, Interruption.SOFT_TIMEOUT, f"no ping() for {_seconds(soft)} (soft_timeout)")
         yield max(seen.ping, view.awake_since) + soft, Report(iteration, record)
@@ -178,7 +187,7 @@ def _hard(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
     released by the abort, makes progress again and answers."""
     _, hard = _timeouts(seen, view)
     if seen.hang_protection:
-        moment = max(seen.progress, view.awake_since) + hard
+        moment = _still_since(seen, view) + hard
         yield moment, _kill(seen, view, f"no progress for {_seconds(hard)} (hard_timeout)")
     if view.interrupted_at is None or _answered(seen, view.iteration):
         return
@@ -201,6 +210,16 @@ def _lease(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
     if view.cut_off_at is not None and seen.phase is not Phase.JOIN:
         text = f"cut off from the others, it did not leave within {_seconds(view.limits.hard)} (hard_timeout)"
         yield view.cut_off_at + view.limits.hard, _kill(seen, view, text)
+
+
+def _still_since(seen: Snapshot, view: View) -> int:
+    """From when on it is certain that the main thread does not run; no later than ``pace`` after it last did.
+
+    A stamp is older than the last progress: it may have run until the question that it did not answer, or, where the
+    watchdog cannot ask since the interpreter lock is held, until the next question was due.
+    """
+    asked = seen.question if seen.question > seen.progress else seen.progress + view.limits.pace
+    return max(asked, seen.ping, view.awake_since)
 
 
 def _timeouts(seen: Snapshot, view: View) -> tuple[int, int]:

@@ -151,13 +151,14 @@ class Monitor:
         for action in policy.decide(now, seen, self._view):
             if isinstance(action, policy.Report):
                 self._view = dataclasses.replace(self._view, reported=action.iteration)
-                self._link.report(action.iteration, action.record)
                 silent = (now - (seen.ping or seen.progress)) / 1e9
-                stream.emit("no_progress", record=action.record.to_dict(), silent_for=silent)
+                record = action.record.noticed(now / 1e9, clock.name(), silent)
+                self._link.report(action.iteration, record)
+                stream.emit("no_progress", record=record.to_dict(), silent_for=silent)
                 self._look_at_process()
-                log.warning("iteration %d: %s", action.iteration, action.record)
+                log.warning("iteration %d: %s", action.iteration, record)
             else:
-                self._kill(action)
+                self._kill(dataclasses.replace(action, record=action.record.noticed(now / 1e9, clock.name())))
 
     def _look_at_lease(self) -> None:
         until, now = self._link.lease_until, clock.monotonic_ns()
@@ -273,6 +274,7 @@ class Monitor:
         text = f"left the call{': ' if why else ''}{why}"
         rank = self._board.snapshot().rank
         record = InterruptionRecord(rank, Interruption.TERMINATED, initial_rank=self._config.rank, message=text)
+        record = record.noticed(clock.monotonic(), clock.name())
         self._finish(lambda: self._link.speak(record), self._config.termination_grace_time)
         self._at(LINGERING_NOTICE_S, lambda: self.tell(lingering=True))
 

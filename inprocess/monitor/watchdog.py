@@ -33,7 +33,7 @@ from typing import Protocol
 from inprocess.interrupt import whereabouts
 from inprocess.monitor import lease
 from inprocess.monitor.board import STACKS_BYTES, WATCHED, Board
-from inprocess.monitor.policy import LeaseWatch
+from inprocess.monitor.policy import LONGEST_SILENCE_S, LeaseWatch
 from inprocess.system.clock import monotonic
 from inprocess.system.interpreter import interpreter
 from inprocess.system.logs import get_logger
@@ -121,7 +121,8 @@ class ProgressWatchdog(threading.Thread):
 
     Args:
         board: where progress is written.
-        interval: seconds between two questions to the main thread.
+        interval: seconds between two questions to the main thread; half a second at most is waited, so that a
+            standstill is known to begin no earlier than that before the first question that gets no answer.
         monitor: its ``pidfd`` is watched; read again after each death. It is killed after ``silence`` seconds without
             life.
         on_monitor_death: called in this thread when the monitor has died; it may start a new one, and answers whether
@@ -141,7 +142,7 @@ class ProgressWatchdog(threading.Thread):
         on_silence: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(name="inprocess-watchdog", daemon=True)
-        self._board, self._interval = board, interval
+        self._board, self._interval = board, min(interval, LONGEST_SILENCE_S)
         self._monitor, self._on_monitor_death = monitor, on_monitor_death
         self._unheard, self._on_silence = unheard, on_silence
         self._silence = Silence()
@@ -165,6 +166,8 @@ class ProgressWatchdog(threading.Thread):
             if self._probe.answered():
                 self._board.stamp()
             if now >= ask_at:
+                if not self._probe.pending:
+                    self._board.ask()  # first: an answer is newer
                 self._probe.schedule()
                 ask_at = now + self._interval
                 self._look_at_monitor()

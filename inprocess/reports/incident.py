@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from inprocess.attribution import LONGEST
 from inprocess.protocol.phases import Phase
 from inprocess.reports.evidence import Evidence, gather
 from inprocess.reports.reading import Entry, Trail
@@ -13,8 +14,10 @@ from inprocess.reports.verdict import Verdict, judge
 
 __all__ = ["PHASES", "Incident", "all_incidents", "incidents"]
 
-#: parts of a restart, in order: from the fault to the interruption of the slowest rank, ...
+#: from the last sign of life until the fault was noticed; the parts of a restart in order, from then to the interruption
+#: of the slowest rank, ...; and what the function needs to its first step
 PHASES = (
+    "standstill",
     "detect",
     "abort",
     "leave",
@@ -25,6 +28,8 @@ PHASES = (
     "initialize",
     "first_step",
 )
+#: of these, what is no part of the restart
+AROUND = ("standstill", "first_step")
 #: what is in the next iteration
 _AFTERWARDS = {Phase.ASSIGN.value, Phase.START.value, Phase.INITIALIZE.value, "run", "first_step"}
 ENDED = "the job ended"
@@ -46,6 +51,8 @@ class Incident:
         steps_lost: steps that are done again: those since the last ``atomic()``, or what `LiveState` says.
         decision: ``restart``, or why the job ended.
         evidence: what the ranks and monitors said.
+        took: how long the restart took, without the standstill before and the first step after it (s): what the line of
+            the log says; None: not known.
         call: calls of wrapped functions in the process before this one.
         iteration: the one that was interrupted.
     """
@@ -61,6 +68,7 @@ class Incident:
     evidence: Evidence
     call: int = 0
     iteration: int = 0
+    took: float | None = None
 
     @property
     def sizes(self) -> str:
@@ -228,10 +236,11 @@ def _incident(cut: _Cut, number: int, window: Sequence[Entry], start: int) -> In
     evidence = gather(before, attributes.get("records"), attributes.get("stuck"), why)
     if told.kind == "restart":
         evidence.missing = _missing(cut, window)
-    fault = _fault(evidence, before)
-    phases = _phases(window, fault, cut.at)
     goes_on = told.kind == "restart"
     runs = [entry for entry in window if entry.kind == "run" and entry.at > cut.at] if goes_on else []
+    fault, noticed = _fault(before, runs)
+    phases = _phases(window, fault, noticed, cut.at)
+    parts = [seconds for name, seconds in phases.items() if name not in AROUND and seconds is not None]
     ended = {"abort": f"{ENDED}: {why}", "restart": "restart"}.get(told.kind, _without_a_decision(window))
     is_over = ended.startswith(ENDED)
     return Incident(
@@ -246,6 +255,7 @@ def _incident(cut: _Cut, number: int, window: Sequence[Entry], start: int) -> In
         evidence,
         cut.call,
         told.event.iteration - goes_on,
+        sum(parts) if parts else None,
     )
 
 
@@ -279,23 +289,35 @@ def _size(entry: Entry, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _fault(evidence: Evidence, entries: Sequence[Entry]) -> float:
-    """When it began: a rank that hangs did so long before anybody noticed."""
-    moments = []
-    for entry in entries:
-        if entry.kind in ("raised", "died", "killed", "no_progress", "interrupted", "store_lost"):
-            silent = entry.event.attributes.get("silent_for")
-            moments.append(entry.at - (float(silent) if isinstance(silent, int | float) else 0.0))
-    return min(moments, default=entries[0].at)
+def _fault(entries: Sequence[Entry], runs: Sequence[Entry]) -> tuple[float, float]:
+    """When it began, and when it was noticed: a rank that hangs did so long before.
+
+    The ranks that go on say when it was noticed, each by the record of whoever noticed it first. Where none does, it
+    was with the first event that tells of it.
+    """
+    moments = [(entry.at, _seconds(entry, "silent_for")) for entry in entries if entry.kind in _TELLING]
+    told = [(entry.at - took, _seconds(entry, "silent")) for entry in runs if (took := _seconds(entry, "took"))]
+    noticed = min((at for at, _ in told or moments), default=entries[0].at)
+    begun = min((at - silent for at, silent in [*moments, *told]), default=noticed)
+    return min(begun, noticed), noticed
 
 
-def _phases(window: Sequence[Entry], fault: float, decided: float) -> dict[str, float | None]:
+#: events that tell of a fault
+_TELLING = frozenset({"raised", "died", "killed", "no_progress", "interrupted", "store_lost"})
+
+
+def _seconds(entry: Entry, name: str) -> float:
+    value = entry.event.attributes.get(name)
+    return float(value) if isinstance(value, int | float) and 0.0 <= value < LONGEST else 0.0
+
+
+def _phases(window: Sequence[Entry], fault: float, noticed: float, decided: float) -> dict[str, float | None]:
     """Of the rank that was the last to leave the function: the others waited for it in the end round."""
     ranks: dict[int, dict[str, float]] = {}
     for entry in window:
         name = entry.event.phase if entry.kind == "phase" else entry.kind
         # the iteration that was interrupted may have begun on this rank when it had failed on another one already
-        since = decided if name in _AFTERWARDS else fault
+        since = decided if name in _AFTERWARDS else noticed
         if entry.source.is_monitor or entry.at < since:
             continue
         ranks.setdefault(entry.rank, {}).setdefault(name, entry.at)
@@ -303,11 +325,12 @@ def _phases(window: Sequence[Entry], fault: float, decided: float) -> dict[str, 
     if not whole:
         return dict.fromkeys(PHASES)
     at = max(whole.values(), key=lambda each: each[Phase.END.value])
-    interrupted = at.get("interrupted", at.get(Phase.ABORT.value, fault))
+    interrupted = at.get("interrupted", at.get(Phase.ABORT.value, noticed))
     left = at.get(Phase.FINALIZE.value, at[Phase.END.value])
     aborted = min(at.get("aborted", interrupted), left)
     moments: list[float | None] = [
         fault,
+        noticed,
         interrupted,
         aborted,
         left,

@@ -15,7 +15,7 @@ from typing import Any
 
 from inprocess.events.live_files import stale_after
 from inprocess.reports.accounting import Accounting, Loss, total
-from inprocess.reports.incident import PHASES
+from inprocess.reports.incident import AROUND, PHASES
 from inprocess.reports.verdict import CLASSES
 
 __all__ = ["BUCKETS", "METRICS", "Counters", "Family", "Histogram", "families"]
@@ -211,7 +211,7 @@ def _productive_until(rank: Live) -> float | None:
 def _restarts(losses: Iterable[Loss]) -> Iterator[float]:
     """Of those that led to another call of the function."""
     for loss in losses:
-        parts = [value for name, value in loss.phases.items() if name not in ("detect", "first_step")]
+        parts = [value for name, value in loss.phases.items() if name not in AROUND]
         known = [value for value in parts if value is not None]
         if known and len(known) == len(parts):
             yield sum(known)

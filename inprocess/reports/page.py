@@ -18,7 +18,7 @@ __all__ = ["headline", "incident_page", "index_page", "page", "safe"]
 #: of a stack, and of a text (characters)
 MAX_LINES, MAX_TEXT = 60, 1000
 #: one colour for each phase, told apart also where colours are not seen well; the numbers stand beside them
-COLOURS = ("#e69f00", "#d55e00", "#cc79a7", "#8c6bb1", "#0072b2", "#56b4e9", "#999999", "#009e73", "#b8b000")
+COLOURS = ("#d9d9d9", "#e69f00", "#d55e00", "#cc79a7", "#8c6bb1", "#0072b2", "#56b4e9", "#999999", "#009e73", "#b8b000")
 STYLE = """
 :root { --ink: #1b1f24; --soft: #57606a; --line: #d0d7de; --back: #ffffff; --panel: #f6f8fa; --bad: #b42318 }
 @media (prefers-color-scheme: dark) {
@@ -52,7 +52,8 @@ summary { cursor: pointer }
 #: lines of these are not the program's own
 _FOREIGN = ("site-packages", "/lib/python", "<frozen", "/inprocess/")
 _WHAT = {
-    "detect": "from the fault to the interruption; not in the bar",
+    "standstill": "from the last sign of life until it was noticed; not in the bar",
+    "detect": "from the fault to the interruption",
     "abort": "groups and connections are closed",
     "leave": "the function is left",
     "finalize": "finalize hook, health check",
@@ -88,7 +89,7 @@ def incident_page(incident: Incident, history: History, job: str) -> str:
         "class": f'<span class="kind">{safe(verdict.kind)}</span>',
         "how sure": f"{verdict.confidence:.0%}",
         "ranks": safe(incident.sizes).replace("-&gt;", "&rarr;"),
-        "restart": safe(_milliseconds(_restart(incident))),
+        "restart": safe(_milliseconds(incident.took)),
         "steps lost": str(incident.steps_lost),
         "host": safe(incident.host or "?", 200),
         "process": safe(str(witness.pid) if witness is not None and witness.pid else "?"),
@@ -135,7 +136,7 @@ def index_page(
         f'<tr><td class="number">{incident.number}</td><td>{_when(incident, "%H:%M:%S")}</td>'
         f'<td><a href="{folder}/{incident.number:04d}/incident.html">{safe(headline(incident), 300)}</a></td>'
         f"<td>{safe(incident.sizes).replace('-&gt;', '&rarr;')}</td>"
-        f'<td class="number">{_milliseconds(_restart(incident))}</td><td class="number">{incident.steps_lost}</td></tr>'
+        f'<td class="number">{_milliseconds(incident.took)}</td><td class="number">{incident.steps_lost}</td></tr>'
         for incident in reversed(found)
     ]
     names = safe(", ".join(job for job, _ in jobs), 300)
@@ -151,11 +152,18 @@ def index_page(
     return page("What happened", body)
 
 
+#: phases that took a smaller share of the whole are one row for each kind of fault
+WORTH_A_ROW = 0.005
+
+
 def _time(time: Accounting) -> str:
     """The parts of the whole, with what was lost by class and phase."""
     parts = [("productive", "", time.productive), ("start", "until the function was called", time.starting)]
     for kind, phases in time.lost.items():
-        parts += [(f"lost: {kind}", name, seconds) for name, seconds in phases.items()]
+        long = {name: seconds for name, seconds in phases.items() if seconds >= WORTH_A_ROW * time.seconds}
+        parts += [(f"lost: {kind}", name, seconds) for name, seconds in long.items()]
+        rest = ", ".join(name for name in phases if name not in long)
+        parts += [(f"lost: {kind}", rest, sum(phases.values()) - sum(long.values()))] if rest else []
     parts += [("repeated", f"{time.repeated_steps} steps", time.repeated), ("replacements", "waiting", time.waiting)]
     rows = [
         f'<tr><td>{safe(name)}</td><td>{safe(what)}</td><td class="number">{seconds:.2f} s</td>'
@@ -187,12 +195,6 @@ def _when(incident: Incident, form: str) -> str:
     return datetime.fromtimestamp(incident.at, timezone.utc).strftime(form)
 
 
-def _restart(incident: Incident) -> float | None:
-    """Seconds from the interruption to the first step."""
-    known = [seconds for name, seconds in incident.phases.items() if name != "detect" and seconds is not None]
-    return sum(known) if known else None
-
-
 def _milliseconds(seconds: float | None) -> str:
     if seconds is None:
         return "?"
@@ -204,13 +206,13 @@ def _list(lines: Iterable[str]) -> str:
 
 
 def _phases(incident: Incident) -> list[str]:
-    """A bar of the restart alone, since a hang is noticed after a minute, and a table of all."""
-    whole = _restart(incident)
+    """A bar of the restart and the first step, since a hang is noticed after a minute, and a table of all."""
+    whole = (incident.took or 0.0) + (incident.phases.get("first_step") or 0.0)
     colours = dict(zip(PHASES, COLOURS, strict=True))
     bar = [
         f'<span style="background:{colours[name]};flex:{seconds / whole:.4f}" title="{name}"></span>'
         for name, seconds in incident.phases.items()
-        if seconds and whole and name != "detect"
+        if seconds and whole and name != "standstill"
     ]
     rows = [
         f'<tr><td><span class="dot" style="background:{colours[name]}"></span>{name}</td>'

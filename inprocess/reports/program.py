@@ -84,12 +84,15 @@ def _line(incident: Incident) -> str:
     also = f" (also {ranges(verdict.also)})" if verdict.also else ""
     where = f" at {one_line(verdict.where, 80)}" if verdict.where else ""
     waiting = f"; rank{'s' * (len(verdict.waiting) > 1)} {ranges(verdict.waiting)} waited" if verdict.waiting else ""
-    took = sum(seconds or 0.0 for name, seconds in incident.phases.items() if name != "detect")
     lost = f"{incident.steps_lost} step{'s' * (incident.steps_lost != 1)} lost"
     return (
         f"{incident.number:>4}  {when}  {who}{also}: {verdict.kind}{where}{waiting}; "
-        f"{incident.sizes} ranks, {took * 1e3:.0f} ms, {lost} ({verdict.confidence:.0%} sure)"
+        f"{incident.sizes} ranks, {_milliseconds(incident.took)}, {lost} ({verdict.confidence:.0%} sure)"
     )
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "?" if seconds is None else f"{seconds * 1e3:.0f} ms"
 
 
 def _whole(incident: Incident, history: History) -> list[str]:

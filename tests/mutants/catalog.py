@@ -687,8 +687,8 @@ POLICY = (
     policy(
         "soft_after_suspension",
         "a rank is reported that was suspended together with its monitor",
-        "max(seen.progress, view.awake_since) + soft",
-        "seen.progress + soft",
+        "return max(asked, seen.ping, view.awake_since)",
+        "return max(asked, seen.ping)",
     ),
     policy(
         "ping_without_use", "ping() is asked for before its first use", "if seen.ping and seen.phase", "if seen.phase"

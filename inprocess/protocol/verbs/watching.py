@@ -132,4 +132,4 @@ def keep_watch(
 def lost_record(slot: int, seconds: float) -> InterruptionRecord:
     """The record for the member in this slot, whose host does not answer."""
     message = f"no heartbeat for {seconds:g} s: its host or its monitor process is gone"
-    return InterruptionRecord(slot, Interruption.UNRESPONSIVE, initial_rank=slot, message=message)
+    return InterruptionRecord(slot, Interruption.UNRESPONSIVE, initial_rank=slot, message=message, silent=seconds)
