@@ -2054,6 +2054,12 @@ NCCL = (
         "not self._counts.get(group), LIMIT",
         "True, LIMIT",
     ),
+    _in("call/user_code.py", "tests/ranks/test_batching.py")(
+        "contexts_outlive_iterations",
+        "a coalescing context is still open in the next iteration",
+        "        contexts.close()  # before the others",
+        "        # before the others",
+    ),
     batching(
         "interrupted_in_between",
         "an interruption comes after a context has begun, and before that is noted",
