@@ -2084,6 +2084,18 @@ NCCL = (
         "            self.close()  # of an earlier iteration\n",
         "            pass\n",
     ),
+    _in("interrupt/whereabouts.py", "tests/threads/test_whereabouts.py")(
+        "operators_wait",
+        "each operator of torch's is taken for a collective",
+        "_operator(frame).startswith(_FUNCTIONAL)",
+        'frame.f_code.co_name == "__call__"',
+    ),
+    _in("interrupt/whereabouts.py", "tests/threads/test_nccl_bootstrap.py")(
+        "compiled_code_waits",
+        "compiled code in its first collective is not known to wait",
+        "    if name == _OPERATORS:\n        return _operator",
+        "    if False:\n        return _operator",
+    ),
     thread_state(
         "keys_stay", "dispatch keys stay excluded", "self._put_autocast, self._dispatch.put)", "self._put_autocast)"
     ),
