@@ -38,8 +38,9 @@ _COLLECTIVE = (f"distributed{os.sep}", os.path.join("nn", "parallel", "distribut
 #: ... unless it is here: files, processes
 _NO_COLLECTIVE = (os.path.join("distributed", "checkpoint"), os.path.join("distributed", "elastic"))
 _BACKWARD = os.path.join("autograd", "graph.py")
-#: where torch calls its operators, and those among them that wait for other ranks: compiled code calls nothing else
-_OPERATORS = "_ops.py"
+#: where torch calls its operators, what that may call first, and those of them that wait for other ranks: compiled code
+#: calls nothing else
+_OPERATORS, _DISPATCH = "_ops.py", f"_library{os.sep}"
 _FUNCTIONAL = ("c10d::", "c10d_functional::", "_c10d_functional::", "_c10d_functional_autograd::")
 #: below torch: whoever is here waits for the GPU, or for what a backward pass does on other threads
 _DEVICE = (f"cuda{os.sep}", _BACKWARD)
@@ -149,7 +150,7 @@ def _below_torch(file: str) -> str:
 
 def _waits(inside: list[FrameType], asleep: bool) -> bool:
     """Whether the innermost frames wait for other ranks."""
-    frame = next(frame for frame in inside if not _is_pythons(frame.f_code.co_filename))
+    frame = next(frame for frame in inside if not _is_beside(frame.f_code.co_filename))
     name = _below_torch(frame.f_code.co_filename)
     if name == _OPERATORS or name.startswith(_COLLECTIVE):
         return _is_collective(frame, name)
@@ -159,6 +160,11 @@ def _waits(inside: list[FrameType], asleep: bool) -> bool:
         return False
     called = _names_on_line(frame)
     return (asleep and not _WAITING.isdisjoint(called)) or (_uses_gpu() and not _SYNCHRONIZING.isdisjoint(called))
+
+
+def _is_beside(file: str) -> bool:
+    """Whether what it was called by tells more."""
+    return _is_pythons(file) or _below_torch(file).startswith(_DISPATCH)
 
 
 def _uses_gpu() -> bool:

@@ -272,6 +272,22 @@ def test_an_operator_by_its_name(
     assert spot is not None and spot.waits is waits
 
 
+@pytest.mark.parametrize(("name", "waits"), [("_c10d_functional::wait_tensor", True), ("aten::add", False)])
+def test_an_operator_whose_gradient_is_prepared(monkeypatch: pytest.MonkeyPatch, name: str, waits: bool) -> None:
+    """As seen in compiled code: the operator calls a function of torch's that calls C++."""
+    made: dict[str, Any] = {}
+    line = "def autograd_impl(go): go.lock.acquire()"
+    exec(compile(line, os.path.join(TORCH, "_library/autograd.py"), "exec"), made)
+    outer = in_torch(("_ops.py", "__call__", "go.inner(go)"))
+
+    def call(go: Go) -> None:
+        vars(go).update(_name=name, inner=made["autograd_impl"])
+        outer(go)
+
+    spot = seen(monkeypatch, call, sleeps=True)
+    assert spot is not None and spot.waits is waits
+
+
 def test_an_operator_without_attributes() -> None:
     """Of a version that has them elsewhere."""
     made: dict[str, Any] = {}
