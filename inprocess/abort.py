@@ -5,7 +5,8 @@ the MonitorThread, and once more in the main thread for what the function made w
 
 `gloo` says how a pending Gloo collective is released, `nccl` what NCCL's groups need, `nccl_bootstrap` how one in the
 making is given up, `nccl_wake` why an abort of NCCL's is quick, `nccl_shutdown` why none runs beside the program's own
-shutdown, `groups` how torch forgets them all, `deferred_release` what stays until everybody has left the function.
+shutdown, `coalescing` what an exception within a batch leaves open, `groups` how torch forgets them all,
+`deferred_release` what stays until everybody has left the function.
 """
 
 from __future__ import annotations

@@ -38,6 +38,10 @@ _COLLECTIVE = (f"distributed{os.sep}", os.path.join("nn", "parallel", "distribut
 #: ... unless it is here: files, processes
 _NO_COLLECTIVE = (os.path.join("distributed", "checkpoint"), os.path.join("distributed", "elastic"))
 _BACKWARD = os.path.join("autograd", "graph.py")
+#: where torch calls its operators, what that may call first, and those of them that wait for other ranks: compiled code
+#: calls nothing else
+_OPERATORS, _DISPATCH = "_ops.py", f"_library{os.sep}"
+_FUNCTIONAL = ("c10d::", "c10d_functional::", "_c10d_functional::", "_c10d_functional_autograd::")
 #: below torch: whoever is here waits for the GPU, or for what a backward pass does on other threads
 _DEVICE = (f"cuda{os.sep}", _BACKWARD)
 #: what a user's line calls that waits in C++: for a collective's work or a store, ...
@@ -64,7 +68,28 @@ def look() -> Spot | None:
 def in_collective(frame: FrameType) -> bool:
     """Whether this is code of torch's that waits for other ranks; a backward pass may do so on other threads."""
     name = _below_torch(frame.f_code.co_filename)
-    return name.startswith((*_COLLECTIVE, _BACKWARD)) and not name.startswith(_NO_COLLECTIVE)
+    return _is_collective(frame, name) or name.startswith(_BACKWARD)
+
+
+def _is_collective(frame: FrameType, name: str) -> bool:
+    """Whether this frame, in a file of torch's of that name, is inside a collective."""
+    if name == _OPERATORS:
+        return _operator(frame).startswith(_FUNCTIONAL)
+    return name.startswith(_COLLECTIVE) and not name.startswith(_NO_COLLECTIVE)
+
+
+def _operator(frame: FrameType) -> str:
+    """The operator of torch's that is called there, such as ``_c10d_functional::all_reduce``; empty where it is none.
+
+    From its own attributes: asked for others, an operator looks for an overload of that name.
+    """
+    if frame.f_code.co_name != "__call__":
+        return ""
+    try:
+        attributes = vars(frame.f_locals[frame.f_code.co_varnames[0]])
+    except (KeyError, TypeError):  # the frame is gone meanwhile, or this is a version that has it elsewhere
+        return ""
+    return str(next((attributes[each] for each in ("_qualified_op_name", "_name") if each in attributes), ""))
 
 
 def has_left_collective() -> bool:
@@ -125,16 +150,21 @@ def _below_torch(file: str) -> str:
 
 def _waits(inside: list[FrameType], asleep: bool) -> bool:
     """Whether the innermost frames wait for other ranks."""
-    frame = next(frame for frame in inside if not _is_pythons(frame.f_code.co_filename))
+    frame = next(frame for frame in inside if not _is_beside(frame.f_code.co_filename))
     name = _below_torch(frame.f_code.co_filename)
-    if name.startswith(_COLLECTIVE):
-        return not name.startswith(_NO_COLLECTIVE)
+    if name == _OPERATORS or name.startswith(_COLLECTIVE):
+        return _is_collective(frame, name)
     if name.startswith(_DEVICE):
         return asleep or _uses_gpu()
     if frame is not inside[0] or not is_users(frame):
         return False
     called = _names_on_line(frame)
     return (asleep and not _WAITING.isdisjoint(called)) or (_uses_gpu() and not _SYNCHRONIZING.isdisjoint(called))
+
+
+def _is_beside(file: str) -> bool:
+    """Whether what it was called by tells more."""
+    return _is_pythons(file) or _below_torch(file).startswith(_DISPATCH)
 
 
 def _uses_gpu() -> bool:

@@ -2054,6 +2054,12 @@ NCCL = (
         "not self._counts.get(group), LIMIT",
         "True, LIMIT",
     ),
+    _in("call/user_code.py", "tests/ranks/test_batching.py")(
+        "contexts_outlive_iterations",
+        "a coalescing context is still open in the next iteration",
+        "        contexts.close()  # before the others",
+        "        # before the others",
+    ),
     batching(
         "interrupted_in_between",
         "an interruption comes after a context has begun, and before that is noted",
@@ -2077,6 +2083,18 @@ NCCL = (
         "what another thread has begun in an earlier iteration stays",
         "            self.close()  # of an earlier iteration\n",
         "            pass\n",
+    ),
+    _in("interrupt/whereabouts.py", "tests/threads/test_whereabouts.py")(
+        "operators_wait",
+        "each operator of torch's is taken for a collective",
+        "_operator(frame).startswith(_FUNCTIONAL)",
+        'frame.f_code.co_name == "__call__"',
+    ),
+    _in("interrupt/whereabouts.py", "tests/threads/test_nccl_bootstrap.py")(
+        "compiled_code_waits",
+        "compiled code in its first collective is not known to wait",
+        "    if name == _OPERATORS:\n        return _operator",
+        "    if False:\n        return _operator",
     ),
     thread_state(
         "keys_stay", "dispatch keys stay excluded", "self._put_autocast, self._dispatch.put)", "self._put_autocast)"

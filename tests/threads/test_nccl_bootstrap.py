@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -193,6 +194,23 @@ def test_code_that_waits_for_other_ranks(bootstrap: Bootstrap, pair: list[int], 
     """In a backward pass DistributedDataParallel may do its first collective."""
     with in_the_bootstrap("function", file):
         assert is_cut(bootstrap, pair) is waits
+
+
+def test_in_a_first_collective_of_compiled_code(bootstrap: Bootstrap, pair: list[int], monkeypatch: Patch) -> None:
+    """It calls torch's operators, and no function of torch.distributed."""
+    monkeypatch.setattr(groups, "current", lambda: [Group(1)])
+    monkeypatch.setattr(nccl, "is_used_by", lambda group: True)
+    call: Any = standins.inside_torch("__call__", "../_ops.py")
+
+    class Operator:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __call__(self) -> bool:
+            return is_cut(bootstrap, pair)
+
+    assert not call(Operator("aten::add"))
+    assert call(Operator("_c10d_functional::all_reduce"))
 
 
 # --- what is ended ------------------------------------------------------------------------------------------------

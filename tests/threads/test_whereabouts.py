@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from inprocess.interrupt import whereabouts
@@ -200,3 +202,96 @@ def test_an_error_that_came_out_of_a_collective(
         release.set()
         thread.join()
     assert not whereabouts.has_left_collective()
+
+
+# --- operators, as compiled code calls them -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overload", [True, False])
+def test_a_functional_collective(monkeypatch: pytest.MonkeyPatch, groups: list[Any], overload: bool) -> None:
+    """Of Gloo, whose peer comes late: the innermost frame is where torch calls its operators."""
+    name, kind = "a group", dist.ProcessGroup
+    group = kind(dist.HashStore(), 0, 2)
+    group._set_default_backend(kind.BackendType.GLOO)
+    group._register_backend(torch.device("cpu"), kind.BackendType.GLOO, groups[0])
+    torch._C._distributed_c10d._register_process_group(name, group)
+    operator = torch.ops._c10d_functional.all_reduce
+    called = operator.default if overload else operator
+    over = threading.Event()
+
+    def reduce(rank: int, name: str) -> None:
+        result = called(torch.ones(2), "sum", name)
+        torch.ops._c10d_functional.wait_tensor(result)
+        over.set()
+
+    thread = threading.Thread(target=reduce, args=(0, name))
+    monkeypatch.setattr(whereabouts.threading, "main_thread", lambda: thread)
+    thread.start()
+    try:
+        while not _is_in(thread, "_ops.py"):
+            assert not over.is_set()
+            time.sleep(0.001)
+        frame = sys._current_frames()[thread.ident or 0]
+        assert whereabouts.in_collective(frame)
+        spot = whereabouts.look()
+        assert spot is not None and spot.waits
+        assert "in reduce" in spot.where
+        groups[1].allreduce([torch.ones(2)]).wait()
+    finally:
+        thread.join(30)
+        torch._C._distributed_c10d._unregister_process_group(name)
+    assert over.is_set()
+
+
+def _is_in(thread: threading.Thread, file: str) -> bool:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and frame.f_code.co_filename == os.path.join(TORCH, file)
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes", "waits"),
+    [
+        ("__call__", {"_name": "_c10d_functional::all_reduce"}, True),
+        ("__call__", {"_qualified_op_name": "c10d::allreduce_"}, True),
+        ("__call__", {"_name": "aten::add"}, False),
+        ("__call__", {"_name": "mine::c10d"}, False),
+        ("__call__", {}, False),
+        ("decompose", {"_name": "_c10d_functional::all_reduce"}, False),
+    ],
+)
+def test_an_operator_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, attributes: dict[str, str], waits: bool
+) -> None:
+    function = in_torch(("_ops.py", name, "lock.acquire()"))
+
+    def call(go: Go) -> None:
+        vars(go).update(attributes)
+        function(go)
+
+    spot = seen(monkeypatch, call, sleeps=True)
+    assert spot is not None and spot.waits is waits
+
+
+@pytest.mark.parametrize(("name", "waits"), [("_c10d_functional::wait_tensor", True), ("aten::add", False)])
+def test_an_operator_whose_gradient_is_prepared(monkeypatch: pytest.MonkeyPatch, name: str, waits: bool) -> None:
+    """As seen in compiled code: the operator calls a function of torch's that calls C++."""
+    made: dict[str, Any] = {}
+    line = "def autograd_impl(go): go.lock.acquire()"
+    exec(compile(line, os.path.join(TORCH, "_library/autograd.py"), "exec"), made)
+    outer = in_torch(("_ops.py", "__call__", "go.inner(go)"))
+
+    def call(go: Go) -> None:
+        vars(go).update(_name=name, inner=made["autograd_impl"])
+        outer(go)
+
+    spot = seen(monkeypatch, call, sleeps=True)
+    assert spot is not None and spot.waits is waits
+
+
+def test_an_operator_without_attributes() -> None:
+    """Of a version that has them elsewhere."""
+    made: dict[str, Any] = {}
+    line = "def __call__(self):\n    return check()\n"
+    exec(compile(line, os.path.join(TORCH, "_ops.py"), "exec"), made)
+    made["check"] = lambda: whereabouts.in_collective(sys._getframe().f_back)  # type: ignore[arg-type]
+    assert made["__call__"](object()) is False
