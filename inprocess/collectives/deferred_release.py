@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import operator
 import os
 import socket
@@ -233,7 +232,9 @@ class _Results:
             return
         try:
             # a model in DistributedDataParallel imports it later, inside the function
-            self._kind = importlib.import_module("torch.distributed._functional_collectives").AsyncCollectiveTensor
+            from torch.distributed._functional_collectives import AsyncCollectiveTensor  # noqa: PLC0415
+
+            self._kind = AsyncCollectiveTensor
             self._make = vars(self._kind)["__new__"]
         except Exception as error:  # torch without torch.distributed, or it keeps them elsewhere
             log.debug("functional collectives are not noted: %s", in_words(error))

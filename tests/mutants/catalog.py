@@ -2424,8 +2424,8 @@ REPORTS = (
     reports(
         "since_it_was_noticed",
         "a hang begins when it is noticed",
-        "(float(silent) if isinstance(silent, int | float) else 0.0)",
-        "0.0",
+        "begun = min((at - silent for at, silent in [*moments, *told]), default=noticed)",
+        "begun = noticed",
     ),
     reports(
         "half_a_line_ends_it",

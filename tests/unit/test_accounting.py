@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from inprocess.reports import program, writer
-from inprocess.reports.accounting import OTHER, Accounting, account, merge, total
+from inprocess.reports.accounting import OTHER, Accounting, Loss, account, merge, total
 from inprocess.reports.incident import all_incidents
+from inprocess.reports.page import _time
 from inprocess.reports.reading import read
 
 from .test_reports import Written, record, restart
@@ -210,3 +212,14 @@ def test_the_page_of_all_incidents_has_it(write: Written, tmp_path: Path) -> Non
     writer.write(str(tmp_path))
     page = (tmp_path / "index.html").read_text()
     assert "Where the time went" in page and "lost: oom" in page and "45.4%" in page
+
+
+def test_phases_that_took_next_to_nothing_are_one_row_for_each_kind() -> None:
+    phases = {"abort": 0.4, "detect": 0.001, "leave": 0.002, "end_round": 0.003}
+    losses = [Loss(1, "oom", 0.406, 0.0, 0.0, 9, 0, phases), Loss(2, "hang", 0.002, 0.0, 0.0, 9, 0, {"leave": 0.002})]
+    table = _time(Accounting("job", 0.0, 1.0, 10.0, tuple(losses)))
+    assert re.findall(r"lost: (\w+)</td><td>([\w, ]+)</td>", table) == [
+        ("oom", "abort"),
+        ("oom", "detect, leave, end_round"),
+        ("hang", "leave"),
+    ]

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "inprocess"
 FILES = sorted(PACKAGE.rglob("*.py"))
 #: most files in the root, `py.typed` aside, and most lines of a file
-ROOT_FILES, LINES = 26, 450
+ROOT_FILES, LINES = 26, 800
 #: modules of the root that keep public names importable, and nothing more; the package itself imports what they name
 FACES = {"etcd_store", "learned", "monitor_process", "monitor_thread", "progress_watchdog", "run", "store", "watch"}
 #: no clock, socket, thread, torch

@@ -105,6 +105,35 @@ def test_a_lease_ends_before_the_others_lose_patience() -> None:
     assert 0 < Timeouts.of(60, 90, heartbeat_timeout=30).lease < 30 * S
 
 
+def reported_at(stands_still: int, questions: range, pace: int, blocked: bool = False) -> int:
+    """When a rank is reported that does not run any more from one moment on, with a watchdog that asks at `questions`.
+
+    ``blocked``: the interpreter lock is held from that moment, and the watchdog does not run either. In ns.
+    """
+    answered = max(moment for moment in questions if moment <= stands_still)
+    asked = [moment for moment in questions if not blocked and moment > stands_still]
+    knows = view(limits=Timeouts.of(2, 90, 30, pace / S))
+    moment = policy.wake_at(seen(progress=answered, question=answered), knows)
+    assert moment is not None
+    return max([moment, *(asked[:1] and [asked[0] + 2 * S])])
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+def test_a_standstill_is_reported_neither_early_nor_late(blocked: bool) -> None:
+    """After soft_timeout, and at most half a second later, wherever it begins between two questions."""
+    pace = S // 2
+    for begin in range(10 * S, 11 * S, S // 40):
+        late = reported_at(begin, range(5 * S, 20 * S, pace), pace, blocked) - begin - 2 * S
+        assert 0 <= late <= pace
+
+
+def test_from_a_question_without_an_answer_on() -> None:
+    knows = view(limits=Timeouts.of(60, 90, 30, 0.5))
+    assert policy.wake_at(seen(progress=10 * S, question=10 * S + S // 5), knows) == 70 * S + S // 5
+    assert policy.wake_at(seen(progress=10 * S, question=9 * S), knows) == 70 * S + S // 2
+    assert policy.wake_at(seen(progress=10 * S, ping=11 * S), knows) == 71 * S  # what it shows by hand counts, too
+
+
 def test_soft_and_hard_may_be_due_together() -> None:
     assert at(90) == [HARD, SOFT]
 

@@ -253,6 +253,7 @@ def test_phases_and_steps(write: Written, tmp_path: Path) -> None:
     phases = {name: round(seconds * 1e3, 1) for name, seconds in incident.phases.items()}
     assert list(phases) == list(PHASES)
     assert phases == {
+        "standstill": 0.0,
         "detect": 1.0,
         "abort": 1.0,
         "leave": 2.0,
@@ -263,6 +264,7 @@ def test_phases_and_steps(write: Written, tmp_path: Path) -> None:
         "initialize": 1.0,
         "first_step": 1.9,
     }
+    assert incident.took == pytest.approx(sum(phases.values()) / 1e3 - 0.0019)
     assert (incident.before, incident.after, incident.steps_lost) == (2, 2, 4)
 
 
