@@ -32,8 +32,8 @@ KINDS = {
     "call": "A call of a wrapped function begins: `function`, `world_size`, `pid`.",
     "phase": "The rank enters the phase `phase`; `after`: what ended the one before.",
     "run": "The function is about to be called: `world_size`, `before` (with how many active ranks the iteration ended "
-    "that was interrupted; 0: none was), `reserve`; after a restart `took` (seconds since its fault was noticed) and `silent` (seconds of "
-    "standstill before that).",
+    "that was interrupted; 0: none was), `reserve`; after a restart `took` (seconds since its fault was noticed) and "
+    "`silent` (seconds of standstill before that).",
     "first_step": "The first `ping()` of the iteration.",
     "raised": "The function raised: `message`, `where`, `pings`, `lines` of the traceback, outermost first.",
     "interrupted": "The rank learned that the iteration is over: `cause`, the first record that was made.",

@@ -41,6 +41,7 @@ _BACKWARD = os.path.join("autograd", "graph.py")
 #: where torch calls its operators, what that may call first, and those of them that wait for other ranks: compiled code
 #: calls nothing else
 _OPERATORS, _DISPATCH = "_ops.py", f"_library{os.sep}"
+_CALLS = frozenset({"__call__", "redispatch"})
 _FUNCTIONAL = ("c10d::", "c10d_functional::", "_c10d_functional::", "_c10d_functional_autograd::")
 #: below torch: whoever is here waits for the GPU, or for what a backward pass does on other threads
 _DEVICE = (f"cuda{os.sep}", _BACKWARD)
@@ -83,7 +84,7 @@ def _operator(frame: FrameType) -> str:
 
     From its own attributes: asked for others, an operator looks for an overload of that name.
     """
-    if frame.f_code.co_name != "__call__":
+    if frame.f_code.co_name not in _CALLS:
         return ""
     try:
         attributes = vars(frame.f_locals[frame.f_code.co_varnames[0]])

@@ -14,8 +14,8 @@ from inprocess.reports.verdict import Verdict, judge
 
 __all__ = ["PHASES", "Incident", "all_incidents", "incidents"]
 
-#: from the last sign of life until the fault was noticed; the parts of a restart in order, from then to the interruption
-#: of the slowest rank, ...; and what the function needs to its first step
+#: from the last sign of life until the fault was noticed; the parts of a restart in order, the first from then to the
+#: interruption of the slowest rank; and what the function needs to its first step
 PHASES = (
     "standstill",
     "detect",
