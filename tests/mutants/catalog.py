@@ -685,6 +685,36 @@ POLICY = (
         "interrupted:",
     ),
     policy(
+        "a_stamp_is_the_last_progress",
+        "a standstill counts from a stamp that is older than it, so it is reported early",
+        "seen.progress + view.limits.pace",
+        "seen.progress",
+    ),
+    policy(
+        "questions_do_not_count",
+        "a question without an answer says nothing, so a standstill is reported late",
+        "seen.question if seen.question > seen.progress else seen.progress",
+        "seen.progress",
+    ),
+    _in("monitor/watchdog.py", "tests/threads/test_watchdog.py")(
+        "a_question_is_not_noted",
+        "nobody knows from when on the main thread does not run",
+        "                    self._board.ask()  # first: an answer is newer\n",
+        "                    pass\n",
+    ),
+    _in("call/fault.py", "tests/unit/test_fault.py")(
+        "any_clock_will_do",
+        "a restart is counted by another host's clock",
+        "if clock and record.clock == clock and 0.0",
+        "if 0.0",
+    ),
+    _in("call/fault.py", "tests/unit/test_fault.py")(
+        "the_pause_counts",
+        "a restart that waited on purpose says that it took so long",
+        "            self._begin(self.at + seconds, self._last + seconds)\n",
+        "            pass\n",
+    ),
+    policy(
         "soft_after_suspension",
         "a rank is reported that was suspended together with its monitor",
         "return max(asked, seen.ping, view.awake_since)",

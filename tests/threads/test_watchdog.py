@@ -75,6 +75,35 @@ def test_it_stamps_while_the_main_thread_runs(board: Board) -> None:
     watchdog.stop()
 
 
+def test_a_question_without_an_answer_is_newer_than_the_stamp(board: Board) -> None:
+    """So it is known from when on the main thread has not run; while it runs, each question is answered."""
+    watchdog = ProgressWatchdog(board, 0.01)
+    watchdog.start()
+    stamps(board, 3)
+    lock = threading.Lock()
+    lock.acquire()
+    stayed: list[bool] = []
+
+    def look() -> None:
+        """Until one question stays without an answer for several intervals, which are no further questions."""
+        end, since, question = clock.monotonic() + SOON, clock.monotonic(), 0
+        while clock.monotonic() - since < 0.1 and clock.monotonic() < end:
+            found = board.snapshot()
+            if found.question != question or found.question <= found.progress:
+                since, question = clock.monotonic(), found.question
+            os.sched_yield()
+        stayed.append(clock.monotonic() < end)
+        lock.release()
+
+    other = threading.Thread(target=look)
+    other.start()
+    lock.acquire()  # in C, where no pending call runs
+    other.join()
+    assert stayed == [True]
+    spin_until(lambda: board.snapshot().progress > board.snapshot().question)
+    watchdog.stop()
+
+
 def test_it_does_not_stamp_while_the_main_thread_is_in_c_code(board: Board) -> None:
     watchdog = ProgressWatchdog(board, 0.01)
     watchdog.start()
