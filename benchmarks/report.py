@@ -26,7 +26,7 @@ Results = Mapping[str, Any]
 
 #: what the tables show of each script, with its heading
 COLUMNS = {
-    "restart": {"entry": "to the entry, ms", "reduced": "to the first all-reduce, ms"},
+    "restart": {"entry": "to the entry, ms", "reduced": "to the first all-reduce (in a training: step), ms"},
     "idle": {
         "percent": "CPU, % of a core",
         "main_percent": "of which training process",
@@ -244,7 +244,8 @@ def picture(results: Results, path: Path) -> None:
 
 
 def _draw_phases(axes: Any, results: Results) -> None:
-    shown = [found for case in CASES if "4 ranks" in case.label or "rank 1, in" in case.label
+    wanted = ("4 ranks", "rank 1, in", "rank 1 in a training")
+    shown = [found for case in CASES if any(part in case.label for part in wanted)
              if (found := _phases_of(results, case))][::-1]  # fmt: skip
     left = [0.0] * len(shown)
     labels = [label.replace("`", "") for label, _ in shown]
