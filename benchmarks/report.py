@@ -214,19 +214,26 @@ def quotes(results: Results) -> list[str]:
     ]
 
 
-def write(results: Results, folder: Path) -> None:
-    """Tables and picture for the documentation."""
+def write(results: Results, folder: Path, more: Sequence[str] = (), where: str = "") -> None:
+    """Tables and picture for the documentation; ``more``, ``where``: see `write_summary`."""
     folder.mkdir(exist_ok=True)
     (folder / "tables.md").write_text(tables(results))
+    write_summary(results, folder, more, where)
+    if any(_phases_of(results, case) for case in CASES):
+        picture(results, folder / "restart.svg")
+
+
+def write_summary(results: Results, folder: Path, more: Sequence[str] = (), where: str = "") -> None:
+    """``more``: sentences from a training, and ``where`` these were measured."""
     try:
         lines = quotes(results)
     except KeyError as missing:
         print(f"no summary: {missing} was not measured")
-    else:
-        where = ", ".join(f"{name} {value}" for name, value in results["machine"].items())
-        (folder / "summary.md").write_text("\n".join(f"* {line}" for line in lines) + f"\n\nMeasured: {where}.\n")
-    if any(_phases_of(results, case) for case in CASES):
-        picture(results, folder / "restart.svg")
+        return
+    here = ", ".join(f"{name} {value}" for name, value in results["machine"].items())
+    measured = f"Measured: {here}." + (f" In a training: {where}." if more else "")
+    text = "\n".join(f"* {line}" for line in [*more, *lines])
+    (folder / "summary.md").write_text(f"{text}\n\n{measured}\n")
 
 
 def picture(results: Results, path: Path) -> None:
