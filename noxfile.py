@@ -80,6 +80,7 @@ def bench(session: nox.Session) -> None:
     """Long: restarts and costs beside other libraries, each in an environment of its own; see docs/performance.md."""
     install(session, "-e", ".[bench]")
     session.run("python", "-m", "benchmarks", *session.posargs)
+    session.run("python", "-m", "benchmarks.training", "--write")
     session.run("python", "-m", "benchmarks.live")
     session.run("python", "-m", "benchmarks.tails")
 

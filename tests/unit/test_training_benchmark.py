@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import pictures, report, training, training_report
+from benchmarks.job import here
 from benchmarks.plan import CASES, OURS
 from benchmarks.training_report import HERE
 
@@ -173,7 +174,7 @@ def test_a_checkout_is_named_by_its_path(tmp_path: Path) -> None:
     (tmp_path / "inprocess/__init__.py").write_text("")
     with training.checkout(str(tmp_path)) as root:
         assert (root / "inprocess").resolve() == tmp_path / "inprocess"
-        assert (root / "benchmarks").resolve() == training.here() / "benchmarks"
+        assert (root / "benchmarks").resolve() == here() / "benchmarks"
     assert not root.exists()
     assert (tmp_path / "inprocess/__init__.py").exists()
 
