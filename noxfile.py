@@ -80,6 +80,8 @@ def bench(session: nox.Session) -> None:
     """Long: restarts and costs beside other libraries, each in an environment of its own; see docs/performance.md."""
     install(session, "-e", ".[bench]")
     session.run("python", "-m", "benchmarks", *session.posargs)
+    # the last revision that looked at all objects: docs/performance.md tells of it
+    session.run("python", "-m", "benchmarks.training", "--write", "--against", "24a0874")
     session.run("python", "-m", "benchmarks.live")
     session.run("python", "-m", "benchmarks.tails")
 

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks import peers, report
+from benchmarks import peers, report, training_report
 from benchmarks.job import ENVIRONMENT, here
 from benchmarks.plan import CASES, GOODPUT, HANG, Case, Contender
 
@@ -137,7 +137,8 @@ def main() -> None:
     finally:
         scripts.close()
     print(report.tables(results))
-    report.write(results, options.tables)
+    kept = training_report.read()
+    report.write(results, options.tables, training_report.quotes(kept), training_report.where(kept))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ same files.
     python -m benchmarks.pictures            draws them anew, into docs/pictures
     python -m benchmarks.pictures --record   first runs the example of the README, and keeps what it prints
 
-`restart-light.svg` and `restart-dark.svg` show one restart to scale, from benchmarks/results.json. `terminal.svg` shows
-`terminal.txt`, which is what the example printed. No scripts, fonts or images from elsewhere, as GitHub wants it.
+`restart-light.svg` and `restart-dark.svg` show one restart to scale, from benchmarks/results.json, and say below how
+long one takes in a training, from benchmarks/training.json. `terminal.svg` shows `terminal.txt`, which is what the
+example printed. No scripts, fonts or images from elsewhere, as GitHub wants it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-from benchmarks import report
+from benchmarks import report, training_report
 from benchmarks.plan import OURS
 
 ROOT = Path(__file__).parents[1]
@@ -52,8 +53,8 @@ SANS = "-apple-system, 'Segoe UI', 'Noto Sans', Helvetica, Arial, sans-serif"
 SCALE, LANE, TOP, ZERO, BEFORE, AFTER = 17.5, 34, 74, 226, 8, 11
 
 
-def restart(results: Mapping[str, Any], colors: Mapping[str, str]) -> str:
-    """One restart as lanes of ranks over time."""
+def restart(results: Mapping[str, Any], colors: Mapping[str, str], below: str = "") -> str:
+    """One restart as lanes of ranks over time; ``below``: a last line."""
     entry = results["cases"][CASE][OURS.name]
     ends = [0.0, *itertools.accumulate(sum(entry["phases"][phase] for phase in PARTS[part]) for part in PARTS)]
     total = f"{report.median(entry, 'entry'):.0f}"
@@ -66,7 +67,9 @@ def restart(results: Mapping[str, Any], colors: Mapping[str, str]) -> str:
         *itertools.chain.from_iterable(lanes),
         *_parts(ends, bottom, colors),
     ]
-    return _svg(right + 16, bottom + 66, text, body)
+    if below:
+        body.append(_text(16, bottom + 76, below, colors["faint"], size=14))
+    return _svg(right + 16, bottom + (92 if below else 66), text, body)
 
 
 def _lane(rank: int, ends: list[float], right: float, colors: Mapping[str, str]) -> Iterator[str]:
@@ -200,11 +203,17 @@ def without_tracebacks(lines: Iterable[str]) -> Iterator[str]:
 def pictures() -> dict[Path, str]:
     """All of them, with what is to be in them."""
     results = json.loads((ROOT / "benchmarks/results.json").read_text())
+    below = training_report.caption(training_report.read())
     return {
-        FOLDER / "restart-light.svg": restart(results, LIGHT),
-        FOLDER / "restart-dark.svg": restart(results, DARK),
+        FOLDER / "restart-light.svg": restart(results, LIGHT, below),
+        FOLDER / "restart-dark.svg": restart(results, DARK, below),
         FOLDER / "terminal.svg": terminal(RECORDING.read_text()),
     }
+
+
+def write() -> None:
+    for path, text in pictures().items():
+        path.write_text(text)
 
 
 def main() -> None:
@@ -212,8 +221,7 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="run the example, and keep what it prints")
     if parser.parse_args().record:
         RECORDING.write_text(record())
-    for path, text in pictures().items():
-        path.write_text(text)
+    write()
 
 
 if __name__ == "__main__":

@@ -63,6 +63,9 @@ WAITS = {
     "sleep": "`time.sleep`",
     "queue": "`queue.get`",
 }
+#: the same where the function is a training
+TRAINING = "--body training"
+TRAINING_WAITS = {"loop": "forward passes", "allreduce": "the backward pass"}
 
 
 def exceptions() -> list[Case]:
@@ -77,6 +80,13 @@ def exceptions() -> list[Case]:
             arguments = f"--world-size {size} --fault raise --where {where} --limit {HANG}"
             label = f"{size} ranks, in {words}"
             cases.append(Case("restart_exception", label, "restart", arguments, targets, contenders, stuck))
+    for size in (2, 4):
+        for where, words in TRAINING_WAITS.items():
+            contenders = (OURS, *PEERS, TORCHRUN) if (size, where) == (4, "loop") else (OURS,)
+            arguments = f"{TRAINING} --world-size {size} --fault raise --where {where} --limit {HANG}"
+            label = f"{size} ranks in a training, in {words}"
+            targets = {"entry": 25.0} if size == 2 else {}
+            cases.append(Case("restart_exception", label, "restart", arguments, targets, contenders))
     return cases
 
 
@@ -102,11 +112,15 @@ KILLS = [
     _kill("SIGSTOP of rank 1, released, in a Python loop", "--fault release --where loop"),
     _kill("SIGSTOP of rank 1 for ever, in an all-reduce", "--fault stop --where allreduce", (OURS,), PEERS),
     _kill("rank 1 hangs with the GIL held, in an all-reduce", "--fault gil --where allreduce", (OURS,), PEERS),
+    *(_kill(f"SIGKILL of rank {rank} in a training, in the backward pass",
+            f"{TRAINING} --fault kill --victim {rank} --where allreduce") for rank in (0, 1)),
 ]  # fmt: skip
 
 OTHERS = [
     Case("restart_hot_spare", "1 of 3 active ranks killed, 1 spare, in an all-reduce", "restart",
          f"--spares 1 --fault kill --where allreduce --limit {HANG}", {"entry": 60.0}, (OURS, *PEERS)),
+    Case("restart_hot_spare", "1 of 3 active ranks killed in a training, 1 spare, in the backward pass", "restart",
+         f"{TRAINING} --spares 1 --fault kill --where allreduce --limit {HANG}", {"entry": 60.0}),
     Case("steady_state", "idle rank", "idle", "", {"percent": 0.2}, (OURS, NVRX)),
     Case("steady_state", "2 ms step with ping() and atomic()", "step", "", {"median_percent": 0.5},
          (OURS, NVRX, PLAIN)),

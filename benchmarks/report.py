@@ -26,7 +26,7 @@ Results = Mapping[str, Any]
 
 #: what the tables show of each script, with its heading
 COLUMNS = {
-    "restart": {"entry": "to the entry, ms", "reduced": "to the first all-reduce, ms"},
+    "restart": {"entry": "to the entry, ms", "reduced": "to the first all-reduce (in a training: step), ms"},
     "idle": {
         "percent": "CPU, % of a core",
         "main_percent": "of which training process",
@@ -214,19 +214,26 @@ def quotes(results: Results) -> list[str]:
     ]
 
 
-def write(results: Results, folder: Path) -> None:
-    """Tables and picture for the documentation."""
+def write(results: Results, folder: Path, more: Sequence[str] = (), where: str = "") -> None:
+    """Tables and picture for the documentation; ``more``, ``where``: see `write_summary`."""
     folder.mkdir(exist_ok=True)
     (folder / "tables.md").write_text(tables(results))
+    write_summary(results, folder, more, where)
+    if any(_phases_of(results, case) for case in CASES):
+        picture(results, folder / "restart.svg")
+
+
+def write_summary(results: Results, folder: Path, more: Sequence[str] = (), where: str = "") -> None:
+    """``more``: sentences from a training, and ``where`` these were measured."""
     try:
         lines = quotes(results)
     except KeyError as missing:
         print(f"no summary: {missing} was not measured")
-    else:
-        where = ", ".join(f"{name} {value}" for name, value in results["machine"].items())
-        (folder / "summary.md").write_text("\n".join(f"* {line}" for line in lines) + f"\n\nMeasured: {where}.\n")
-    if any(_phases_of(results, case) for case in CASES):
-        picture(results, folder / "restart.svg")
+        return
+    here = ", ".join(f"{name} {value}" for name, value in results["machine"].items())
+    measured = f"Measured: {here}." + (f" In a training: {where}." if more else "")
+    text = "\n".join(f"* {line}" for line in [*more, *lines])
+    (folder / "summary.md").write_text(f"{text}\n\n{measured}\n")
 
 
 def picture(results: Results, path: Path) -> None:
@@ -244,7 +251,8 @@ def picture(results: Results, path: Path) -> None:
 
 
 def _draw_phases(axes: Any, results: Results) -> None:
-    shown = [found for case in CASES if "4 ranks" in case.label or "rank 1, in" in case.label
+    wanted = ("4 ranks", "rank 1, in", "rank 1 in a training")
+    shown = [found for case in CASES if any(part in case.label for part in wanted)
              if (found := _phases_of(results, case))][::-1]  # fmt: skip
     left = [0.0] * len(shown)
     labels = [label.replace("`", "") for label, _ in shown]

@@ -2,6 +2,9 @@
 
 ``python -m benchmarks.restart --library inprocess --fault raise --where allreduce`` prints one line of JSON. Times are
 in milliseconds; the phases of the restart, as the last rank went through them, add up to the whole.
+
+With ``--body training`` the function is a training, in a process with a million objects (``benchmarks.work``). Its
+first optimizer step then stands for the new group's all-reduce, and the others wait in the backward pass of a step.
 """
 
 from __future__ import annotations
@@ -24,9 +27,11 @@ import torch.distributed as dist
 from benchmarks import libraries
 from benchmarks.job import Job, Mark, free_port, last, mark, output
 from benchmarks.plan import PHASES
+from benchmarks.work import OBJECTS, Training, heap
 
 FAULTS = ("raise", "kill", "host", "stop", "release", "gil")
 WHERE = ("loop", "allreduce", "sleep", "queue")
+BODIES = ("empty", "training")
 #: the others have certainly begun to wait (seconds)
 SETTLE = 0.3
 #: how long the others wait in sleep and queue (seconds)
@@ -42,7 +47,7 @@ TIMEOUTS = {
     "progress_watchdog_interval": 0.1,
 }
 #: options that make a case of their own
-CASE = ("library", "setting", "world_size", "spares", "fault", "where", "victim")
+CASE = ("library", "setting", "world_size", "spares", "fault", "where", "victim", "body")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -52,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--fault", choices=FAULTS, default="raise")
     parser.add_argument("--where", choices=WHERE, default="loop", help="what the others do meanwhile")
     parser.add_argument("--victim", type=int, default=1)
+    parser.add_argument("--body", choices=BODIES, default="empty", help="what the function does")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds until the attempt is given up")
     parser.add_argument("--serve", action="store_true", help="measure once for every line of arguments on stdin")
     parser.add_argument("--in-rank", action="store_true", help=argparse.SUPPRESS)
@@ -73,6 +79,7 @@ def main(options: argparse.Namespace, rank: int) -> None:
     """A rank's life under a library that restarts inside the process."""
     timed = options.fault in ("stop", "release", "gil", "host")
     active = options.world_size - options.spares if options.spares else 0
+    kept = before(options.body)
     train = libraries.wrap(
         options.library,
         options.setting,
@@ -83,21 +90,79 @@ def main(options: argparse.Namespace, rank: int) -> None:
     )
     mark("call", rank, 0)
     train()
+    del kept
+
+
+def before(kind: str) -> object:
+    """What the program does before the call; the caller keeps what it answers."""
+    if kind == "empty":
+        return None
+    torch.set_num_threads(1)
+    return heap(OBJECTS)
 
 
 def body(options: argparse.Namespace, rank: int, iteration: int) -> None:
     """The function that is restarted."""
     mark("entry", rank, iteration)
     libraries.init_process_group(options.library, iteration)
-    number = torch.ones(1)
-    dist.all_reduce(number)
+    work = Steps() if options.body == "training" else Empty()
+    work.first()
     mark("reduced", rank, iteration)
     if iteration == 0:
+        work.second()
         if rank == options.victim:
             time.sleep(SETTLE)
             fail(options.fault, rank)
-        idle(options.where, number)
+        idle(options.where, work)
+    del work  # before the group: as its last owner a model would end it with Python's lock held
     dist.destroy_process_group()
+
+
+class Empty:
+    """A function that does nothing."""
+
+    def __init__(self) -> None:
+        self._number = torch.ones(1)
+
+    def first(self) -> None:
+        """Something that takes all ranks."""
+        dist.all_reduce(self._number)
+
+    def second(self) -> None:
+        """What all ranks do before the fault."""
+
+    def compute(self) -> None:
+        """Without the other ranks, for ever."""
+        while True:
+            pass
+
+    def wait(self) -> None:
+        """For the rank that fails."""
+        dist.all_reduce(self._number)
+
+
+class Steps:
+    """A training: a step, and another one that stops between its forward and its backward pass."""
+
+    def __init__(self) -> None:
+        self._training = Training(torch.device("cpu"))
+        self._batches = self._training.batches()
+
+    def first(self) -> None:
+        self._training.learn(self._training.loss(next(self._batches)))
+
+    def second(self) -> None:
+        self._words = next(self._batches)
+        # its forward pass is a collective, since DistributedDataParallel arranges its buckets anew: nobody may miss it
+        self._loss = self._training.loss(self._words)
+
+    def compute(self) -> None:
+        with torch.no_grad():  # as in an evaluation: there are no collectives
+            while True:
+                self._training.loss(self._words)
+
+    def wait(self) -> None:
+        self._training.learn(self._loss)
 
 
 def fail(fault: str, rank: int) -> None:
@@ -113,11 +178,11 @@ def fail(fault: str, rank: int) -> None:
     time.sleep(LONG)  # a stopped rank that was released goes on here
 
 
-def idle(where: str, number: torch.Tensor) -> None:
-    while where == "loop":
-        pass
-    if where == "allreduce":
-        dist.all_reduce(number)
+def idle(where: str, work: Empty | Steps) -> None:
+    if where == "loop":
+        work.compute()
+    elif where == "allreduce":
+        work.wait()
     elif where == "sleep":
         time.sleep(LONG)
     else:
@@ -229,8 +294,10 @@ def run() -> None:
             output(**measure(parsed(shlex.split(line))))
     elif options.in_rank:
         rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        kept = before(options.body)
         mark("call", rank, attempt)
         body(options, rank, attempt)
+        del kept
     else:
         output(**measure(options))
 

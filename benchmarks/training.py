@@ -6,7 +6,8 @@ all-reduce, in processes without these objects. Times are from the fault to the 
 to the end of its first optimizer step (for the empty function: of its first all-reduce). The first restart of a job
 is told apart from later ones, since faults are rare: the first is what users get.
 
-``--against`` measures another revision, or another checkout, in turn with this one.
+``--against`` measures another revision, or another checkout, in turn with this one. ``--write`` keeps what was found in
+``benchmarks/training.json``, and renews the pages and pictures that quote it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,12 @@ import contextlib
 import inspect
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -31,14 +31,15 @@ import torch
 import torch.distributed as dist
 
 import inprocess
-from benchmarks import report
+from benchmarks import pictures, training_report
+from benchmarks.__main__ import machine
 from benchmarks.gpu.place import WITHOUT_CUDA, Place
 from benchmarks.job import ENVIRONMENT, Job, free_port, here, last, mark
 from benchmarks.restart import explain, in_ms
+from benchmarks.training_report import BODIES, HERE
 from benchmarks.work import OBJECTS, Training, heap
 
 WORLD_SIZE, VICTIM = 2, 1
-BODIES = ("training", "empty")
 #: jobs of each kind and revision, and restarts in each
 JOBS, RESTARTS = 10, 6
 QUICK_JOBS, QUICK_RESTARTS = 4, 4
@@ -50,7 +51,6 @@ STEPS = 3
 SETTLE = 0.1
 #: seconds for one job
 LIMIT = 60.0
-HERE = "this tree"
 
 
 # --- inside a rank ------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Rank:
 def measure(request: Request) -> dict[str, Any]:
     """Run one job: for each of its restarts what was measured (ms), and why there is nothing where it failed."""
     everybody = set(range(WORLD_SIZE))
-    found: list[dict[str, float]] = []
+    found: list[dict[str, Any]] = []
     with Job(WORLD_SIZE) as job:
         job.start(lambda rank: Rank(request, rank).run(), free_port())
         ended = job.wait(lambda marks: last(marks, "stepped", request.restarts, everybody) is not None, LIMIT)
@@ -132,7 +132,7 @@ def measure(request: Request) -> dict[str, Any]:
             times = [last(job.marks, name, iteration + 1, everybody) for name in ("entry", "stepped")]
             if fault is not None and None not in times:
                 entry, stepped = (in_ms((each or 0) - fault) for each in times)
-                found.append({"entry": entry, "step": stepped})
+                found.append({"first": iteration == 0, "entry": entry, "step": stepped})
         note = "" if ended else explain(LIMIT, job, everybody, []) + "".join(f"; {each}" for each in job.errors())
     return {"restarts": found, "note": note}
 
@@ -225,39 +225,18 @@ def run(servers: Sequence[Server], options: argparse.Namespace, gpus: int) -> di
     return found
 
 
-def values(jobs: Sequence[Mapping[str, Any]], first: bool, name: str) -> list[float]:
-    """Of the first restart of each job, or of all later ones (ms)."""
-    return [each[name] for job in jobs for each in (job["restarts"][:1] if first else job["restarts"][1:])]
-
-
-ROWS = [(body, first, name) for body in BODIES for name in ("entry", "step") for first in (True, False)]
-
-
-def label(body: str, first: bool, name: str) -> str:
-    until = {"entry": "entry", "step": "first optimizer step" if body == "training" else "first all-reduce"}[name]
-    return f"{body}: fault to {until}, {'first restart' if first else 'later restarts'}"
-
-
-def table(found: Mapping[str, Mapping[str, Sequence[Any]]]) -> str:
-    """Medians with the least and the greatest value, in ms, and how they compare."""
-    names = list(found)
-    body = []
-    for row in ROWS:
-        cells, medians = [], []
-        for name in names:
-            times = values(found[name][row[0]], *row[1:])
-            medians.append(statistics.median(times) if times else float("nan"))
-            cells.append(f"{medians[-1]:.1f} ({min(times):.1f} to {max(times):.1f})" if times else "nothing")
-        body.append([label(*row), *cells, *(f"{medians[0] / other:.2f}" for other in medians[1:])])
-    headings = ["ms: median (least to greatest)", *names, *(f"{names[0]} / {name}" for name in names[1:])]
-    lines = [report.table(headings, body)]
-    for name in names:
-        for first in (True, False):
-            training, empty = (values(found[name][kind], first, "entry") for kind in BODIES)
-            if training and empty:
-                ratio = statistics.median(training) / statistics.median(empty)
-                lines.append(f"{name}, {'first' if first else 'later'}: training / empty function = {ratio:.2f}")
-    return "\n".join(lines)
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """``arguments``: default: those of the program. Exits where they do not fit together."""
+    options = parser().parse_args(arguments)
+    options.jobs = options.jobs or (QUICK_JOBS if options.quick else JOBS)
+    options.restarts = options.restarts or (QUICK_RESTARTS if options.quick else RESTARTS)
+    if options.write and (options.quick or options.device != "cpu"):
+        parser().error("--write keeps what a whole run on the CPU has found: leave out --quick and --device")
+    if options.write and options.restarts < 2:
+        parser().error("--write needs --restarts 2 or more: the first restart is told apart from later ones")
+    if options.write and Path(options.against).is_dir() and options.against:
+        parser().error("--write with --against needs a revision: a path says nothing on another machine")
+    return options
 
 
 def parser() -> argparse.ArgumentParser:
@@ -266,6 +245,7 @@ def parser() -> argparse.ArgumentParser:
     add("--quick", action="store_true", help="at most a minute: fewer jobs and restarts")
     add("--against", metavar="REV", default="", help="a revision of git, or the path of another checkout")
     add("--json", action="store_true", help="print all values as JSON instead of the table")
+    add("--write", action="store_true", help="keep it in benchmarks/training.json, and renew the documentation")
     add("--results", type=Path, metavar="FILE", help="also write all values there, as JSON")
     add("--jobs", type=int, help=f"of each kind and revision (default {JOBS}, with --quick {QUICK_JOBS} at most)")
     add("--restarts", type=int, help=f"in each job (default {RESTARTS}, with --quick {QUICK_RESTARTS})")
@@ -275,12 +255,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    options = parser().parse_args()
+    options = parsed()
     if options.serve:
         serve()
         return
-    options.jobs = options.jobs or (QUICK_JOBS if options.quick else JOBS)
-    options.restarts = options.restarts or (QUICK_RESTARTS if options.quick else RESTARTS)
     gpus = torch.cuda.device_count() if options.device == "cuda" else 0
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(tempfile.TemporaryFile(prefix="inprocess-benchmark-"))
@@ -296,7 +274,11 @@ def main() -> None:
     print(file=sys.stderr)
     if options.results:
         options.results.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found) if options.json else table(found))
+    kept = training_report.condense(found, machine() if options.write else None)
+    print(json.dumps(found) if options.json else training_report.table(kept))
+    if options.write:
+        training_report.write(kept)
+        pictures.write()
     if any(job["note"] for kinds in found.values() for jobs in kinds.values() for job in jobs):
         sys.exit(1)
 

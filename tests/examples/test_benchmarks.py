@@ -26,6 +26,8 @@ FAULTS = (
     "--fault kill --victim 0 --where allreduce",
     "--fault release --where allreduce",
     "--fault kill --victim 0 --spares 1 --setting tree",
+    "--body training --fault raise --where loop",
+    "--body training --fault kill --victim 0 --where allreduce",
 )
 
 
@@ -43,6 +45,18 @@ def test_restart_by_torchrun() -> None:
     assert found["note"] == ""
     assert found["phases"] == {}
     assert 0 < found["values"]["entry"] < found["values"]["reduced"]
+
+
+def test_training() -> None:
+    """One job of the training and one of the empty function, with one restart each."""
+    found = run("training", "--jobs", "1", "--restarts", "1", "--json")
+    assert found.keys() == {"this tree"}
+    for jobs in found["this tree"].values():
+        (job,) = jobs
+        assert job["note"] == ""
+        (restart,) = job["restarts"]
+        assert restart["first"]
+        assert 0 < restart["entry"] < restart["step"]
 
 
 def test_calls() -> None:

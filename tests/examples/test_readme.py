@@ -11,7 +11,7 @@ from pathlib import Path
 import fault_schedule
 import pytest
 
-from benchmarks import pictures, report
+from benchmarks import pictures, report, training_report
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -71,6 +71,30 @@ def test_figures_are_those_that_were_measured():
     text = " ".join(README.split())
     missing = [line for line in report.quotes(results) if line not in text]
     assert not missing
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/getting_started.md", "docs/performance/summary.md"])
+def test_what_a_restart_takes_in_a_training_is_what_was_measured(page):
+    """`python -m benchmarks.training --write` renews it."""
+    (sentence,) = training_report.quotes(training_report.read())
+    assert sentence in " ".join((ROOT / page).read_text().split())
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_what_is_said_beside_the_picture_is_what_was_measured(page):
+    assert training_report.caption(training_report.read()) in " ".join((ROOT / page).read_text().split())
+
+
+def test_the_table_of_trainings_is_what_was_measured():
+    assert training_report.PAGE.read_text() == training_report.page(training_report.read())
+
+
+def test_the_summary_is_what_was_measured(tmp_path):
+    """The first page and that about performance include it."""
+    results = json.loads((ROOT / "benchmarks/results.json").read_text())
+    kept = training_report.read()
+    report.write_summary(results, tmp_path, training_report.quotes(kept), training_report.where(kept))
+    assert (ROOT / "docs/performance/summary.md").read_text() == (tmp_path / "summary.md").read_text()
 
 
 @pytest.mark.parametrize("path", pictures.pictures(), ids=lambda path: path.name)
