@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import operator
 import os
 import socket
@@ -52,11 +53,11 @@ class DeferredRelease:
         self._destroyed: list[Any] = []
         #: those that nobody else has
         self._unused: list[Any] = []
-        #: results of functional collectives that are to be waited for
+        #: of groups, how many others had after the last collection
+        self._kept = 0
+        #: what functional collectives have begun, and nobody has waited for
         self._pending: list[Any] = []
         self._results = _Results()
-        #: of them, how many others had after the last collection
-        self._kept = 0
         #: since it last let go
         self._aborted = self._graphs_were_reset = False
 
@@ -220,8 +221,9 @@ class _Results:
         #: torch's class of such results, and what makes one of it
         self._kind: Any = None
         self._make: Any = None
-        #: by the address of what was wrapped, which stands here itself until its result is made
+        #: by number; what is wrapped stands here itself until its result is made
         self._made: dict[int, weakref.ref[Any]] = {}
+        self._numbers = itertools.count()
         #: gets what is wrapped from now on
         self._kept: list[Any] | None = None
 
@@ -260,10 +262,14 @@ class _Results:
     def _note(self, make: Callable[..., Any], kind: Any, tensor: Any) -> Any:
         if self._kept is not None:
             self._kept.append(tensor)
-        made, key = self._made, id(tensor)
-        made[key] = weakref.ref(tensor)
+        made, number = self._made, next(self._numbers)
+
+        def forget(_: object) -> None:
+            made.pop(number, None)
+
+        made[number] = weakref.ref(tensor, forget)
         result = make(kind, tensor)
-        made[key] = weakref.ref(result, lambda _: made.pop(key, None))
+        made[number] = weakref.ref(result, forget)
         return result
 
 

@@ -403,6 +403,24 @@ def test_results_of_functional_collectives_are_made_as_before_once_the_call_is_o
     del first, second
 
 
+def test_results_of_one_tensor_are_noted_each(excepthook: None, monkeypatch: Patch, tmp_path: Path) -> None:
+    """The end of one says nothing of the other; and what was waited for is not waited for again."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    held = DeferredRelease()
+    held.begin()
+    tensor = torch.ones(1)
+    first, second, waited = (AsyncCollectiveTensor(tensor) for _ in range(3))
+    waited.completed = True
+    del first
+    assert [each is tensor for each in held._results.waiting()] == [True]
+    del second
+    assert held._results.waiting() == []
+    assert len(held._results._made) == 1
+    held.end()
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_result_that_is_just_being_made_is_waited_for(
     excepthook: None, monkeypatch: Patch, tmp_path: Path, when: str
