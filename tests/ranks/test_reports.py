@@ -98,7 +98,7 @@ def test_who_failed_and_how(launch, tmp_path, name):
     gone = kind in ("signal", "exit", "stopped", "gil_hang", "host_lost") or name == "leaves"
     assert incident.after == 3 - gone
     assert all(incident.phases[each] is not None for each in PHASES), incident.phases
-    assert (incident.phases["detect"] >= 1.5) == (options in (HASTY, KILLING))
+    assert (incident.phases["standstill"] >= 1.5) == (options in (HASTY, KILLING))
     if kind in ("hang", "gil_hang"):
         assert verdict.where.startswith("child.py:") and verdict.where.endswith(" point")
         assert set(verdict.waiting) == {0, 1, 2} - {rank, *also}
