@@ -81,7 +81,7 @@ def bench(session: nox.Session) -> None:
     install(session, "-e", ".[bench]")
     session.run("python", "-m", "benchmarks", *session.posargs)
     # the last revision that looked at all objects: docs/performance.md tells of it
-    session.run("python", "-m", "benchmarks.training", "--write", "--against", "24a0874")
+    session.run("python", "-m", "benchmarks.training", "--write", "--against", "850d7cf")
     session.run("python", "-m", "benchmarks.live")
     session.run("python", "-m", "benchmarks.tails")
 
