@@ -67,7 +67,7 @@ class Wrapper:
         monitor_thread_interval: pause before an interruption that was swallowed is raised again; 1 s.
         monitor_process_interval: how often the monitor process looks at the rank; 1 s.
         heartbeat_interval: between two heartbeats of a monitor; 1 s.
-        progress_watchdog_interval: between two automatic progress stamps; 1 s.
+        progress_watchdog_interval: between two automatic progress stamps; 1 s. Half a second is waited at most.
         soft_timeout: no progress for so long interrupts the iteration; 60 s.
         hard_timeout: a rank that does not answer for so long is killed; 90 s.
         heartbeat_timeout: a host that is silent for so long is given up; 30 s.

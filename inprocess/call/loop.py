@@ -162,13 +162,15 @@ class Loop:
         why = "" if rank.leaving is None else in_words(rank.leaving)
         emit("left", how=how, why=why, pings=rank.call._pings)
         rank.tell_goodput(how)
-        rank.agents.close(how, cut=how in ("failed", "moved") or rank.quietly, why=why)
-        held.end()
-        bootstrap.end()
-        contexts.end()
-        shutdowns.end()
-        nccl.graphs.end()
-        heap.end()
+        try:
+            rank.agents.close(how, cut=how in ("failed", "moved") or rank.quietly, why=why)
+            held.end()
+        finally:  # nothing of torch's and Python's stays replaced
+            bootstrap.end()
+            contexts.end()
+            shutdowns.end()
+            nccl.graphs.end()
+            heap.end()
         if rank.handover is None:
             rank.job.leave(rank.membership)
 

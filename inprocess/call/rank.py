@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard, TypeVar
 
 from inprocess.attribution import Interruption, InterruptionRecord, name_of, ranges
@@ -124,6 +124,10 @@ class Rank:
             self.size_before = self.state.active_world_size
         now, (iteration, heard) = clock.monotonic(), self.agents.thread.heard
         self.fault.interrupted(min(now, heard) if iteration == self.membership.iteration else now)
+
+    def explain(self, records: Sequence[InterruptionRecord]) -> None:
+        """What everybody knows of the interruption: when the first process noticed it."""
+        self.fault.explain(records, clock.name(), clock.monotonic())
 
     def account(self, stood_still: bool = False) -> None:
         """The iteration was interrupted; ``stood_still``: nobody had made progress for a while."""

@@ -12,7 +12,6 @@ from inprocess.kept.registry import registry
 from inprocess.protocol import verbs
 from inprocess.protocol.messages import Arrival, ArrivalKind, Decision, Outcome, Spot
 from inprocess.protocol.phases import Event
-from inprocess.system import clock
 from inprocess.system.errors import in_words
 from inprocess.system.logs import get_logger
 
@@ -100,7 +99,7 @@ class Restarting:
         rank.do(verbs.end_round(rank.membership, arrival))
         following = rank.membership.iteration + 1
         decision: Decision = rank.take_round("next", following, rank.options.barrier_timeout, "end")
-        rank.fault.explain(decision.records, clock.name(), clock.monotonic())
+        rank.explain(decision.records)
         rank.account(any(record.interruption in STANDSTILL for record in decision.records))
         self._start.next_iteration(decision)
         return Event.OK

@@ -77,6 +77,7 @@ class Starting:
         self._local_place.register(rank)
         if not entered.was_founder:
             rank.story.join(rank.membership.iteration + 1)
+        rank.explain(let_in.decision.records)
         self.next_iteration(let_in.decision)
         return Event.OK
 
@@ -252,7 +253,6 @@ class Starting:
             raise RestartAbort(decision.abort) from rank.failures.cause(decision)
         rank.failures.begin()
         rank.membership.apply(decision)
-        rank.fault.explain(decision.records, clock.name(), clock.monotonic())
         if not rank.membership.included:
             raise Fenced(f"{rank.who} was declared dead by the others and must not run again")
         why = self._why(decision)

@@ -225,11 +225,6 @@ def _give_up_after(end: float) -> None:
         raise TimeoutError("a thread replays a CUDA graph all the time, or a reset hung: not all graphs were reset")
 
 
-def with_subclasses(kind: type) -> set[type]:
-    """A class, and all that are derived from it."""
-    return {kind}.union(*map(with_subclasses, kind.__subclasses__()))
-
-
 def _refuse() -> None:
     raise RuntimeError("this CUDA graph was reset when the iteration that captured it was interrupted; capture it anew")
 

@@ -18,7 +18,7 @@ __all__ = ["RUNNING", "Action", "Kill", "Timeouts", "Report", "Snapshot", "Lease
 
 
 #: seconds between two questions of the watchdog to the main thread, at most
-LONGEST_SILENCE_S = 0.5
+PACE_S = 0.5
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Timeouts:
     @classmethod
     def of(cls, soft_timeout: float, hard_timeout: float, heartbeat_timeout: float, pace: float = 0.0) -> Timeouts:
         """From seconds; ``pace`` is ``progress_watchdog_interval``."""
-        seconds = (soft_timeout, hard_timeout, LEASE_SHARE * heartbeat_timeout, min(pace, LONGEST_SILENCE_S))
+        seconds = (soft_timeout, hard_timeout, LEASE_SHARE * heartbeat_timeout, min(pace, PACE_S))
         return cls(*(int(each * 1e9) for each in seconds))
 
     def beaten_at(self, lease_until: int | None) -> float | None:

@@ -33,7 +33,7 @@ from typing import Protocol
 from inprocess.interrupt import whereabouts
 from inprocess.monitor import lease
 from inprocess.monitor.board import STACKS_BYTES, WATCHED, Board
-from inprocess.monitor.policy import LONGEST_SILENCE_S, LeaseWatch
+from inprocess.monitor.policy import PACE_S, LeaseWatch
 from inprocess.system.clock import monotonic
 from inprocess.system.interpreter import interpreter
 from inprocess.system.logs import get_logger
@@ -142,7 +142,7 @@ class ProgressWatchdog(threading.Thread):
         on_silence: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(name="inprocess-watchdog", daemon=True)
-        self._board, self._interval = board, min(interval, LONGEST_SILENCE_S)
+        self._board, self._interval = board, min(interval, PACE_S)
         self._monitor, self._on_monitor_death = monitor, on_monitor_death
         self._unheard, self._on_silence = unheard, on_silence
         self._silence = Silence()

@@ -239,7 +239,7 @@ def _incident(cut: _Cut, number: int, window: Sequence[Entry], start: int) -> In
     goes_on = told.kind == "restart"
     runs = [entry for entry in window if entry.kind == "run" and entry.at > cut.at] if goes_on else []
     fault, noticed = _fault(before, runs)
-    phases = _phases(window, fault, noticed, cut.at)
+    phases = _phases(window, fault, noticed, cut.at, _entered(runs))
     parts = [seconds for name, seconds in phases.items() if name not in AROUND and seconds is not None]
     ended = {"abort": f"{ENDED}: {why}", "restart": "restart"}.get(told.kind, _without_a_decision(window))
     is_over = ended.startswith(ENDED)
@@ -311,8 +311,17 @@ def _seconds(entry: Entry, name: str) -> float:
     return float(value) if isinstance(value, int | float) and 0.0 <= value < LONGEST else 0.0
 
 
-def _phases(window: Sequence[Entry], fault: float, noticed: float, decided: float) -> dict[str, float | None]:
-    """Of the rank that was the last to leave the function: the others waited for it in the end round."""
+def _entered(runs: Sequence[Entry]) -> float | None:
+    """When the function was entered on the rank that logs the restart: the first one. None: none says how long it took."""
+    active = [entry for entry in runs if _seconds(entry, "took") and not entry.event.attributes.get("reserve")]
+    return min(active, key=lambda entry: entry.event.rank).at if active else None
+
+
+def _phases(
+    window: Sequence[Entry], fault: float, noticed: float, decided: float, entered: float | None
+) -> dict[str, float | None]:
+    """Of the rank that was the last to leave the function, for which the others waited in the end round; they end with
+    the entry on the rank that logs the restart, so that they add up to what the log says."""
     ranks: dict[int, dict[str, float]] = {}
     for entry in window:
         name = entry.event.phase if entry.kind == "phase" else entry.kind
@@ -328,7 +337,8 @@ def _phases(window: Sequence[Entry], fault: float, noticed: float, decided: floa
     interrupted = at.get("interrupted", at.get(Phase.ABORT.value, noticed))
     left = at.get(Phase.FINALIZE.value, at[Phase.END.value])
     aborted = min(at.get("aborted", interrupted), left)
-    moments: list[float | None] = [
+    entered = at["run"] if entered is None else entered
+    before: list[float | None] = [
         fault,
         noticed,
         interrupted,
@@ -338,9 +348,8 @@ def _phases(window: Sequence[Entry], fault: float, noticed: float, decided: floa
         at.get(Phase.ASSIGN.value),
         at.get(Phase.START.value),
         at.get(Phase.INITIALIZE.value),
-        at["run"],
-        at.get("first_step"),
     ]
+    moments = [*(None if moment is None else min(moment, entered) for moment in before), entered, at.get("first_step")]
     pairs = zip(PHASES, moments, moments[1:], strict=False)
     return {name: None if a is None or b is None else max(0.0, b - a) for name, a, b in pairs}
 

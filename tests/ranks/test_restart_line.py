@@ -1,14 +1,12 @@
 """The figure that every user sees: the log's, the report's and the one that the function itself measures are the same.
 
-The victim reports the moment right before its fault, and each rank its entry into the function.
+A fault is reported right before it strikes, and by each rank its entry into the function.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ import torch.distributed as dist
 from inprocess.initialize import RetryController
 from inprocess.reports.incident import AROUND, all_incidents
 from inprocess.reports.reading import read
-from tests.harness import At, HostLoss
+from tests.harness import At, Hang, HostLoss, Kill, Raise, When
 from tests.harness.child import Context
 from tests.harness.launch import BEATING, HASTY, PATIENT
 
@@ -45,22 +43,17 @@ def body(context: Context, call: Any) -> None:
     call.ping()
     if call.iteration == 0:
         if context.rank == 1:
-            if context.args["fault"] != "hang":  # of which those that wait for it make no progress either
-                time.sleep(0.2)  # by then the others do what they are to do
-            _fail(context, context.args["fault"])
+            context.point("fault")
+        context.emit("waits")
         while context.args["others"] == "compute":
             call.ping()
         dist.all_reduce(torch.ones(1))
     dist.destroy_process_group()
 
 
-def _fail(context: Context, fault: str) -> None:
-    context.emit("strikes")
-    if fault == "raise":
-        raise ValueError("a fault")
-    if fault == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
+def strikes(fault: Callable[..., Any]) -> dict[At, Any]:
+    """Rank 1, once the others compute or wait for it, or are about to."""
+    return {At(1, step="fault"): fault(when=When("waits", 2))}
 
 
 def the_line(ranks: Any, first: int = 0) -> tuple[float, float]:
@@ -71,7 +64,7 @@ def the_line(ranks: Any, first: int = 0) -> tuple[float, float]:
 
 def measured(ranks: Any, victim: int = 1, first: int = 0) -> float:
     """From the fault to the first rank's entry."""
-    (fault,) = (event["t"] for event in ranks[victim].of("strikes"))
+    (fault,) = (event["t"] for event in ranks[victim].of("fault"))
     return float(ranks[first].of("entered")[-1]["t"]) - float(fault)
 
 
@@ -80,11 +73,11 @@ def close(told: float, took: float) -> bool:
 
 
 @pytest.mark.parametrize("others", ["wait", "compute"])
-@pytest.mark.parametrize("fault", ["raise", "kill"])
-def test_a_fault(launch: Any, tmp_path: Path, fault: str, others: str) -> None:
+@pytest.mark.parametrize("fault", [Raise, Kill])
+def test_a_fault(launch: Any, tmp_path: Path, fault: Callable[..., Any], others: str) -> None:
     """A computing rank's threads learn late of it: the lock is taken."""
     options = {**PATIENT, "run_dir": str(tmp_path)}
-    ranks = launch(run, 3, args={"fault": fault, "others": others}, wrapper=options).wait()
+    ranks = launch(run, 3, faults=strikes(fault), args={"others": others}, wrapper=options).wait()
     told, standstill = the_line(ranks)
     took = measured(ranks)
     assert close(told, took), f"the line says {told} s, it took {took:.4f} s"
@@ -99,7 +92,7 @@ def test_a_fault(launch: Any, tmp_path: Path, fault: str, others: str) -> None:
 def test_a_hang(launch: Any, tmp_path: Path) -> None:
     """Counted from when it was noticed, which is said separately and comes neither early nor late."""
     options = {**HASTY, "soft_timeout": SOFT, "run_dir": str(tmp_path)}
-    ranks = launch(run, 3, args={"fault": "hang", "others": "wait"}, wrapper=options).wait()
+    ranks = launch(run, 3, faults=strikes(Hang), args={"others": "wait"}, wrapper=options).wait()
     told, standstill = the_line(ranks)
     took = measured(ranks)
     assert SOFT <= standstill <= SOFT + 0.5
@@ -113,7 +106,7 @@ def test_a_hang(launch: Any, tmp_path: Path) -> None:
 def test_a_replacement(launch: Any) -> None:
     """From the death to the entry of all three, the wait for the new process included."""
     options = {**PATIENT, "initialize": RetryController(min_world_size=3, wait_for_replacement=40)}
-    ranks = launch(run, 3, args={"fault": "kill", "others": "wait"}, wrapper=options, respawn=1).wait()
+    ranks = launch(run, 3, faults=strikes(Kill), args={"others": "wait"}, wrapper=options, respawn=1).wait()
     joined = ranks[-1]
     (line,) = (found for found in LINE.findall(ranks[0].log))
     assert close(int(line[1]) / 1e3, measured(ranks)), line
@@ -125,6 +118,5 @@ def test_the_host_of_the_store_is_lost(launch: Any) -> None:
     ranks = launch(targets.run_train, 3, faults=faults, wrapper=BEATING).wait()
     checks.went_on(ranks, without=[0])
     told, _ = the_line(ranks, 1)
-    (lost,) = (event["t"] for event in ranks[0].of("fault"))
-    took = ranks[1].of("enter")[-1]["t"] - lost
-    assert close(told, took)
+    (lost,) = ranks[0].of("fault")
+    assert close(told, ranks[1].of("enter")[-1]["t"] - lost["t"])

@@ -268,6 +268,22 @@ def test_phases_and_steps(write: Written, tmp_path: Path) -> None:
     assert (incident.before, incident.after, incident.steps_lost) == (2, 2, 4)
 
 
+def test_the_phases_add_up_to_what_the_first_rank_logs(write: Written, tmp_path: Path) -> None:
+    """Where another one was the last to leave, and entered later."""
+    told = record(1, "exception", "ValueError")
+    for rank in range(2):
+        write(rank, 0.0, "run", world_size=2, before=0)
+    write(1, 1.0, "raised", **told)
+    for rank in range(2):
+        write(rank, 1.001, "interrupted")
+    restart(write, range(2), 1.001, [told])
+    for rank in range(2):
+        write(rank, 1.02 + rank, "run", iteration=1, world_size=2, before=2, took=0.021 + rank, silent=0.0)
+    incident = the_one(tmp_path)
+    assert incident.took == pytest.approx(0.021, abs=1e-6)
+    assert sum(incident.phases[name] or 0.0 for name in PHASES[1:-1]) == pytest.approx(incident.took)
+
+
 def test_steps_that_a_live_state_kept(write: Written, tmp_path: Path) -> None:
     told = record(1, "exception", "ValueError")
     write(1, 1.0, "raised", **told)
