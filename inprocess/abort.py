@@ -30,6 +30,7 @@ from inprocess.collectives import groups, nccl, nccl_wake
 from inprocess.collectives.deferred_release import held
 from inprocess.collectives.gloo import shutdown_gloo_connections
 from inprocess.collectives.nccl_bootstrap import bootstrap
+from inprocess.collectives.nccl_shutdown import shutdowns
 from inprocess.state import FrozenState
 from inprocess.system import clock
 from inprocess.system.logs import get_logger
@@ -282,7 +283,9 @@ class AbortTorchDistributed(Abort):
 
     def _rungs(self, state: FrozenState) -> list[Step | Sequence[Step]]:
         pairs, current = state.world_size, groups.current()
-        with_nccl = any(map(nccl.is_used_by, current))
+        of_nccl = [group for group in current if nccl.is_used_by(group)]
+        with_nccl = bool(of_nccl)
+        shutdowns.doom(of_nccl)
         rungs: list[Step | Sequence[Step]] = []
         rank = state.rank if state.active_rank is None else state.active_rank
         if current and (record := nccl.record_file(self.flight_records, state.iteration, rank)):

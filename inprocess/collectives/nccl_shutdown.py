@@ -1,7 +1,12 @@
 """What the program asks of its process groups during a call, where that may cost the process.
 
-*Groups that it destroys.* Each is kept for a while, so that nothing else is its last owner: see
-`deferred_release`. All that follows is for NCCL alone.
+*Groups that it destroys.* Each is kept for a while, so that nothing else is its last owner: see `deferred_release`.
+
+*Splitting the default group.* torch takes the global ranks of the first group of a process for 0 to n-1, and reads
+those of any other default group from its options, where it leaves them out. So after a restart ``split_group()``, and a
+``DeviceMesh`` with ``device_id=``, end every rank by SIGSEGV (NCCL and Gloo, torch 2.13). The ranks are filled in.
+
+All that follows is for NCCL alone.
 
 *Shutdown beside abort.* ``destroy_process_group()`` destroys a communicator; an abort beside it, or after it, uses what
 is no more, and a healthy rank gets SIGSEGV (torch 2.13 with NCCL 2.29: none of 8 trials survived 15 restarts; with what
@@ -9,7 +14,9 @@ is here all of 6 survived 72). To wait until the main thread has left ``destroy_
 enter it while the groups are being aborted. So for the time of a call ``ProcessGroup.shutdown`` and
 ``ProcessGroup.abort`` share a lock for each group, and the first of them that comes is the only one. A shutdown that
 comes while an abort is at work, or after one, does nothing. An abort waits for the shutdown that is at work, but not
-for ever: where a peer is gone, it may be that only the abort ends it.
+for ever: where a peer is gone, it may be that only the abort ends it. From NCCL 2.31 on a rank that destroys its
+communicator and one that aborts it wait for each other. So once this rank begins to abort, a shutdown that begins is an
+abort, too.
 
 While the program destroys a group, NCCL's thread that waits for datagrams is woken (`nccl_wake`): with
 ``destroy_process_group()`` in a ``finally:``, the others learn of an exception only after it.
@@ -24,7 +31,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch.distributed as dist
@@ -42,6 +49,8 @@ LIMIT = 2.0
 SHUTDOWN, ABORT = "shutdown", "abort"
 #: what a rank outside a new group calls, of the backend of the default group, where that was made with ``device_id=``
 SPLIT = "perform_nocolor_split"
+#: the function of ``distributed_c10d`` that is told of each default group
+SET_DEFAULT = "_update_default_pg"
 Method = Callable[..., Any]
 
 
@@ -53,6 +62,8 @@ class _End:
         self.lock = threading.Lock()
         #: which of the two does, or did; written by whoever has the lock, or no hope of it
         self.by = ""
+        #: a restart aborts it on all ranks, so it must not be shut down any more
+        self.is_doomed = False
 
 
 class Replaced:
@@ -109,7 +120,13 @@ class Shutdowns:
             kind, backend = dist.ProcessGroup, getattr(dist, "ProcessGroupNCCL", None)
         methods = [(kind, SHUTDOWN, self._shutdown if with_nccl else _note)]
         methods += [(kind, ABORT, self._abort), (backend, SPLIT, _warn_of_split)] if with_nccl else []
+        methods += [(dist.distributed_c10d, SET_DEFAULT, _with_ranks)]
         self._replaced = [Replaced(*method) for method in methods if hasattr(*method[:2])]
+
+    def doom(self, current: Iterable[Any]) -> None:
+        """These groups of NCCL are about to be aborted."""
+        for group in current:
+            self._end_of(group).is_doomed = True
 
     def end(self) -> None:
         """The call is over."""
@@ -123,6 +140,9 @@ class Shutdowns:
     def _shutdown(self, original: Method, group: Any) -> None:
         held.destroyed(group)
         end = self._end_of(group)
+        if end.is_doomed:
+            group.abort()
+            return
         if not end.lock.acquire(blocking=False):  # it is being ended
             return
         try:
@@ -185,6 +205,12 @@ def _warn_of_split(original: Method, group: Any, *args: Any) -> None:
         "outside that group crash where another rank fails meanwhile. Leave device_id= of init_process_group() away",
     )
     original(group, *args)
+
+
+def _with_ranks(original: Method, group: Any) -> None:
+    if isinstance(group, dist.ProcessGroup):
+        groups.fill_in_ranks(group)
+    original(group)
 
 
 # its lock would stay locked, and it would wait in the handler for an abort that waits for that lock

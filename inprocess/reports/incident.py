@@ -312,7 +312,7 @@ def _seconds(entry: Entry, name: str) -> float:
 
 
 def _entered(runs: Sequence[Entry]) -> float | None:
-    """When the function was entered on the rank that logs the restart: the first one. None: none says how long it took."""
+    """When the rank that logs the restart, the first one, entered the function. None: none says how long it took."""
     active = [entry for entry in runs if _seconds(entry, "took") and not entry.event.attributes.get("reserve")]
     return min(active, key=lambda entry: entry.event.rank).at if active else None
 

@@ -2051,6 +2051,18 @@ NCCL = (
         "            if not end.by:\n                end.by = SHUTDOWN",
         "            if True:\n                end.by = SHUTDOWN",
     ),
+    ending(
+        "doomed_is_shut_down",
+        "a group is shut down while a restart aborts it",
+        "        if end.is_doomed:\n            group.abort()\n            return\n",
+        "",
+    ),
+    _in("collectives/groups.py", "tests/ranks/test_splitting.py")(
+        "ranks_left_out",
+        "the ranks of a second default group are left out",
+        "options.global_ranks_in_group = list(range(group.size()))",
+        "pass",
+    ),
     ending("shutdown_waits", "a shutdown waits for an abort", "end.lock.acquire(blocking=False)", "end.lock.acquire()"),
     ending("abort_waits_for_ever", "an abort waits for ever", "acquire(timeout=LIMIT)", "acquire()"),
     ending(

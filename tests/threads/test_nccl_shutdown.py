@@ -244,6 +244,85 @@ def test_the_function_is_not_interrupted_inside(shutdowns: Shutdowns) -> None:
     assert not shutdowns._end_of(group).lock.locked()
 
 
+# --- a restart aborts the group on every rank ----------------------------------------------------------------------
+
+
+class Communicator:
+    """As NCCL 2.31's and later: a rank that destroys it and a rank that aborts it wait for each other."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._ways: dict[int, str] = {}
+        self.seen: list[str] = []
+
+    def end(self, rank: int, way: str) -> None:
+        """Until both ranks do the same; an abort ends what its own rank has begun."""
+        with self._changed:
+            self._ways[rank] = way
+            self.seen.append(way)
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: len(self._ways) == 2 and len(set(self._ways.values())) == 1, 30)
+
+
+class Member:
+    """Of a communicator: the group of one rank."""
+
+    group_name = "0"
+
+    def __init__(self, communicator: Communicator, rank: int) -> None:
+        self._communicator, self._rank = communicator, rank
+
+    def shutdown(self) -> None:
+        self._communicator.end(self._rank, "destroy")
+
+    def abort(self) -> None:
+        self._communicator.end(self._rank, "abort")
+
+
+@pytest.mark.parametrize("moment", ["before it is known", "before the abort", "beside the abort", "after it"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_rank_that_leaves_while_the_others_abort(monkeypatch: Patch, moment: str, first: int) -> None:
+    """Rank 0 destroys the group at that moment; either rank may be the first that aborts it."""
+    monkeypatch.setattr(nccl_shutdown, "LIMIT", 0.05)
+    communicator = Communicator()
+    members = [type("Member", (Member,), {})(communicator, rank) for rank in (0, 1)]
+    ranks = [Shutdowns(), Shutdowns()]
+    for rank, member in zip(ranks, members, strict=True):
+        rank.begin(type(member))
+    threads: list[threading.Thread] = []
+
+    def start(action: Callable[[], object]) -> None:
+        threads.append(threading.Thread(target=action, daemon=True))
+        threads[-1].start()
+
+    def abort(number: int) -> None:
+        leaves = number == 0
+        if leaves and moment == "before it is known":
+            start(members[0].shutdown)
+        ranks[number].doom([members[number]])
+        if leaves and moment == "before the abort":
+            start(members[0].shutdown)
+        start(members[number].abort)
+        if leaves and moment == "beside the abort":
+            start(members[0].shutdown)
+
+    try:
+        abort(first)
+        abort(1 - first)
+        if moment == "after it":
+            threads[0].join(30)
+            threads[1].join(30)
+            members[0].shutdown()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        known = moment != "before it is known"
+        assert sorted(communicator.seen) == ["abort"] * 2 + ["destroy"] * (not known)
+    finally:
+        for rank in ranks:
+            rank.end()
+
+
 # --- NCCL's threads -----------------------------------------------------------------------------------------------
 
 
