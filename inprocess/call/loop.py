@@ -25,6 +25,7 @@ from inprocess.call.user_code import UserCode
 from inprocess.call_wrapper import CallWrapper, set_current
 from inprocess.collectives import nccl
 from inprocess.collectives.coalescing import contexts
+from inprocess.collectives.default_group import default_groups
 from inprocess.collectives.deferred_release import held
 from inprocess.collectives.nccl_bootstrap import bootstrap
 from inprocess.collectives.nccl_shutdown import shutdowns
@@ -109,6 +110,7 @@ class Loop:
             leftovers.begin(anew=not rank.job.moved)
             shutdowns.begin(wakes=rank.hooks.wakes_nccl)
             contexts.begin()
+            default_groups.begin()
             nccl.graphs.begin()
             rank.agents.open()
             self._leave_signals.begin(rank)
@@ -167,6 +169,7 @@ class Loop:
             held.end()
         finally:  # nothing of torch's and Python's stays replaced
             bootstrap.end()
+            default_groups.end()
             contexts.end()
             shutdowns.end()
             nccl.graphs.end()

@@ -13,6 +13,7 @@ from inprocess.call.local_place import LocalPlace
 from inprocess.call.rank import Rank
 from inprocess.call.thread import Admission
 from inprocess.call.user_code import UserCode
+from inprocess.collectives.default_group import default_groups
 from inprocess.collectives.deferred_release import held
 from inprocess.collectives.nccl_bootstrap import bootstrap
 from inprocess.events.stream import emit
@@ -172,6 +173,7 @@ class Starting:
         state = rank.state
         rank.call._begin(state)
         bootstrap.begin()
+        default_groups.begin_iteration()
         leftovers.report(state)
         if rank.is_reserve:
             return

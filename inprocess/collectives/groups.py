@@ -6,7 +6,6 @@ every group, and when one that hung comes back later, they would clear away the 
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
@@ -82,16 +81,6 @@ def _clear_tables() -> None:
 def name_of(group: Any) -> str:
     """As torch names it: the default group is "0"."""
     return str(getattr(group, "group_name", "?"))
-
-
-def fill_in_ranks(group: Any) -> None:
-    """The global ranks of a default group, where torch has left them out of its options."""
-    for device in group._device_types:
-        with contextlib.suppress(RuntimeError, AttributeError, TypeError):  # a backend of another kind
-            backend = group._get_backend(device)
-            options = getattr(backend, "wrapped_pg", backend).options
-            if options.global_ranks_in_group == []:
-                options.global_ranks_in_group = list(range(group.size()))
 
 
 def unfinished() -> bool:

@@ -1,12 +1,7 @@
 """What the program asks of its process groups during a call, where that may cost the process.
 
-*Groups that it destroys.* Each is kept for a while, so that nothing else is its last owner: see `deferred_release`.
-
-*Splitting the default group.* torch takes the global ranks of the first group of a process for 0 to n-1, and reads
-those of any other default group from its options, where it leaves them out. So after a restart ``split_group()``, and a
-``DeviceMesh`` with ``device_id=``, end every rank by SIGSEGV (NCCL and Gloo, torch 2.13). The ranks are filled in.
-
-All that follows is for NCCL alone.
+*Groups that it destroys.* Each is kept for a while, so that nothing else is its last owner: see
+`deferred_release`. All that follows is for NCCL alone.
 
 *Shutdown beside abort.* ``destroy_process_group()`` destroys a communicator; an abort beside it, or after it, uses what
 is no more, and a healthy rank gets SIGSEGV (torch 2.13 with NCCL 2.29: none of 8 trials survived 15 restarts; with what
@@ -49,8 +44,6 @@ LIMIT = 2.0
 SHUTDOWN, ABORT = "shutdown", "abort"
 #: what a rank outside a new group calls, of the backend of the default group, where that was made with ``device_id=``
 SPLIT = "perform_nocolor_split"
-#: the function of ``distributed_c10d`` that is told of each default group
-SET_DEFAULT = "_update_default_pg"
 Method = Callable[..., Any]
 
 
@@ -120,7 +113,6 @@ class Shutdowns:
             kind, backend = dist.ProcessGroup, getattr(dist, "ProcessGroupNCCL", None)
         methods = [(kind, SHUTDOWN, self._shutdown if with_nccl else _note)]
         methods += [(kind, ABORT, self._abort), (backend, SPLIT, _warn_of_split)] if with_nccl else []
-        methods += [(dist.distributed_c10d, SET_DEFAULT, _with_ranks)]
         self._replaced = [Replaced(*method) for method in methods if hasattr(*method[:2])]
 
     def doom(self, current: Iterable[Any]) -> None:
@@ -205,12 +197,6 @@ def _warn_of_split(original: Method, group: Any, *args: Any) -> None:
         "outside that group crash where another rank fails meanwhile. Leave device_id= of init_process_group() away",
     )
     original(group, *args)
-
-
-def _with_ranks(original: Method, group: Any) -> None:
-    if isinstance(group, dist.ProcessGroup):
-        groups.fill_in_ranks(group)
-    original(group)
 
 
 # its lock would stay locked, and it would wait in the handler for an abort that waits for that lock

@@ -2057,11 +2057,17 @@ NCCL = (
         "        if end.is_doomed:\n            group.abort()\n            return\n",
         "",
     ),
-    _in("collectives/groups.py", "tests/ranks/test_splitting.py")(
+    _in("collectives/default_group.py", "tests/ranks/test_default_group.py")(
         "ranks_left_out",
         "the ranks of a second default group are left out",
         "options.global_ranks_in_group = list(range(group.size()))",
         "pass",
+    ),
+    _in("collectives/default_group.py", "tests/ranks/test_default_group.py")(
+        "addresses_are_read_again",
+        "a second default group of an iteration reads the addresses of the first",
+        "        if earlier:\n",
+        "        if False:\n",
     ),
     ending("shutdown_waits", "a shutdown waits for an abort", "end.lock.acquire(blocking=False)", "end.lock.acquire()"),
     ending("abort_waits_for_ever", "an abort waits for ever", "acquire(timeout=LIMIT)", "acquire()"),
