@@ -9,7 +9,18 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from inprocess.call_wrapper import restarting_call
-from inprocess.kept import accelerate, deepspeed, dynamo, lightning, local_main, source, torch_checkpoint, torch_thread
+from inprocess.kept import (
+    accelerate,
+    context_parallel,
+    deepspeed,
+    dynamo,
+    lightning,
+    local_main,
+    rpc,
+    source,
+    torch_checkpoint,
+    torch_thread,
+)
 from inprocess.system.errors import in_words
 from inprocess.system.logs import get_logger
 
@@ -34,6 +45,8 @@ class Entry:
 KNOWN = (
     Entry("torch's process for asynchronous checkpoints", torch_checkpoint.MODULE, torch_checkpoint.reset),
     Entry("torch's threads for asynchronous checkpoints", torch_thread.MODULE, torch_thread.reset),
+    Entry("torch.distributed.rpc", rpc.MODULE, rpc.reset),
+    Entry("torch's context parallelism", context_parallel.MODULE, context_parallel.reset),
     Entry("accelerate", accelerate.MODULE, accelerate.reset),
     Entry("DeepSpeed's ZeRO", deepspeed.MODULE, deepspeed.reset),
     *(Entry(name, name, functools.partial(source.restore, name)) for name in source.MODULES),

@@ -42,6 +42,8 @@ FORMAT = "%(asctime)s %(threadName)s %(levelname)s %(name)s [%(inprocess)s]: %(m
 SETTLE_S = 10.0
 #: less than PIPE_BUF (4096), so that one write is never split
 MAX_EVENT_BYTES = 3500
+#: lines of what was left behind that fit into one
+LINES = 20
 _HIDDEN = (PACKAGE, "<frozen importlib", os.path.dirname(importlib.__file__))
 
 
@@ -197,7 +199,8 @@ def rank_main(spec: Spec, events: Connection, control: Connection) -> None:
     if not spec.as_program:  # which may keep what it likes until its end
         gc.collect()
         if left := leaks.settled(before, _snapshot, float(spec.args.get("settle", SETTLE_S))):
-            context.emit("leftovers", lines=left)
+            more = [f"and {len(left) - LINES} more"] if len(left) > LINES else []
+            context.emit("leftovers", lines=left[:LINES] + more)
     context.emit("done")
     _exit(code if spec.as_program else 0, full=bool(spec.args.get("full_exit")))
 
