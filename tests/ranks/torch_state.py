@@ -1,4 +1,4 @@
-"""What torch keeps per process: each function sets it and fails in the first iteration, and says what it finds later."""
+"""What torch keeps per process: each function sets it and fails in the first iteration, then says what it finds."""
 
 from __future__ import annotations
 
