@@ -10,14 +10,18 @@ import torch
 
 from inprocess.exception import LiveStateError, OptionError
 from inprocess.live.plan import NOTHING, Shard
-from inprocess.live.tree import Record, Stateful, into, is_sharded, leaves, shard_of, take
+from inprocess.live.transfer import checksum, flat
+from inprocess.live.tree import Record, Stateful, into, is_sharded, leaves, local, shard_of, take
+
+#: values that cannot change; to copy those of an optimizer would take half of a commit
+_FIXED = (int, float, str, type(None), tuple)
 
 
 class LiveParts:
     """Modules, optimizers and other parts, by name.
 
-    Parameters and optimizer state change inside of commits alone. The rest, that is buffers of modules and all other
-    parts, may change at any time: what they were at the last commit is kept.
+    Parameters and optimizer state change inside of commits alone. The rest, that is buffers of modules, options of
+    optimizers (a learning rate) and all other parts, may change at any time: what they were at the last commit is kept.
     """
 
     def __init__(self, parts: Mapping[str, Stateful]) -> None:
@@ -25,11 +29,14 @@ class LiveParts:
         self.shard = Shard()
         #: NOTHING: torn, or not known
         self.step = NOTHING
-        #: whether it ever was at a step
+        #: whether they come of a training: a commit has begun, or they were received or loaded
         self.began = False
         modules = {name: part for name, part in self.parts.items() if isinstance(part, torch.nn.Module)}
         self._parameters = [parameter for module in modules.values() for parameter in module.parameters()]
         self._version = 0
+        #: of the parameters' bytes, since `recover` and until the first commit
+        self._sums: list[torch.Tensor] | None = None
+        self._optimizers = {name: part for name, part in self.parts.items() if isinstance(part, torch.optim.Optimizer)}
         self._with_buffers = {
             name: [(prefix, inner) for prefix, inner in module.named_modules() if inner._buffers]
             for name, module in modules.items()
@@ -37,9 +44,10 @@ class LiveParts:
         self._others = {
             name: part
             for name, part in self.parts.items()
-            if name not in modules and not isinstance(part, torch.optim.Optimizer)
+            if name not in modules and name not in self._optimizers
         }
         self._buffers: dict[str, dict[str, torch.Tensor]] = {name: {} for name in modules}
+        self._options: dict[str, list[dict[str, Any]]] = {}
         self._states: dict[str, Any] = {}
 
     def at(self, step: int) -> None:
@@ -53,16 +61,35 @@ class LiveParts:
                         room.copy_(buffer)
                     else:
                         kept[key] = buffer.detach().clone()
+        self._options = {name: _options(part) for name, part in self._optimizers.items()}
         self._states = {name: copy.deepcopy(part.state_dict()) for name, part in self._others.items()}
-        self._version = self._versions()
-        self.step, self.began = step, True
+        self._version, self._sums = self._versions(), None
+        self.step = step
+
+    def recovered(self) -> None:
+        """What is written now and changes no value, as by DistributedDataParallel(model), does not count.
+
+        It takes one reading of the parameters.
+        """
+        self._sums = self._checksums()
+
+    def begin_commit(self) -> None:
+        self.began = True
+        self.tear()
 
     def tear(self) -> None:
         self.step = NOTHING
 
     def is_changed(self) -> bool:
-        """Whether parameters were written to since then."""
-        return self.step != NOTHING and self._versions() != self._version
+        """Whether parameters were changed since then."""
+        if self.step == NOTHING or self._versions() == self._version:
+            return False
+        return self._sums is None or not all(map(torch.equal, self._sums, self._checksums()))
+
+    def _checksums(self) -> list[torch.Tensor]:
+        with torch.no_grad():
+            tensors = [local(parameter) for parameter in self._parameters]
+            return [checksum(flat(tensor)) for tensor in tensors if not tensor.is_meta]
 
     def _versions(self) -> int:
         """Goes up with each change of a parameter."""
@@ -79,6 +106,11 @@ class LiveParts:
                 states[name] = self._states[name]
                 continue
             states[name] = dict(part.state_dict())
+            if name in self._options:
+                groups = states[name]["param_groups"]
+                states[name]["param_groups"] = [
+                    group | kept for group, kept in zip(groups, self._options[name], strict=True)
+                ]
             kept = self._buffers.get(name, {})
             states[name].update({key: value for key, value in kept.items() if key in states[name]})
         return take(states)
@@ -90,8 +122,20 @@ class LiveParts:
                 for key, buffer in _buffers(modules):
                     if key in self._buffers[name]:
                         buffer.copy_(self._buffers[name][key])
+        for name, options in self._options.items():
+            for group, kept in zip(self._optimizers[name].param_groups, copy.deepcopy(options), strict=True):
+                group.update(kept)
         for name, state in self._states.items():
             self.parts[name].load_state_dict(copy.deepcopy(state))
+
+    def clear(self) -> None:
+        """What an interrupted step leaves half done, and no ``state_dict()`` has: gradients, a scaler's stage."""
+        groups = (group for optimizer in self._optimizers.values() for group in optimizer.param_groups)
+        for parameter in (*self._parameters, *(parameter for group in groups for parameter in group["params"])):
+            parameter.grad = None
+        for part in self._others.values():
+            if isinstance(part, torch.amp.GradScaler):
+                part._per_optimizer_states.clear()
 
     def shares(self, other: LiveParts) -> bool:
         """Whether any part is the same object."""
@@ -138,6 +182,14 @@ def _buffers(modules: list[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, 
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 yield f"{prefix}.{name}" if prefix else name, buffer
+
+
+def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Of each group of parameters: its learning rate, and so on."""
+    return [
+        {key: value if isinstance(value, _FIXED) else copy.deepcopy(value) for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
 
 
 def checked(name: str, part: Any) -> Stateful:

@@ -58,7 +58,7 @@ class LiveState:
 
     What changes parameters or optimizer state belongs inside ``commit``, and nothing that waits for other ranks. All
     else may change at any time, such as a BatchNorm's averages or a data loader's position: a small copy of it is kept
-    at each step.
+    at each step. Gradients are no part of the state: `recover` clears them.
 
     Args:
         parts: anything with ``state_dict()`` and ``load_state_dict()``. They can be given to `recover` instead, where
@@ -166,7 +166,9 @@ class LiveState:
         if call is not None and saving.disk is not None:
             call._to_free.add(saving.disk)
         if before.is_changed():
-            log.error("parameters were written to after commit(%d): call recover() before what does that", before.step)
+            if before.began:
+                what = "parameters were changed after commit(%d): call recover() before what does that"
+                log.error(what, before.step)
             before.tear()
         present = LiveParts(before.parts | parts) if parts else before
         present.shard, had = Shard(*shard) if shard is not None else present.find_shard(), before.shard
@@ -193,7 +195,10 @@ class LiveState:
         saving.drop_after(now, whole_copies(haves, now))
         if saving.disk is not None:
             saving.disk.newest = min(saving.disk.newest, now)  # what is newer is of such a future, too
+        present.clear()
         self._now_at(now, present)
+        present.recovered()
+        present.began |= self._source != "nowhere"
         around.group = weakref.ref(group) if group is not None else None
         for every in (saving.copy_every, saving.save_every):
             every.begin(now)
@@ -402,7 +407,7 @@ class _Commit:
     def __enter__(self) -> None:
         self._live._saving.copies.settle()
         self._atomic.__enter__()
-        self._live._present.tear()
+        self._live._present.begin_commit()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

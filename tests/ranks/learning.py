@@ -143,6 +143,35 @@ def run_ddp(context: Context) -> Any:
     return _wrapped(context, learn)()
 
 
+def run_accumulating(context: Context) -> Any:
+    """DistributedDataParallel, whose constructor gives all ranks rank 0's first weights; two micro-batches a step, whose
+    gradients are cleared after it. Returns step, digest, sources."""
+    torch.manual_seed(context.rank)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    optim = torch.optim.AdamW(model.parameters(), lr=0.01)
+    live = LiveState(model=model, optim=optim)
+    sources: list[str] = []
+
+    def learn(context: Context, call: Any) -> list[Any]:
+        dist.init_process_group("gloo", timeout=LONG)
+        begin = live.recover(call)
+        sources.append(live.source)
+        ddp = DistributedDataParallel(model, find_unused_parameters=True)
+        for step in steps(context, call, begin):
+            with ddp.no_sync():
+                ddp(torch.randn(5, 8)).square().mean().backward()
+            context.point(f"micro {step}")
+            ddp(torch.randn(5, 8)).square().mean().backward()
+            with live.commit(step + 1):
+                optim.step()
+            optim.zero_grad()
+        del ddp
+        dist.destroy_process_group()
+        return [live.step, digest([*model.parameters()]), 0, sources]
+
+    return _wrapped(context, learn)()
+
+
 def run_sharded(context: Context, **options: Any) -> Any:
     """Each rank has a shard; model and optimizer are made anew in each iteration."""
     from torch.distributed.device_mesh import init_device_mesh

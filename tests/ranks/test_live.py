@@ -81,6 +81,29 @@ def test_replicated_the_receiver_raises(launch, calm):
     result_of(launch, calm, learning.run_replicated, faults=faults)
 
 
+@pytest.mark.parametrize("step", [0, 3])
+@pytest.mark.parametrize("raising", [[1], [0, 1, 2]])
+def test_between_micro_batches_some_raise(launch, calm, step, raising):
+    """In the first step after `recover` DistributedDataParallel has just written to the parameters; and gradients that
+    were accumulated must not come into the step that is done again."""
+    faults = {At(rank, step=f"micro {step}"): Raise() for rank in raising}
+    result_of(launch, calm, learning.run_accumulating, faults=faults)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("step", [0, 3])
+def test_between_micro_batches_one_dies(launch, calm, step, victim):
+    faults = {At(victim, step=f"micro {step}"): Kill()}
+    ranks = result_of(launch, calm, learning.run_accumulating, faults=faults, respawn=1)
+    checks.died(ranks, {victim: -signal.SIGKILL})
+
+
+def test_a_second_fault_in_the_first_step_after_a_restart(launch, calm):
+    faults = {At(1, step="micro 3"): Raise(), **{At(0, i, step="micro 3"): Kill() for i in range(1, 4)}}
+    ranks = result_of(launch, calm, learning.run_accumulating, faults=faults, respawn=1)
+    checks.died(ranks, {0: -signal.SIGKILL})
+
+
 @pytest.mark.parametrize("early", [False, True])
 def test_buffers_of_ddp_when_rank_0_is_replaced(launch, early):
     """DistributedDataParallel gives all ranks rank 0's buffers, but at the next forward pass: rank 0 took them along.

@@ -335,6 +335,77 @@ def test_changed_behind_its_back() -> None:
         live.recover()
 
 
+def test_the_same_values_are_no_change() -> None:
+    """As by a DistributedDataParallel that is made after recover, in the first step and in that after a restart."""
+    model, optim = parts()
+    live = LiveState(model=model, optim=optim)
+    for step in (0, 2):
+        assert live.recover() == step
+        with torch.no_grad():
+            model[0].weight.copy_(model[0].weight.clone())
+        assert live.recover() == step
+        assert live.source == "own memory"
+        train(live, model, optim, 2)
+
+
+def test_a_change_before_the_first_commit_is_a_beginning(caplog: pytest.LogCaptureFixture) -> None:
+    """Rank 0's weights, which the constructor of DistributedDataParallel gives to all: no training is lost."""
+    model, optim = parts()
+    live = LiveState(model=model, optim=optim)
+    live.recover()
+    with torch.no_grad():
+        model[0].weight += 1
+    assert (live.recover(), live.source) == (0, "nowhere")
+    assert not caplog.records
+    train(live, model, optim, 1)
+    with torch.no_grad():
+        model[0].weight += 1
+    with pytest.raises(StateLost):
+        live.recover()
+
+
+def test_gradients_of_an_interrupted_step_are_cleared() -> None:
+    model, optim = parts()
+    other = torch.nn.Parameter(torch.ones(2))
+    optim.add_param_group({"params": [other]})
+    live = LiveState(model=model, optim=optim)
+    live.recover()
+    (model(torch.randn(5, 3)).sum() + other.sum()).backward()
+    live.recover()
+    assert [parameter.grad for parameter in (*model.parameters(), other)] == [None] * 5
+
+
+def test_a_learning_rate_is_that_of_the_commit() -> None:
+    """Its scheduler, which is a part, goes back as well; also in what another rank gets."""
+    model, optim = parts()
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optim, 0.5)
+    live = LiveState(model=model, optim=optim, schedule=schedule)
+    live.recover()
+    train(live, model, optim, 2)
+    schedule.step()
+    assert optim.param_groups[0]["lr"] == 0.05
+    assert live._present.record().tree["optim"]["param_groups"][0]["lr"] == 0.1
+    live.recover()
+    assert (optim.param_groups[0]["lr"], schedule.last_epoch) == (0.1, 0)
+
+
+def test_a_scaler_between_unscale_and_step() -> None:
+    """It is at that stage outside its state_dict()."""
+    model, optim = parts()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    live = LiveState(model=model, optim=optim, scaler=scaler)
+    live.recover()
+    for step in (1, 2):
+        scaler.scale(model(torch.randn(5, 3)).sum()).backward()
+        scaler.unscale_(optim)
+        assert live.recover() == step - 1
+        scaler.scale(model(torch.randn(5, 3)).sum()).backward()
+        scaler.unscale_(optim)
+        with live.commit(step):
+            scaler.step(optim)
+            scaler.update()
+
+
 def test_changed_and_committed() -> None:
     model, optim = parts()
     live = LiveState(model=model, optim=optim)
