@@ -133,6 +133,21 @@ def whole_copies(haves: Sequence[Holdings], step: int) -> int:
     return max(whole, default=NOTHING)
 
 
+def differing(shards: Sequence[Shard], rows: Sequence[Sequence[int]]) -> int | None:
+    """The newest step at which ranks with the same shard have other small parts; None: there is none.
+
+    Args:
+        shards: by rank.
+        rows: by rank: a step and a digest, and again; a step of `NOTHING` counts for nothing.
+    """
+    found: dict[tuple[int, Shard], set[int]] = {}
+    for shard, row in zip(shards, rows, strict=True):
+        for step, digest in zip(row[::2], row[1::2], strict=True):
+            if step != NOTHING:
+                found.setdefault((step, shard), set()).add(digest)
+    return max((step for (step, _), digests in found.items() if len(digests) > 1), default=None)
+
+
 def _holders(haves: Sequence[Holdings], step: int) -> dict[Shard, list[Source]]:
     """Who has each shard at this step; each rank once, the live state before a copy."""
     found: dict[Shard, dict[int, Source]] = {}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from inprocess.exception import LiveStateError, OptionError
 from inprocess.live.plan import NOTHING, Shard
-from inprocess.live.transfer import checksum, flat
+from inprocess.live.transfer import checksum, digest, flat
 from inprocess.live.tree import Record, Stateful, into, is_sharded, leaves, local, shard_of, take
 
 #: values that cannot change; to copy those of an optimizer would take half of a commit
@@ -42,13 +42,13 @@ class LiveParts:
             for name, module in modules.items()
         }
         self._others = {
-            name: part
-            for name, part in self.parts.items()
-            if name not in modules and name not in self._optimizers
+            name: part for name, part in self.parts.items() if name not in modules and name not in self._optimizers
         }
         self._buffers: dict[str, dict[str, torch.Tensor]] = {name: {} for name in modules}
         self._options: dict[str, list[dict[str, Any]]] = {}
         self._states: dict[str, Any] = {}
+        #: of the last two commits: which step, and the other parts
+        self._last: list[tuple[int, dict[str, Any]]] = []
 
     def at(self, step: int) -> None:
         """They are those of this step."""
@@ -63,6 +63,7 @@ class LiveParts:
                         kept[key] = buffer.detach().clone()
         self._options = {name: _options(part) for name, part in self._optimizers.items()}
         self._states = {name: copy.deepcopy(part.state_dict()) for name, part in self._others.items()}
+        self._last = [*[each for each in self._last if each[0] != step][-1:], (step, self._states)]
         self._version, self._sums = self._versions(), None
         self.step = step
 
@@ -141,6 +142,20 @@ class LiveParts:
         """Whether any part is the same object."""
         return any(self.parts.get(name) is part for name, part in other.parts.items())
 
+    @property
+    def small(self) -> Collection[str]:
+        """Names of the parts that are neither modules nor optimizers."""
+        return self._others.keys()
+
+    def digests(self) -> list[int]:
+        """A step and a digest of the small parts then, for the last two commits; `NOTHING` where there is none."""
+        found = [number for step, states in self._last for number in (step, digest(states))]
+        return [*found, *[NOTHING, 0] * (2 - len(self._last))]
+
+    def digest(self, name: str, step: int) -> int:
+        """Of one of them; 0: not known."""
+        return next((digest(states[name]) for at, states in reversed(self._last) if at == step and name in states), 0)
+
     def is_large(self, name: str) -> bool:
         """A module or an optimizer; other parts are small."""
         return name not in self._others
@@ -187,7 +202,11 @@ def _buffers(modules: list[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, 
 def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Of each group of parameters: its learning rate, and so on."""
     return [
-        {key: value if isinstance(value, _FIXED) else copy.deepcopy(value) for key, value in group.items() if key != "params"}
+        {
+            key: value if isinstance(value, _FIXED) else copy.deepcopy(value)
+            for key, value in group.items()
+            if key != "params"
+        }
         for group in optimizer.param_groups
     ]
 

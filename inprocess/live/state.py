@@ -8,7 +8,7 @@ import functools
 import logging
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,8 @@ from inprocess.live import randoms
 from inprocess.live.copies import Buffer
 from inprocess.live.every import Schedule
 from inprocess.live.last import LastCheckpoint
-from inprocess.live.plan import NOTHING, Holdings, Plan, Shard, Source, Where, newest, plan, whole_copies
+from inprocess.live.per_rank import RankParts
+from inprocess.live.plan import NOTHING, Holdings, Plan, Shard, Source, Where, differing, newest, plan, whole_copies
 from inprocess.live.present import LiveParts
 from inprocess.live.saving import Around, Saving, checkpoints
 from inprocess.live.transfer import Wire, gather
@@ -63,6 +64,9 @@ class LiveState:
     Args:
         parts: anything with ``state_dict()`` and ``load_state_dict()``. They can be given to `recover` instead, where
             they are made anew in each run of the function. A DistributedDataParallel stands for its module.
+        per_rank: names of parts that differ by rank, such as the position of a rank's own data loader. Each rank keeps
+            its own; it never gets another rank's, and they are in no copy and no checkpoint. Where rank or world size
+            have changed they stay as they are, with a warning. Default: none, all parts are the same on all ranks.
         copy_every: keep a copy in host memory every so many steps, or, given a timedelta, about every so many seconds,
             and the one before. 0: none. Sharded states need
             them: ranks may be a step apart, and what a lost rank had is elsewhere only as a copy.
@@ -82,6 +86,7 @@ class LiveState:
     def __init__(
         self,
         *,
+        per_rank: Collection[str] = (),
         copy_every: int | datetime.timedelta = 0,
         replica_distance: int = 0,
         folder: str | os.PathLike[str] | None = None,
@@ -103,7 +108,8 @@ class LiveState:
         if transport not in TRANSPORTS:
             raise OptionError(f"transport={transport!r} must be one of {', '.join(map(repr, TRANSPORTS))}")
         self._transport, self._seed = transport, seed
-        self._present = LiveParts(parts)
+        self._own = RankParts(per_rank)
+        self._present = LiveParts(self._own.split(parts))
         self._around = Around()
         self._saving = Saving(self._around, copies_due, saves_due, replica_distance, checkpoints(folder, keep))
         #: that of the last `recover`
@@ -170,7 +176,8 @@ class LiveState:
                 what = "parameters were changed after commit(%d): call recover() before what does that"
                 log.error(what, before.step)
             before.tear()
-        present = LiveParts(before.parts | parts) if parts else before
+        shared = self._own.split(parts)
+        present = LiveParts(before.parts | shared) if shared else before
         present.shard, had = Shard(*shard) if shard is not None else present.find_shard(), before.shard
         # what is received goes where another shard is yet
         step = before.step if had == present.shard or not present.shares(before) else NOTHING
@@ -179,7 +186,7 @@ class LiveState:
         saving.end_sending(wire)
         around.rank = dist.get_rank(group) if wire is not None else 0
         have = Holdings(present.shard, step, saving.held(), present.began, had)
-        haves, found, is_newer_there = self._agree(wire, have, call.iteration if call is not None else 0)
+        haves, found, is_newer_there = self._agree(wire, have, before, present)
         self._introduce()
         saving.begin_groups(group)
         saving.begin_saving(haves, shard)
@@ -196,6 +203,7 @@ class LiveState:
         if saving.disk is not None:
             saving.disk.newest = min(saving.disk.newest, now)  # what is newer is of such a future, too
         present.clear()
+        self._own.recover(now, (around.rank, len(haves)))
         self._now_at(now, present)
         present.recovered()
         present.began |= self._source != "nowhere"
@@ -237,6 +245,7 @@ class LiveState:
         after it is done. Nothing where parameters have changed, too."""
         with self._around.atomic():
             if self.step != NOTHING and not self._present.is_changed():
+                self._own.at(self.step)
                 self._present.at(self.step)
 
     def reseed(self, step: int) -> None:
@@ -270,18 +279,38 @@ class LiveState:
 
         return HttpWire(group, call.store)
 
-    def _agree(self, wire: Wire | None, have: Holdings, iteration: int) -> tuple[list[Holdings], Plan | None, bool]:
+    def _agree(
+        self, wire: Wire | None, have: Holdings, before: LiveParts, present: LiveParts
+    ) -> tuple[list[Holdings], Plan | None, bool]:
         """What each rank has, where all get theirs, and whether there may be a newer checkpoint."""
-        disk = self._saving.disk
+        call, disk = self._around.call() if self._around.call is not None else None, self._saving.disk
         saved = disk.newest if disk is not None else NOTHING
+        iteration = call.iteration if call is not None else 0
         # where nobody here was in the iteration before, there may be one that nobody here knows of
         was_there, self._iteration = self._iteration >= iteration - 1, iteration
-        row = [*have.row(), saved, int(was_there)]
-        rows = gather(wire, row)
+        names = sorted(present.small)
+        more = [saved, int(was_there), len(names), *before.digests()]
+        rows = gather(wire, [*have.row(), *more])
         haves = [Holdings.of(row) for row in rows]
+        told = [row[-len(more) :] for row in rows]
+        if all(row[2] == len(names) for row in told):  # else whoever receives parts of other names says so
+            self._compare(wire, differing([each.in_place for each in haves], [row[3:] for row in told]), names, before)
         found = plan(haves)
-        saved, told = (max(row[at] for row in rows) for at in (-2, -1))
-        return haves, found, found is None or saved > found.step or not told
+        newest_saved, anybody = (max(row[at] for row in told) for at in (0, 1))
+        return haves, found, found is None or newest_saved > found.step or not anybody
+
+    def _compare(self, wire: Wire | None, step: int | None, names: Sequence[str], before: LiveParts) -> None:
+        """Say which parts are not the same on all ranks at that step: one of them may get another one's."""
+        if step is None:
+            return
+        there = gather(wire, [before.digest(name, step) for name in names])
+        for name, column in zip(names, zip(*there, strict=True), strict=True):
+            if len({digest for digest in column if digest}) > 1 and not self._around.rank:
+                log.error(
+                    "the part %r is not the same on all ranks at step %d, and a rank that needs a state gets that of "
+                    "another one. Where each rank has its own, say LiveState(per_rank=(%r,))",
+                    *(name, step, name),
+                )
 
     def _carry_out(
         self,
@@ -414,6 +443,7 @@ class _Commit:
     ) -> None:
         try:
             if kind is None:
+                self._live._own.at(self._step)
                 self._live._now_at(self._step, self._live._present)
         finally:
             self._atomic.__exit__(kind, error, trace)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from inprocess.exception import LiveStateError
-from inprocess.live.tree import Record
+from inprocess.live.tree import Record, local
 from inprocess.system.logs import get_logger
 from inprocess.system.progress import Progress
 
@@ -48,6 +49,30 @@ def checksum(data: torch.Tensor) -> torch.Tensor:
     odd = 2 * torch.arange(len(sums), device=data.device) + 1
     rest = data[whole:].to(torch.int64)
     return (sums * odd).sum() + (rest * (2 * torch.arange(len(rest), device=data.device) + 1)).sum() + data.numel()
+
+
+def digest(state: Any) -> int:
+    """Of what a state_dict() holds; a number that is equal where the content is. Of other objects the type counts."""
+    found = hashlib.sha256()
+    _feed(found.update, state)
+    return int.from_bytes(found.digest()[:8], "little", signed=True)
+
+
+def _feed(update: Callable[[bytes], object], value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        mine = local(value)
+        update(f"{mine.dtype} {tuple(mine.shape)} {0 if mine.is_meta else int(checksum(flat(mine)))};".encode())
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            update(f"{key!r}:".encode())
+            _feed(update, inner)
+    elif isinstance(value, list | tuple):
+        update(f"{len(value)}[".encode())
+        for inner in value:
+            _feed(update, inner)
+    else:
+        plain = value is None or isinstance(value, int | float | str | bytes)
+        update(f"{value!r};".encode() if plain else f"{type(value).__name__};".encode())
 
 
 @dataclass

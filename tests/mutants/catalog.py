@@ -1815,6 +1815,8 @@ copies = _in("live/copies.py", SIM, seeds=True)
 disk = _in("live/checkpoints.py", "tests/threads/test_checkpoints.py")
 staged = _in("live/checkpoints.py", "tests/threads/test_checkpoint_copies.py")
 moved = _in("live/transfer.py", "tests/threads/test_live_state.py")
+present = _in("live/present.py", "tests/threads/test_live_state.py")
+own = _in("live/per_rank.py", "tests/threads/test_live_state.py")
 shelf = _in("live/shelf.py", "tests/threads/test_checkpoints.py")
 stuck = _in("live/patience.py", "tests/threads/test_stuck_disk.py")
 LIVE = (
@@ -1854,6 +1856,27 @@ LIVE = (
         "the copy of a checkpoint outlives the call",
         "            each.free()\n",
         "            pass\n",
+    ),
+    present(
+        "written_is_changed",
+        "what is written between recover and the first commit counts, though no value is another one",
+        "        return self._sums is None or not all(map(torch.equal, self._sums, self._checksums()))\n",
+        "        return True\n",
+    ),
+    present(
+        "gradients_stay",
+        "gradients of an interrupted step stay",
+        "            parameter.grad = None\n",
+        "            pass\n",
+    ),
+    present("scaler_stays", "a scaler stays unscaled", "part._per_optimizer_states.clear()", "pass"),
+    present("rates_stay", "a learning rate is not that of the commit", "group.update(kept)", "pass"),
+    own("others_place", "a part of a rank is given to another one", "(place != self._place or ", "("),
+    own(
+        "behind_goes_back",
+        "a rank that is behind goes back",
+        "        elif self._step == step:",
+        "        elif self._kept:",
     ),
     moved("one_at_a_time", "a sender waits until it is asked for each piece", "if len(under_way) > AHEAD:", "if True:"),
     moved(

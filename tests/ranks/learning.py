@@ -85,6 +85,7 @@ def run_replicated(context: Context) -> Any:
     """All ranks have everything, in objects that outlive iterations. Returns step, digest, position, sources."""
     torch.manual_seed(context.rank)  # the first weights differ: rank 0's count
     model, position = network(), Position()
+    position.drawn = context.args.get("apart", 0) * context.rank
     optim = Striking(model.parameters(), lr=0.01)
     live = LiveState(model=model, optim=optim, position=position, **context.args.get("live", {}))
     sources: list[str] = []
@@ -144,8 +145,8 @@ def run_ddp(context: Context) -> Any:
 
 
 def run_accumulating(context: Context) -> Any:
-    """DistributedDataParallel, whose constructor gives all ranks rank 0's first weights; two micro-batches a step, whose
-    gradients are cleared after it. Returns step, digest, sources."""
+    """DistributedDataParallel, whose constructor gives all ranks rank 0's first weights; two micro-batches a step, and
+    gradients are cleared after it. Returns step, digest, nothing, sources."""
     torch.manual_seed(context.rank)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
     optim = torch.optim.AdamW(model.parameters(), lr=0.01)

@@ -118,6 +118,35 @@ def test_buffers_of_ddp_when_rank_0_is_replaced(launch, early):
     assert (found == calm) == early
 
 
+OWN = {"apart": 100, "live": {"per_rank": ["position"]}}
+
+
+@pytest.mark.parametrize("place", ["before 3", "summed 3", "inside 3", "after 3"])
+def test_each_rank_keeps_its_own_position(launch, calm, place):
+    """Also one that is a step behind the others: it has drawn what they had."""
+    if "own" not in calm:
+        calm["own"] = [rank.value[:3] for rank in launch(learning.run_replicated, 3, args=OWN).wait()]
+        assert [value[2] for value in calm["own"]] == [6, 106, 206]
+    ranks = launch(learning.run_replicated, 3, args=OWN, faults={At(1, step=place): Raise()}).wait()
+    assert [rank.value[:3] for rank in ranks] == calm["own"]
+
+
+def test_a_replaced_rank_has_no_position_of_its_own(launch):
+    """And says so; the others keep theirs."""
+    faults = dies_while_all_are_at(1, "before 3")
+    ranks = launch(learning.run_replicated, 3, args=OWN, faults=faults, respawn=1).wait()
+    assert "what position would be at step 3 is not known here" in ranks[3].log
+    assert [ranks[rank].value[2] for rank in (0, 2)] == [6, 206]
+
+
+def test_a_part_that_differs_is_named(launch):
+    """A rank that is behind gets that of another one."""
+    faults = {At(1, step="inside 3"): Raise()}
+    ranks = launch(learning.run_replicated, 3, args={"apart": 100}, faults=faults).wait()
+    assert "the part 'position' is not the same on all ranks at step" in ranks[0].log
+    assert "per_rank=('position',)" in ranks[0].log
+
+
 HTTP = {"live": {"transport": "http"}}
 
 

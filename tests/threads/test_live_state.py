@@ -21,6 +21,7 @@ from inprocess.live import state as live_state
 from inprocess.live.beside import Beside
 from inprocess.live.copies import Copies
 from inprocess.live.every import Schedule
+from inprocess.live.per_rank import RankParts
 from inprocess.live.plan import NOTHING, Shard
 from inprocess.system import clock
 from inprocess.system.progress import EVERY_S
@@ -404,6 +405,74 @@ def test_a_scaler_between_unscale_and_step() -> None:
         with live.commit(step):
             scaler.step(optim)
             scaler.update()
+
+
+def test_a_part_of_this_rank_alone() -> None:
+    """It is given back at the same step and place; in no copy, and not gone back to with one."""
+    own, (model, optim) = Part(1), parts()
+    live = LiveState(model=model, optim=optim, own=own, per_rank="own", copy_every=2)
+    live.recover()
+    for value in (2, 3):
+        own.value = value
+        train(live, model, optim, value - 1)
+    own.value = 4
+    assert (live.recover(), own.value) == (2, 3)
+    assert "own" not in live._present.record().tree
+    own.value = 5
+    train(live, model, optim, 3)
+    own.value = 6
+    with pytest.raises(Faulty), live.commit(4):
+        raise Faulty
+    assert (live.recover(), own.value) == (2, 6)
+
+
+@pytest.mark.parametrize(
+    ("step", "place", "value"),
+    [
+        (2, (1, 3), "kept"),
+        (3, (1, 3), "now"),  # the others had its gradients
+        (1, (1, 3), "now"),
+        (2, (0, 3), "now"),
+        (2, (1, 2), "now"),
+    ],
+)
+def test_whose_a_part_of_a_rank_is(
+    caplog: pytest.LogCaptureFixture, step: int, place: tuple[int, int], value: str
+) -> None:
+    """It was at step 2 as rank 1 of 3. A warning where nobody knows what it would be."""
+    part, own = Part("first"), RankParts(["own"])
+    own.split({"own": part})
+    own.recover(0, (1, 3))
+    part.value = "kept"
+    own.at(2)
+    part.value = "now"
+    own.recover(step, place)
+    assert part.value == value
+    assert bool(caplog.records) == (value == "now" and step < 3)
+
+
+def test_a_part_of_this_rank_that_is_made_anew() -> None:
+    (model, optim), old, new = parts(), Part(1), Part(7)
+    live = LiveState(model=model, optim=optim, per_rank=("own",))
+    with pytest.raises(OptionError, match="per_rank='own' is no part"):
+        live.recover()
+    live.recover(own=old)
+    train(live, model, optim, 1)
+    old.value = 2
+    assert (live.recover(own=new), new.value) == (1, 1)
+    with pytest.raises(OptionError, match="per_rank='model' is a Sequential"):
+        LiveState(model=model, per_rank=("model",))
+    with pytest.raises(OptionError, match="must have state_dict"):
+        LiveState(own=3, per_rank=("own",))
+
+
+def test_a_digest_is_of_the_content() -> None:
+    """Equal where the objects are others; of an object that is none of the plain kinds the type counts."""
+    one: dict[str, Any] = {"a": [1, 2.5, None], "b": torch.ones(3), "c": (b"x", Part())}
+    assert transfer.digest(one) == transfer.digest({"a": [1, 2.5, None], "b": torch.ones(3), "c": (b"x", Part(8))})
+    others = ({"a": [1, 2.5, 0]}, {"a": [1, 2.5]}, {"b": torch.zeros(3)}, {"b": torch.ones(3, dtype=torch.int32)})
+    digests = {transfer.digest(one | other) for other in others}
+    assert len(digests | {transfer.digest(one)}) == 5
 
 
 def test_changed_and_committed() -> None:

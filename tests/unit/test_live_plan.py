@@ -18,6 +18,7 @@ from inprocess.live.plan import (
     Shard,
     Source,
     Where,
+    differing,
     newest,
     plan,
     whole_copies,
@@ -182,3 +183,19 @@ def test_copies_that_all_ranks_have() -> None:
         Holdings(second, 6, (Copy(second, 2), Copy(first, 4), Copy(second, 6))),
     ]
     assert [whole_copies(haves, step) for step in (1, 2, 3, 4, 6)] == [NOTHING, 2, 2, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("rows", "step"),
+    [
+        ([[4, 1, 5, 2], [4, 1, 5, 2]], None),
+        ([[4, 1, 5, 2], [3, 9, 4, 1]], None),
+        ([[4, 1, 5, 2], [3, 9, 4, 8]], 4),
+        ([[4, 1, 5, 2], [4, 7, 5, 8]], 5),
+        ([[4, 1, 5, 2], [NOTHING, 0, NOTHING, 0]], None),
+    ],
+)
+def test_parts_that_differ(rows: list[list[int]], step: int | None) -> None:
+    """Compared are ranks that have been at the same step; of the shards of a state each has its own."""
+    assert differing([Shard(), Shard()], rows) == step
+    assert differing([Shard(0, 2), Shard(1, 2)], rows) is None

@@ -1,0 +1,85 @@
+"""Parts that differ by rank, such as the position of a rank's own data loader: they never come from another rank.
+
+What one was at a commit belongs to that rank of that many. A rank that goes on as the same one gets it back. One that
+was interrupted before its commit of the step that all go on with keeps what it has: it has done the work of that step,
+since the others needed its gradients. In a new process, with another rank or world size, or at an earlier step, nobody
+knows what it would be: the part stays as it is, and a warning says so.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from inprocess.exception import OptionError
+from inprocess.live.tree import Stateful
+from inprocess.system.logs import get_logger
+
+__all__ = ["RankParts"]
+
+log = get_logger("inprocess.live")
+
+
+class RankParts:
+    """Those with these names.
+
+    Args:
+        names: of parts; each is given to the class or to `recover`, and is no module and no optimizer.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.names = (names,) if isinstance(names, str) else tuple(names)
+        self._parts: dict[str, Stateful] = {}
+        #: of parts that were replaced since the last commit: what they were then
+        self._before: dict[str, Any] = {}
+        self._kept: dict[str, Any] = {}
+        self._step = -1
+        #: rank and number of ranks
+        self._place = (-1, -1)
+
+    def split(self, parts: Mapping[str, Stateful]) -> dict[str, Stateful]:
+        """Takes its own, and returns the others."""
+        for name in self.names:
+            part = parts.get(name)
+            if part is None:
+                continue
+            if isinstance(part, torch.nn.Module | torch.optim.Optimizer):
+                raise OptionError(
+                    f"per_rank={name!r} is a {type(part).__name__}: modules and optimizers are the same on all ranks, "
+                    "or sharded; give recover(shard=(index, count)) where each rank has another one"
+                )
+            if not isinstance(part, Stateful):
+                raise OptionError(f"{name}={part!r} must have state_dict() and load_state_dict()")
+            if name in self._parts and self._step >= 0:
+                self._before.setdefault(name, copy.deepcopy(self._parts[name].state_dict()))
+            self._parts[name] = part
+        return {name: part for name, part in parts.items() if name not in self.names}
+
+    def recover(self, step: int, place: tuple[int, int]) -> None:
+        """All go on with this step, and this is that rank of so many. Raises OptionError for a name without a part."""
+        if missing := [name for name in self.names if name not in self._parts]:
+            raise OptionError(f"per_rank={missing[0]!r} is no part: give it to LiveState() or to recover()")
+        unknown = step > 0 and (place != self._place or step < self._step)
+        if unknown and self._parts:
+            log.warning(
+                "rank %d of %d: what %s would be at step %d is not known here, since per_rank parts belong to the rank "
+                "and the number of ranks that kept them. They stay as they are: set them from the step",
+                *(*place, ", ".join(self.names), step),
+            )
+        elif self._step == step:
+            for name, part in self._parts.items():
+                part.load_state_dict(copy.deepcopy(self._kept[name]))
+        elif self._step >= 0:
+            for name, state in self._before.items():
+                self._parts[name].load_state_dict(state)
+        self._place = place
+        self.at(step)
+
+    def at(self, step: int) -> None:
+        """They are those of this step."""
+        self._kept = {name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()}
+        self._step = step
+        self._before.clear()
