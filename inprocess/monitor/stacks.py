@@ -16,6 +16,7 @@ from typing import Any
 
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.system import descriptors, procfs
+from inprocess.system.inherited import unblocked
 from inprocess.system.logs import get_logger
 
 __all__ = ["StackMemory", "parse", "take"]
@@ -38,6 +39,7 @@ class StackMemory:
 
     def __init__(self) -> None:
         self._signum = self._fd = -1
+        self._blocked: set[int] = set()
 
     def open(self) -> tuple[int, int]:
         """The signal, and the descriptor of the memory; (0, -1) where there is none."""
@@ -51,13 +53,14 @@ class StackMemory:
             log.info("no stacks can be taken from outside: %s", error)
             self.close()
             return 0, -1
-        self._signum = signum
+        self._signum, self._blocked = signum, unblocked([signum])
         return signum, self._fd
 
     def close(self) -> None:
         """Put the signal's handler back."""
         if self._signum > 0:
             faulthandler.unregister(self._signum)
+            signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked)
         if self._fd >= 0:
             os.close(self._fd)
         self._signum = self._fd = -1
