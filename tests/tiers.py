@@ -68,6 +68,8 @@ QUICK = (
     "ranks/test_leftovers.py::test_what_an_interrupted_context_manager_has_set",
     "ranks/test_groups.py::test_groups_in_cycles_end_with_their_iteration[sharded]",
     "ranks/test_hostile.py::test_a_roster_of_somebody_else",
+    "ranks/test_process_one.py::test_it_ends_itself",
+    "ranks/test_process_one.py::test_one_that_was_stopped_begins_no_section",
     # processes that join, hot spares
     "ranks/test_joining.py::test_one_dies_and_is_replaced[0]",
     "ranks/test_joining.py::test_a_spare_takes_the_slot_of_the_next_that_dies",

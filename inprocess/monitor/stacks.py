@@ -19,7 +19,7 @@ from inprocess.system import descriptors, procfs
 from inprocess.system.inherited import unblocked
 from inprocess.system.logs import get_logger
 
-__all__ = ["StackMemory", "parse", "take"]
+__all__ = ["StackMemory", "free_signal", "parse", "take"]
 
 log = get_logger("inprocess.monitor")
 #: how long the handler may take (seconds): it needs a millisecond for some ten threads
@@ -43,7 +43,7 @@ class StackMemory:
 
     def open(self) -> tuple[int, int]:
         """The signal, and the descriptor of the memory; (0, -1) where there is none."""
-        signum = _free_signal()
+        signum = free_signal()
         if signum is None:
             return 0, -1
         try:
@@ -66,14 +66,15 @@ class StackMemory:
         self._signum = self._fd = -1
 
 
-def _free_signal() -> int | None:
-    """A real-time signal that nobody handles, in C neither; not the first ones, which others take first."""
+def free_signal(taken: int = 0) -> int | None:
+    """A real-time signal that nobody handles, in C neither; not the first ones, which others take first, nor
+    ``taken``."""
     try:
         caught = procfs.caught_signals()
     except (OSError, ValueError):
         return None
-    free = (number for number in range(signal.SIGRTMAX - 1, signal.SIGRTMIN + 7, -1) if not caught >> number - 1 & 1)
-    return next(free, None)
+    numbers = range(signal.SIGRTMAX - 1, signal.SIGRTMIN + 7, -1)
+    return next((number for number in numbers if number != taken and not caught >> number - 1 & 1), None)
 
 
 def take(training: int, config: MonitorConfig) -> list[dict[str, Any]]:

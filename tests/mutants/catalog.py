@@ -1011,6 +1011,14 @@ CALL = (
         "        if (lease := self.lease_until) is not None and clock.monotonic_ns() >= lease:\n",
         "        if False:\n",
     ),
+    fence(
+        "process_one_lives_on", "process 1 of a container does not end itself", "    os._exit(128 + signal.SIGKILL)\n"
+    ),
+    lease(
+        "lease_that_was_ended_begins_again",
+        "a heartbeat that is under way renews the lease of a rank that cannot be ended",
+        " and not self._lease_is_over",
+    ),
     lease("lease_of_one_alone", "who is alone from the start is ended for want of others", "0 if alone else "),
     lease(
         "no_lease_for_the_last",
@@ -1383,9 +1391,9 @@ MONITOR = (
     monitor(
         "stopped_is_not_woken",
         "a stopped rank is not woken up to end in order",
-        "            self._signal(signal.SIGCONT)\n",
+        "        self._signal(signal.SIGCONT)\n",
     ),
-    monitor("never_by_force", "a rank that ignores SIGTERM lives on", "        self._signal(signal.SIGKILL)\n"),
+    monitor("never_by_force", "a rank that ignores SIGTERM lives on", "        self._end_rank(self._deadly)\n"),
     monitor(
         "dies_with_the_job",
         "a signal to the whole job ends the monitor",
