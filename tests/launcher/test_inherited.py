@@ -32,11 +32,13 @@ def test_children_that_nobody_is_to_wait_for(run: Run, hub: Hub) -> None:
 
 def test_a_signal_that_is_ignored_stays_ignored(run: Run, hub: Hub) -> None:
     """As nohup wants it; another signal still ends the launcher."""
-    launcher = run("--nproc-per-node", "1", **{IGNORED: "SIGHUP,SIGINT,SIGUSR1"})
-    worker = hub.next()
+    launcher = run("--nproc-per-node", "2", **{IGNORED: "SIGHUP,SIGINT,SIGUSR1"})
+    workers = hub.group(2)
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1):
         launcher.signal(number)
-    assert worker.ask("show still here") == {"shown": True}
+    workers[1].tell("kill 9")
+    hub.next()  # so it has looked for signals since
+    assert workers[0].ask("show still here") == {"shown": True}
     launcher.signal(signal.SIGTERM)
     assert launcher.finish() == 128 + signal.SIGTERM
     assert "SIGUSR1" not in launcher.err
