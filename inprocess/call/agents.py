@@ -29,6 +29,7 @@ from inprocess.interrupt.signals import Interrupter
 from inprocess.monitor.board import LEASE, Board
 from inprocess.monitor.policy import LeaseWatch
 from inprocess.monitor.process import MonitorConfig, MonitorProcess
+from inprocess.monitor.process_one import LentSignal
 from inprocess.monitor.stacks import StackMemory
 from inprocess.monitor.watchdog import ProgressWatchdog
 from inprocess.options import Options
@@ -71,6 +72,8 @@ class Agents:
         self._interrupter = Interrupter(options.interrupt_signal, held.raised)
         config = dataclasses.replace(self._monitor_config(), ends_by_sigterm=ends_by_sigterm)
         self._streams = StandardStreams()  # from here on there is something to close
+        self._lent = LentSignal()
+        config = dataclasses.replace(config, deadly_signal=self._lent.open(self._interrupter.signum))
         self._stacks = StackMemory()
         if config.run_dir is not None:
             signum, fd = self._stacks.open()
@@ -187,6 +190,7 @@ class Agents:
             stack.callback(self.board.close)
             stack.callback(self.environment.restore)
             stack.callback(self._stacks.close)
+            stack.callback(self._lent.close)
             stack.callback(self._interrupter.restore)
             stack.callback(self.member.close)
             stack.callback(self._monitor.bye, how, why=why)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import secrets
 import socket
@@ -58,13 +59,19 @@ class Job:
     def enter(cls) -> Job:
         """The job of this process, at the beginning of a call.
 
-        Raises OptionError for environment variables, RestartError outside the main thread or inside another call,
-        ValueError where torch.distributed is initialized.
+        Raises OptionError for environment variables, RestartError outside the main thread, inside another call or while
+        multiprocessing starts this process, ValueError where torch.distributed is initialized.
         """
         if threading.current_thread() is not threading.main_thread():
             raise RestartError(
                 f"a wrapped function was called in thread {threading.current_thread().name!r}: call it in the main "
                 "thread, the only one that can be interrupted for a restart"
+            )
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise RestartError(
+                "a wrapped function was called while multiprocessing imports the main module, to start a process such "
+                "as a DataLoader's worker: it would begin a second job. Call it below "
+                'if __name__ == "__main__":, which such processes pass over'
             )
         if restarting_call() is not None:
             raise RestartError("a wrapped function was called inside another one: wrap only the outermost function")

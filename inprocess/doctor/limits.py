@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 
 import psutil
 
+from inprocess.attribution import one_line
 from inprocess.doctor.findings import Check, Finding, NothingToLookAt, Settings
 from inprocess.system import cgroup, clock
 
@@ -26,6 +27,11 @@ TASKS = 2 + 30
 RANK_BYTES = 400 << 20
 #: Docker's default, with which a DataLoader with workers fails (bytes)
 SMALL_SHM = 64 << 20
+#: programs in Python that start the ranks as processes of their own
+LAUNCHERS = frozenset(
+    {"inprocess", "inprocess.run", "torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate"}
+    | {"deepspeed", "ft_launcher", "ray"}
+)
 #: how long the clock is watched (seconds)
 TICK_S = 0.02
 #: nobody has run this library before that (seconds since 1970): 2025
@@ -153,6 +159,26 @@ def memory(settings: Settings) -> Iterator[Finding]:
         )
 
 
+def process_one(settings: Settings, pid: int | None = None) -> Iterator[Finding]:
+    """``pid``: of the doctor itself."""
+    try:
+        with open(os.path.join(settings.root, "proc/1/cmdline"), "rb") as file:
+            words = [os.fsdecode(word) for word in file.read().split(b"\0")]
+    except OSError as error:
+        raise NothingToLookAt(f"process 1 does not show what it is: {error}") from None
+    is_doctor = (os.getpid() if pid is None else pid) == 1
+    launches = any(os.path.basename(word) in LAUNCHERS for word in words[:4])
+    if os.path.basename(words[0]).startswith("python") and (is_doctor or not launches):
+        yield Finding(
+            "limits.init",
+            "warning",
+            f"process 1 of this container is a Python program: {one_line(' '.join(words).strip(), 100)}",
+            "SIGKILL from inside does not reach a rank that is process 1, and its monitor ends with it: the others "
+            "wait for heartbeat_timeout",
+            "docker run --init, dumb-init or tini as entry point, shareProcessNamespace: true, or `inprocess run`",
+        )
+
+
 def clocks(
     _: Settings, wall: Callable[[], float] = clock.wall, monotonic: Callable[[], float] = clock.monotonic
 ) -> Iterator[Finding]:
@@ -210,6 +236,12 @@ CHECKS = (
         "host and control group have 400 MiB left for each rank and its monitor",
         "more memory for the container, or fewer ranks",
         memory,
+    ),
+    Check(
+        "limits.init",
+        "process 1 of the container is an init or a launcher: nothing inside can kill process 1",
+        "docker run --init, dumb-init or tini as entry point, or shareProcessNamespace: true",
+        process_one,
     ),
     Check(
         "limits.clock",

@@ -20,6 +20,7 @@ from inprocess.doctor.script_checks import SCRIPT_CHECKS
 from inprocess.exception import OptionError
 from inprocess.options import Options, did_you_mean
 from inprocess.system.environment import derived
+from inprocess.system.inherited import children_are_waited_for
 from inprocess.system.progress import Progress
 
 __all__ = ["main"]
@@ -46,10 +47,11 @@ def main(arguments: Sequence[str]) -> int:
     settings = Settings(given.nproc, _environment(), options=dict(given.option), step=given.step)
     tell = _teller(sys.stderr.isatty())
     try:
-        found = checks.examine(settings, tell)
-        restarts = _restarts(found, given.nproc, tell)
-        if command:
-            _try_script(found, command, given.nproc, tell)
+        with children_are_waited_for():
+            found = checks.examine(settings, tell)
+            restarts = _restarts(found, given.nproc, tell)
+            if command:
+                _try_script(found, command, given.nproc, tell)
     except (OSError, OptionError) as error:
         tell("")
         print(f"inprocess doctor: {one_line(str(error), 500)}", file=sys.stderr)

@@ -16,6 +16,7 @@ from inprocess.interrupt.frames import leave_alone, whereabouts
 from inprocess.interrupt.gate import Gate
 from inprocess.interrupt.loader_workers import WorkerDeaths
 from inprocess.system import clock
+from inprocess.system.inherited import unblocked
 from inprocess.system.logs import get_logger
 
 __all__ = ["Interrupter"]
@@ -49,6 +50,7 @@ class Interrupter:
         self.raised = raised
         self.signum = _free_signal() if signum is None else _usable(signum)
         self._previous: Any = None
+        self._blocked: set[int] = set()
         self._worker_deaths = WorkerDeaths()
         self._gate: Gate | None = None
         self.main_thread = 0
@@ -74,6 +76,8 @@ class Interrupter:
             )
         self.main_thread = threading.get_ident()
         self._previous = signal.signal(self.signum, self._handle)
+        # inherited from a parent that waits for signals in a thread
+        self._blocked = unblocked([self.signum])
         self._installed = True
         self._worker_deaths.install()
 
@@ -87,6 +91,7 @@ class Interrupter:
             self._worker_deaths.restore()
             if signal.getsignal(self.signum) == self._handle:
                 _replace_handler(self.signum, self._previous)
+            signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked)
 
     def new_gate(self) -> Gate:
         """The gate of a new iteration. Only the latest gate can be interrupted."""

@@ -15,6 +15,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsSpecs
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.utils.api import macros
 
 from inprocess.attribution import ranges
@@ -165,6 +166,7 @@ class Agent(LocalElasticAgent):
 
     def _launch(self, slot: WorkerSlot) -> None:
         slot.due, slot.doomed, slot.reason, slot.others_until = None, None, "", None
+        slot.asked.clear()
         env = {**slot.start.env, **self._setup.control.environment(slot.rank)}
         start = WorkerLaunch(slot.start.args, env, slot.start.prefix)
         restart = slot.respawned if RESTART_VARIABLE in env else 0
@@ -185,6 +187,7 @@ class Agent(LocalElasticAgent):
         while True:
             self._pool.wait(self._pause())
             self._setup.signals.check()
+            self._pass_on()
             result = self._turn()
             if result is not None:
                 self._worker_group.state = result.state
@@ -213,6 +216,15 @@ class Agent(LocalElasticAgent):
         self._setup.warm.tend(self._setup.control.modules())
         return self._stuck() or self._hear() or self._finished()
 
+    def _pass_on(self) -> None:
+        """Signals that would have ended the launcher, to the workers that handle them: the others would die of them."""
+        for number in self._setup.signals.for_workers():
+            told = [slot for slot in self._slots.values() if slot.process and slot.process.pass_on(number)]
+            for slot in told:
+                slot.asked.add(number)
+            ranks = f"ranks {ranges(slot.rank for slot in told)}, which handle it" if told else "none: none handles it"
+            log.warning("%s is passed on to the workers of %s", number.name, ranks)
+
     def _has_failed(self, slot: WorkerSlot, running: set[int]) -> bool:
         """Whether its process has failed since the last look; ``running``: the ranks whose processes still run."""
         ended = slot.process.ended if slot.process and slot.rank not in running else None
@@ -227,6 +239,11 @@ class Agent(LocalElasticAgent):
         self._setup.control.ended(slot.rank)
         if ended.failure is None:
             slot.process, slot.done, slot.failure, slot.value = None, True, None, ended.value
+            return False
+        slot.left = slot.left_as_asked(ended.exitcode)
+        if slot.left is not None:
+            log.warning("%s has left as asked: %s", slot, slot.left.name)
+            slot.process = slot.failure = None
             return False
         slot.failure = ended.failure
         return True
@@ -316,8 +333,12 @@ class Agent(LocalElasticAgent):
         return None if result is None else self._fail()
 
     def _finished(self) -> RunResult | None:
-        if not all(slot.done for slot in self._slots.values()):
+        """Raises SignalException where all workers have left as a signal asked them to."""
+        slots = self._slots.values()
+        if not all(slot.done or slot.left for slot in slots):
             return None
+        if (number := next(iter(slots)).left) and not any(slot.done for slot in slots):
+            raise SignalException(f"all workers have left as asked: {number.name}", sigval=number)
         meeting, now = self._setup.meeting, clock.monotonic()
         if not meeting.alone:
             if self._done_since is None:

@@ -47,6 +47,7 @@ from inprocess.launcher.workers import GROW_VARIABLE, RESTART_VARIABLE
 from inprocess.options import did_you_mean
 from inprocess.system import descriptors, logs
 from inprocess.system.environment import StandardStreams
+from inprocess.system.inherited import children_are_waited_for
 from inprocess.system.logs import get_logger
 
 __all__ = ["run"]
@@ -84,6 +85,7 @@ def _run(given: argparse.Namespace) -> None:
     leaves = False
     with contextlib.ExitStack() as stack:
         # closed in the opposite order
+        stack.enter_context(children_are_waited_for())
         signals = stack.enter_context(Signals(getattr(given, "signals_to_handle", SIGNALS)))
         meeting = signals.interruptible(lambda: _meet(given, config))
         stack.callback(lambda: meeting.close(shutdown=not leaves))

@@ -29,7 +29,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
 from inprocess.launcher.signals import Signals
-from inprocess.system import clock, descriptors
+from inprocess.system import clock, descriptors, procfs
 from inprocess.system.logs import get_logger
 
 __all__ = ["WorkerPool", "Ended", "Process", "ProcessSpec", "StreamFilters"]
@@ -37,6 +37,8 @@ __all__ = ["WorkerPool", "Ended", "Process", "ProcessSpec", "StreamFilters"]
 log = get_logger(__name__)
 #: how long a process that was killed may take to go (seconds); one that waits for hardware may never
 KILL_LIMIT_S = 30.0
+#: of a process whose exit code nobody can tell any more: no program of ours ends with it
+UNKNOWN_CODE = 255
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,10 @@ class Process(abc.ABC):
 
     @abc.abstractmethod
     def _look(self) -> Ended | None:
-        """How it ended, or None while it runs; the answer that is not None is asked for once."""
+        """How it ended, or None while it runs; the answer that is not None is asked for once.
+
+        Raises ChildProcessError where something else in this process has waited for it.
+        """
 
     @abc.abstractmethod
     def _kill(self, number: signal.Signals) -> None:
@@ -187,15 +192,38 @@ class Process(abc.ABC):
     def poll(self) -> Ended | None:
         """How it ended, or None while it runs."""
         if self.ended is None:
-            self.ended = self._look()
+            try:
+                self.ended = self._look()
+            except ChildProcessError:
+                self.ended = self._lost()
             if self.ended:
                 self._drop()
         return self.ended
+
+    def _lost(self) -> Ended:
+        """It is gone, and its exit code with it, unless the kernel keeps that for its descriptor. As a failure: a job
+        must not succeed because a failure was not seen."""
+        status = None if self._descriptor is None else procfs.exit_status(self._descriptor)
+        code = UNKNOWN_CODE if status is None else os.waitstatus_to_exitcode(status)
+        told = "counts as failed" if status is None else f"was {code}"
+        log.warning("pid %d was waited for by something else in this process; its exit code %s", self.pid, told)
+        return Ended(code, ProcessFailure(self.local_rank, self.pid, code, error_file="") if code else None)
 
     def send(self, number: signal.Signals) -> None:
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 self._kill(number)
+
+    def pass_on(self, number: signal.Signals) -> bool:
+        """Send it a signal that it would die of, where it handles that; whether it does. Not to what it has started:
+        loader workers have its handlers, too."""
+        if self.poll() is not None:
+            return False
+        with contextlib.suppress(OSError):  # it has just ended
+            if procfs.caught_signals(self.pid) & 1 << number - 1:
+                os.kill(self.pid, number)
+                return True
+        return False
 
     def close(self) -> None:
         """Kill it where it still runs, and stop copying its output."""
@@ -226,13 +254,18 @@ class _Program(Process):
 
     def _look(self) -> Ended | None:
         # without taking it from the kernel: its number, which is its group's, must not become another's yet
-        status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        process = self._context.subprocess_handlers[0].proc
+        try:
+            status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            process.wait()  # takes it for granted; its destructor would complain otherwise
+            raise
         if status is None:
             return None
         if status.si_status != 0:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)  # what it started may hold devices and ports
-        code = self._context.subprocess_handlers[0].proc.wait()
+        code = process.wait()
         return Ended(code, self._failure(code) if code else None)
 
     def _failure(self, code: int) -> ProcessFailure:
@@ -259,6 +292,11 @@ class _Function(Process):
         return MultiprocessContext(entrypoint=function, args={0: given}, start_method=spec.start_method, **common)
 
     def _look(self) -> Ended | None:
+        process = self._context._pc.processes[0]
+        if descriptors.await_readable(self._descriptor, 0) and process.exitcode is None:
+            process._popen.returncode = UNKNOWN_CODE  # multiprocessing would keep it for ever
+            process.join()
+            raise ChildProcessError
         result = self._context.wait(0)  # also takes the value, without which the process does not end
         if result is None:
             return self._vanished()
@@ -389,4 +427,5 @@ class WorkerPool:
             process.close()
         self._processes.clear()
         self._logs.close()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed when the launcher was started
+            sys.stdout.flush()

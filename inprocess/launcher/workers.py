@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, WorkerSpec
@@ -50,11 +51,18 @@ class WorkerSlot:
     #: of its last process; None once a replacement has taken over
     failure: ProcessFailure | None = None
     done: bool = False
+    #: signals that its process was passed on, and that of which it has left; it is not started again then
+    asked: set[signal.Signals] = field(default_factory=set)
+    left: signal.Signals | None = None
     value: Any = None
 
     @property
     def rank(self) -> int:
         return int(self.worker.global_rank)
+
+    def left_as_asked(self, exitcode: int) -> signal.Signals | None:
+        """The signal that was passed on to its process and of which that ended."""
+        return next((number for number in self.asked if exitcode in (128 + number, -number)), None)
 
     @property
     def fresh(self) -> bool:

@@ -75,6 +75,8 @@ class MonitorConfig:
     #: the signal on which the rank writes its stacks, and its descriptor of the memory to which; 0: none
     stacks_signal: int = 0
     stacks_fd: int = -1
+    #: the signal that ends the rank, where it is process 1 of its container; 0: SIGKILL does
+    deadly_signal: int = 0
     #: import torch in full, not only its stores
     full_torch: bool = False
     #: filled in at the start: pid and module search path of the training process

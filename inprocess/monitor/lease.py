@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import NoReturn
 
 from inprocess.monitor import policy
 from inprocess.monitor.board import LEASE, LEFT, Board
@@ -33,8 +34,12 @@ def enforce(board: Board) -> int:
     return left
 
 
-def kill_self() -> None:
-    """End this process at once. No logging: a handler may wait for the very thread that must not run."""
+def kill_self() -> NoReturn:
+    """End this process at once. No logging: a handler may wait for the very thread that must not run.
+
+    Process 1 of a container cannot kill itself: the kernel drops the signal.
+    """
     text = f"inprocess: process {os.getpid()} was cut off or stood still for too long; the others go on without it\n"
     os.write(2, text.encode())
     os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(128 + signal.SIGKILL)

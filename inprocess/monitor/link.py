@@ -76,7 +76,7 @@ class Link:
         self.limits = policy.Timeouts.of(*limits, config.progress_watchdog_interval)
         #: when this monitor's last heartbeat that got through in time was begun (s), or None
         self.heartbeat_at: float | None = None
-        self._lease = threading.Lock()
+        self._lease, self._lease_is_over = threading.Lock(), False
         #: the job has ended, or goes on without this member
         self.ended = threading.Event()
         #: members for which it has begun to speak and is not done
@@ -153,6 +153,12 @@ class Link:
     def lease_until(self) -> int | None:
         """Until when the others do not go on without this member, a predecessor's heartbeats included (ns)."""
         return self._board.slots[LEASE] or None
+
+    def end_lease(self) -> None:
+        """For good: the others go on without this rank, which cannot be ended."""
+        with self._lease:
+            self._lease_is_over = True
+            self._board.slots[LEASE] = 1
 
     @property
     def is_host(self) -> bool:
@@ -368,7 +374,7 @@ class Link:
         """There is none where it was alone from the start. Who is the last of many has one: a process that waits to
         join watches it, and goes on without it."""
         with self._lease:
-            if self.heartbeat_at is not None:
+            if self.heartbeat_at is not None and not self._lease_is_over:
                 alone = self.membership.known == {self.member}
                 self._board.slots[LEASE] = 0 if alone else int(self.heartbeat_at * 1e9) + self.limits.lease
 

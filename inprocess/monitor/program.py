@@ -45,6 +45,8 @@ IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
 STORE_LIMIT_S = 1.0
 #: how long a call that failed waits for its monitor to have told the others (seconds)
 LINGERING_NOTICE_S = 0.1
+#: how long a monitor that ends with its rank may take to say so (seconds)
+LAST_WORDS_S = 0.5
 #: exit codes
 DONE, FAILED, AGAIN = 0, 1, 2
 
@@ -67,6 +69,8 @@ class Monitor:
         stream.emit("watching", training_pid=config.training_pid)
         self._oom_kills = cgroup.oom_kills()
         self._last = LastMoments(config, board, training)
+        self._is_process_one = config.training_pid == 1
+        self._deadly = config.deadly_signal or int(signal.SIGKILL)
         self._view = policy.View(config.rank, self._link.limits, config.iteration)
         self._looked = clock.monotonic_ns()
         self._unheard = policy.LeaseWatch(config.heartbeat_timeout)
@@ -187,23 +191,59 @@ class Monitor:
 
     def _kill(self, kill: policy.Kill) -> None:
         self._view = dataclasses.replace(self._view, killed=True)
-        self._last.killed = kill.record
+        record = self._last.killed = self._killed(kill.record)
         if not kill.at_once:
             self._look_at_process()
             self._take_stacks()
-            # before SIGCONT: a stopped process takes it first thing when it wakes
-            self._signal(signal.SIGTERM if self._config.ends_by_sigterm else signal.SIGKILL)
-            self._signal(signal.SIGCONT)
-            stream.emit("killed", record=kill.record.to_dict(), at_once=False)
-            log.error("ending the training process %d: %s", self._pid, kill.record)
+            if self._is_process_one:  # with which this process ends: the others are told before
+                self._tell_end(record)
+                self._link.report(self._board.snapshot().iteration, record)
+                descriptors.await_readable(self._training, LAST_WORDS_S)
+            self._end_rank(signal.SIGTERM if self._config.ends_by_sigterm else self._deadly)
+            if not self._is_process_one:
+                self._tell_end(record)
             if descriptors.await_readable(self._training, self._config.termination_grace_time):
                 return
-        self._signal(signal.SIGKILL)
-        stream.emit("killed", record=kill.record.to_dict(), at_once=True)
-        log.error("killed the training process %d: %s", self._pid, kill.record)
+        self._end_rank(self._deadly)
+        stream.emit("killed", record=record.to_dict(), at_once=True)
+        done = f"sent signal {self._deadly} to" if self._is_process_one else "killed"
+        log.error("%s the training process %d: %s", done, self._pid, record)
         if not descriptors.await_readable(self._training, self._config.termination_grace_time):
+            self._on_survival()
+
+    def _killed(self, record: InterruptionRecord) -> InterruptionRecord:
+        """Why it is killed, in words that are true: whether process 1 can be is not known yet."""
+        if not self._is_process_one:
+            return record
+        return dataclasses.replace(record, interruption=Interruption.UNRESPONSIVE)
+
+    def _tell_end(self, record: InterruptionRecord) -> None:
+        stream.emit("killed", record=record.to_dict(), at_once=False)
+        log.error("ending the training process %d: %s", self._pid, record)
+
+    def _end_rank(self, signum: int) -> None:
+        """With SIGCONT after it: a stopped process takes the signal first thing when it wakes."""
+        self._signal(signum)
+        self._signal(signal.SIGCONT)
+
+    def _on_survival(self) -> None:
+        """It was sent what ends it, and has not ended."""
+        if not self._is_process_one:
             log.error("process %d did not exit after SIGKILL (a device driver?); it will never run again", self._pid)
             self._on_death()
+            return
+        self._link.end_lease()
+        text = f"it is process 1 of its container and did not end by signal {self._deadly}: nothing in there can end it"
+        log.error(
+            "%s. The others go on without it; it begins no atomic(), and ends where it runs Python again. End the "
+            "container from outside",
+            text,
+        )
+        self._last.killed = InterruptionRecord(
+            self._board.snapshot().rank, Interruption.UNRESPONSIVE, initial_rank=self._config.rank, message=text
+        ).noticed(clock.monotonic(), clock.name())
+        self._poll.unregister(self._training)
+        self._go_on_without(self._board.snapshot(), text)
 
     @property
     def _pid(self) -> int:
@@ -225,7 +265,7 @@ class Monitor:
             return []
         return stacks.take(self._training, self._config)
 
-    def _signal(self, signum: signal.Signals) -> None:
+    def _signal(self, signum: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._training, signum)
 
@@ -239,6 +279,10 @@ class Monitor:
         how = how_died(status)
         log.warning("the training process %d is gone: %s", self._pid, how)
         stream.emit("died", how=how, **codes(status), oom_kills=cgroup.oom_kills() - self._oom_kills)
+        self._go_on_without(seen, how)
+
+    def _go_on_without(self, seen: policy.Snapshot, how: str) -> None:
+        """This monitor speaks for its rank from now on."""
         self._link.relay.happened(seen.iteration, self._link.membership, None, {self._config.rank})
         self._on_incident(seen.iteration, 1)
         self._finish(lambda: self._last.tell(self._link, how), self._config.barrier_timeout)

@@ -16,9 +16,10 @@ from typing import Any
 
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.system import descriptors, procfs
+from inprocess.system.inherited import unblocked
 from inprocess.system.logs import get_logger
 
-__all__ = ["StackMemory", "parse", "take"]
+__all__ = ["StackMemory", "free_signal", "parse", "take"]
 
 log = get_logger("inprocess.monitor")
 #: how long the handler may take (seconds): it needs a millisecond for some ten threads
@@ -38,10 +39,11 @@ class StackMemory:
 
     def __init__(self) -> None:
         self._signum = self._fd = -1
+        self._blocked: set[int] = set()
 
     def open(self) -> tuple[int, int]:
         """The signal, and the descriptor of the memory; (0, -1) where there is none."""
-        signum = _free_signal()
+        signum = free_signal()
         if signum is None:
             return 0, -1
         try:
@@ -51,26 +53,28 @@ class StackMemory:
             log.info("no stacks can be taken from outside: %s", error)
             self.close()
             return 0, -1
-        self._signum = signum
+        self._signum, self._blocked = signum, unblocked([signum])
         return signum, self._fd
 
     def close(self) -> None:
         """Put the signal's handler back."""
         if self._signum > 0:
             faulthandler.unregister(self._signum)
+            signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked)
         if self._fd >= 0:
             os.close(self._fd)
         self._signum = self._fd = -1
 
 
-def _free_signal() -> int | None:
-    """A real-time signal that nobody handles, in C neither; not the first ones, which others take first."""
+def free_signal(taken: int = 0) -> int | None:
+    """A real-time signal that nobody handles, in C neither; not the first ones, which others take first, nor
+    ``taken``."""
     try:
         caught = procfs.caught_signals()
     except (OSError, ValueError):
         return None
-    free = (number for number in range(signal.SIGRTMAX - 1, signal.SIGRTMIN + 7, -1) if not caught >> number - 1 & 1)
-    return next(free, None)
+    numbers = range(signal.SIGRTMAX - 1, signal.SIGRTMIN + 7, -1)
+    return next((number for number in numbers if number != taken and not caught >> number - 1 & 1), None)
 
 
 def take(training: int, config: MonitorConfig) -> list[dict[str, Any]]:

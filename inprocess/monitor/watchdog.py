@@ -235,6 +235,7 @@ class ProgressWatchdog(threading.Thread):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
     def _tell_monitor_death(self) -> None:
+        lease.enforce(self._board)  # its last deed may have been to end it
         self._board.slots[WATCHED] = 0  # a new one has shown nothing yet
         try:
             replaced = self._on_monitor_death is not None and self._on_monitor_death()

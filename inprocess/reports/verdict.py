@@ -127,6 +127,8 @@ def _processes(evidence: Evidence) -> list[_Finding]:
             finding = None
             if record.interruption is Interruption.HARD_TIMEOUT:
                 finding = _silent(witness, record, evidence)
+            elif record.interruption is Interruption.UNRESPONSIVE and witness.of("killed").get("at_once") is False:
+                finding = _silent(witness, record, evidence)  # by its monitor, which ended with it
             elif record.interruption is Interruption.UNRESPONSIVE and not witness.has(Interruption.HARD_TIMEOUT):
                 finding = _Finding(rank, "host_lost", 0.9, "", record.message, (str(record),), _at(witness, "died"))
             elif record.interruption is Interruption.TERMINATED and not witness.has(Interruption.HARD_TIMEOUT):

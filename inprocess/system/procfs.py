@@ -73,9 +73,9 @@ def state_of(pid: int) -> dict[str, str]:
     return found
 
 
-def caught_signals() -> int:
-    """Of this process: bit n - 1 stands for signal n, whoever installed the handler."""
-    (line,) = (line for line in read("/proc/self/status").splitlines() if line.startswith("SigCgt:"))
+def caught_signals(pid: int | str = "self") -> int:
+    """Of a process: bit n - 1 stands for signal n, whoever installed the handler. Raises OSError where it is gone."""
+    (line,) = (line for line in read(f"/proc/{pid}/status").splitlines() if line.startswith("SigCgt:"))
     return int(line.split()[1], 16)
 
 

@@ -37,17 +37,22 @@ def find(
     prepare: Callable[[], object] | None = None,
     mounts: str = "",
     user: int | None = None,
+    contained: bool = False,
 ) -> list[Finding]:
     """The findings of the check with this id; an AssertionError where it was skipped.
 
     ``mounts`` are shell commands that change what is mounted, for this process alone; the test is skipped where the
-    kernel refuses that. ``prepare`` runs in the process before Python does.
+    kernel refuses that. ``prepare`` runs in the process before Python does. ``contained``: it is process 1 of a
+    namespace, if the kernel makes one.
     """
     environ = {name: text for name, text in {**os.environ, **(env or {})}.items() if text is not None}
     command = [sys.executable, "-c", _PROGRAM, check, str(nproc), *([] if user is None else [str(user)])]
     if mounts:
         need_mounts()
         command = ["unshare", "-m", "sh", "-ec", f"{mounts}\nexec {shlex.join(command)}"]
+    if contained:
+        need_mounts()
+        command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *command]
     done = subprocess.run(
         command, check=False, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, preexec_fn=prepare
     )

@@ -182,6 +182,11 @@ def test_shared_memory(mounts: str, level: str, what: str) -> None:
     assert finding.level == level and what in finding.what
 
 
+def test_process_one() -> None:
+    (finding,) = find("limits.init", contained=True)
+    assert finding.level == "warning" and "process 1 of this container is a Python program" in finding.what
+
+
 def test_no_memory_for_so_many_ranks() -> None:
     (finding,) = find("limits.memory", nproc=1_000_000)
     assert finding.level == "problem" and "1000000 ranks need" in finding.what

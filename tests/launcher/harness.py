@@ -8,7 +8,9 @@ import os
 import re
 import select
 import shutil
+import signal
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -31,6 +33,8 @@ CEILING = 40.0
 HOLD = "TEST_HOLD"
 #: and how long they let workers start before they start a warm one
 PAUSE = "TEST_PAUSE"
+#: signals that they find ignored, and blocked; streams that they find closed
+IGNORED, BLOCKED, CLOSED = "TEST_IGNORED", "TEST_BLOCKED", "TEST_CLOSED"
 
 
 @contextlib.contextmanager
@@ -162,3 +166,10 @@ def hold(variables: Mapping[str, str]) -> None:
 
     agent.HOLD_S = float(variables.get(HOLD, agent.HOLD_S))
     warm.PAUSE_S = float(variables.get(PAUSE, warm.PAUSE_S))
+    for name in filter(None, variables.get(IGNORED, "").split(",")):
+        signal.signal(signal.Signals[name], signal.SIG_IGN)
+    blocked = filter(None, variables.get(BLOCKED, "").split(","))
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.Signals[name] for name in blocked])
+    for number in map(int, filter(None, variables.get(CLOSED, "").split(","))):
+        os.close(number)
+        setattr(sys, ("stdin", "stdout", "stderr")[number], None)

@@ -112,6 +112,11 @@ def obey(hub: socket.socket, _: str) -> None:
     say(hub, obeying=True)
 
 
+def note(hub: socket.socket, number: str) -> None:
+    signal.signal(int(number), lambda number, _: say(hub, got=signal.Signals(number).name))
+    say(hub, noting=True)
+
+
 def child(hub: socket.socket, _: str) -> None:
     """Start a process that would stay."""
     pid = os.fork()
@@ -161,6 +166,7 @@ COMMANDS = {
     "fail": fail,
     "ignore": ignore,
     "obey": obey,
+    "note": note,
     "child": child,
     "ask": ask,
     "ping": ping,

@@ -1011,6 +1011,14 @@ CALL = (
         "        if (lease := self.lease_until) is not None and clock.monotonic_ns() >= lease:\n",
         "        if False:\n",
     ),
+    fence(
+        "process_one_lives_on", "process 1 of a container does not end itself", "    os._exit(128 + signal.SIGKILL)\n"
+    ),
+    lease(
+        "lease_that_was_ended_begins_again",
+        "a heartbeat that is under way renews the lease of a rank that cannot be ended",
+        " and not self._lease_is_over",
+    ),
     lease("lease_of_one_alone", "who is alone from the start is ended for want of others", "0 if alone else "),
     lease(
         "no_lease_for_the_last",
@@ -1383,9 +1391,9 @@ MONITOR = (
     monitor(
         "stopped_is_not_woken",
         "a stopped rank is not woken up to end in order",
-        "            self._signal(signal.SIGCONT)\n",
+        "        self._signal(signal.SIGCONT)\n",
     ),
-    monitor("never_by_force", "a rank that ignores SIGTERM lives on", "        self._signal(signal.SIGKILL)\n"),
+    monitor("never_by_force", "a rank that ignores SIGTERM lives on", "        self._end_rank(self._deadly)\n"),
     monitor(
         "dies_with_the_job",
         "a signal to the whole job ends the monitor",
@@ -1707,6 +1715,47 @@ WARM = (
 
 arbitration = _in("failover/*.py", "tests/unit/test_failover_rules.py")
 desk = _in("failover/*.py", "tests/threads/test_arbiter.py")
+launched = _in("launcher/*.py", "tests/launcher/test_inherited.py")
+contained = _in("monitor/*.py", "tests/ranks/test_process_one.py")
+INHERITED = (
+    launched("exit_codes_are_lost", "SIGCHLD stays ignored", "stack.enter_context(children_are_waited_for())", "pass"),
+    launched(
+        "ignored_is_handled",
+        "a signal that nohup ignores ends the launcher",
+        "if signal.getsignal(number) is not signal.SIG_IGN:",
+        "if True:",
+    ),
+    launched("blocked_is_not_heard", "a blocked signal stays so", "unblocked(self._before)", "set()"),
+    launched("dies_of_an_announcement", "SIGUSR1 ends the launcher", "for number in PASSED_ON:", "for number in ():"),
+    launched(
+        "announcement_for_everybody",
+        "SIGUSR1 is passed on to workers that die of it",
+        "if procfs.caught_signals(self.pid) & 1 << number - 1:",
+        "if True:",
+    ),
+    launched(
+        "who_left_as_asked_is_replaced",
+        "a worker that leaves of a signal is started again",
+        "slot.left = slot.left_as_asked(ended.exitcode)",
+        "slot.left = None",
+    ),
+    _in("interrupt/signals.py", "tests/ranks/test_inherited.py")(
+        "interruption_stays_blocked", "a system call is not interrupted", "unblocked([self.signum])", "set()"
+    ),
+    _in("call/job.py", "tests/ranks/test_inherited.py")(
+        "second_job", "a loader's worker joins the job of its rank", '"_inheriting", False)', '"_never", False)'
+    ),
+    _in("call/agents.py", "tests/ranks/test_process_one.py")(
+        "no_signal_is_lent", "process 1 cannot be ended", "self._lent.open(self._interrupter.signum)", "0"
+    ),
+    contained("unended_has_a_lease", "process 1, given up, begins atomic()", "        self._link.end_lease()\n"),
+    _in("monitor/watchdog.py", "tests/threads/test_watchdog.py")(
+        "monitor_for_who_is_over",
+        "a rank whose lease is over gets a new monitor",
+        "        lease.enforce(self._board)  # its last deed may have been to end it\n",
+    ),
+)
+
 FAILOVER = (
     arbitration(
         "half_is_enough", "half of a job goes on", "2 * len(present) > len(roster)", "2 * len(present) >= len(roster)"
@@ -2569,6 +2618,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *MONITOR,
     *LOOP,
     *SIMULATED,
+    *INHERITED,
     *FAILOVER,
     *LIVE,
     *WATCHING,

@@ -1,4 +1,4 @@
-"""A worker's process as the launcher sees it, where the launcher has many descriptors open."""
+"""A worker's process as the launcher sees it: with many descriptors open, and where something else waited for it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,26 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
-from inprocess.launcher.processes import Ended, Process
+from inprocess.launcher.processes import (
+    UNKNOWN_CODE,
+    Ended,
+    Logs,
+    Process,
+    ProcessSpec,
+    StreamFilters,
+    WorkerLaunch,
+    WorkerPool,
+)
+from inprocess.launcher.signals import Signals
+from inprocess.system import descriptors, procfs
 
 #: the first descriptor that select() does not take
 FIRST = 1024
@@ -61,3 +75,38 @@ def test_a_process_is_waited_for_whose_descriptor_select_would_not_take() -> Non
     process.close()
     assert process.ended == Ended(-signal.SIGKILL)
     assert process.fileno() is None
+
+
+def end(code: int) -> None:
+    """A worker of --run-path that says nothing to its launcher."""
+    os._exit(code)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize("told", [True, False], ids=["told", "not told"])
+@pytest.mark.parametrize("kind", ["program", "function"])
+def test_the_exit_code_is_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, told: bool, code: int
+) -> None:
+    """Something else in the launcher's process waited for it. The kernel may know it still; else it has failed."""
+    entrypoint: Any = sys.executable if kind == "program" else end
+    args: Any = ("-c", f"import os; os._exit({code})") if kind == "program" else (code,)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spec = ProcessSpec("role", entrypoint, "spawn", None, StreamFilters(), limits, lambda *_: None)
+    with Signals("") as signals:
+        pool = WorkerPool(spec, Logs(DefaultLogsSpecs(str(tmp_path)), {0: {}}, StreamFilters()), signals)
+        try:
+            process = pool.start(0, 0, WorkerLaunch(args, {"PATH": os.environ["PATH"]}))
+            assert descriptors.await_readable(process.fileno(), 30)
+            os.waitpid(process.pid, 0)
+            assert process.fileno() is not None
+            if told and procfs.exit_status(process.fileno()) is None:
+                pytest.skip("this kernel does not keep exit codes: it is older than Linux 6.15")
+            if not told:
+                monkeypatch.setattr(procfs, "exit_status", lambda _: None)
+            ended = process.poll()
+        finally:
+            pool.close()
+    expected = code if told else UNKNOWN_CODE
+    assert ended is not None and ended.exitcode == expected
+    assert (None if ended.failure is None else ended.failure.exitcode) == (expected or None)

@@ -350,6 +350,18 @@ def test_a_monitor_that_dies_as_soon_as_it_is_there_is_replaced_as_well(board: B
             assert died.acquire(timeout=SOON)
 
 
+def test_a_rank_that_must_not_run_gets_no_new_monitor(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its monitor, which could not end it, said so to the others and went."""
+    order: list[str] = []
+    monkeypatch.setattr(lease, "kill_self", lambda: order.append("ended"))
+    board.enter(Phase.RUN)
+    board.slots[LEASE] = 1
+    watchdog = ProgressWatchdog(board, 60.0, on_monitor_death=lambda: bool(order.append("replaced")))
+    watchdog._tell_monitor_death()
+    watchdog.stop()
+    assert order == ["ended", "replaced"]
+
+
 def test_a_monitor_that_shows_no_life_is_killed_and_replaced(board: Board) -> None:
     """It counts only once it has shown life, and a new one anew."""
     monitor, deaths = Monitor(), queue.SimpleQueue[int]()

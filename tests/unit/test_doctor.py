@@ -170,6 +170,26 @@ def test_processes_of_a_group(root: Callable[..., str]) -> None:
     assert list(limits.processes(Settings(1, {}, root=root(**files)))) == []
 
 
+@pytest.mark.parametrize(
+    ("command", "pid", "warns"),
+    [
+        ("/usr/bin/python3.11 train.py --steps 7", 70, True),
+        ("python -m inprocess.run train.py", 70, False),
+        ("/usr/bin/python3 /usr/local/bin/inprocess run train.py", 70, False),
+        ("/usr/bin/python3 /usr/local/bin/torchrun train.py", 70, False),
+        ("/usr/bin/python3 /usr/local/bin/inprocess doctor", 1, True),
+        ("dumb-init -- python train.py", 70, False),
+        ("/sbin/init", 70, False),
+    ],
+)
+def test_process_one(root: Callable[..., str], command: str, pid: int, warns: bool) -> None:
+    settings = Settings(1, {}, root=root(**{"proc/1/cmdline": command.replace(" ", "\0") + "\0"}))
+    found = list(limits.process_one(settings, pid))
+    assert [finding.level for finding in found] == ["warning"] * warns
+    if warns:
+        assert command in found[0].what
+
+
 def test_clocks() -> None:
     assert list(limits.clocks(NONE)) == []
     assert "moved by 0 s" in one(limits.clocks(NONE, monotonic=lambda: 7.0)).what

@@ -38,6 +38,7 @@ ONLY = {
         r"signal\.signal\(|CDLL\(None\)\.signal\(",
         {
             "interrupt/signals.py",
+            "system/inherited.py",
             "system/noted_signals.py",
             "system/logs.py",
             "monitor/program.py",

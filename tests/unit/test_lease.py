@@ -123,6 +123,25 @@ def test_a_heartbeat_gives_a_lease_from_its_beginning(link: Callable[..., Link],
     assert link.posted == [Joined()]  # type: ignore[attr-defined]
 
 
+def test_a_lease_that_was_ended_stays_so(link: Callable[..., Link], board: Board) -> None:
+    """Of a rank that cannot be ended. A heartbeat may be under way at that moment."""
+    made = link()
+    made._beaten(monotonic_ns() / 1e9)
+    made.end_lease()
+    made._note_lease()
+    made._beaten(monotonic_ns() / 1e9)
+    assert made.lease_until == 1 and lease.remaining(board) <= 0
+
+
+def test_process_one_ends_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGKILL to itself does nothing there."""
+    codes: list[int] = []
+    monkeypatch.setattr(lease.os, "kill", lambda pid, signum: None)
+    monkeypatch.setattr(lease.os, "_exit", codes.append)
+    lease.kill_self()
+    assert codes == [137]
+
+
 def test_a_lease_that_has_run_out_is_not_renewed(link: Callable[..., Link], board: Board) -> None:
     """A process that was stopped and wakes sends its next heartbeat at once; the others may have gone on."""
     over = board.slots[LEASE] = monotonic_ns()
