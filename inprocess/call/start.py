@@ -173,13 +173,13 @@ class Starting:
         state = rank.state
         rank.call._begin(state)
         bootstrap.begin()
-        default_groups.begin_iteration()
         leftovers.report(state)
         if rank.is_reserve:
             return
         assert state.active_rank is not None
         place = Place(state.active_rank, state.active_world_size, *self._local_place.find(rank))
         rank.agents.environment.show(place, *rank.rendezvous)
+        default_groups.begin_iteration(place.rank, place.world_size, rank.rendezvous)
         registry.enter(state.active_rank, state.active_world_size)
 
     def initialize(self) -> Event:

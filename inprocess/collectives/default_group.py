@@ -1,4 +1,9 @@
-"""The default groups that the program makes during a call: what torch leaves out of a second one.
+"""The default groups that the program makes during a call: where ranks meet, and what torch leaves out of a second one.
+
+*Where.* A restart changes the address, rank and world size. A program that sets ``MASTER_PORT`` in the function, or
+passes ``init_method="tcp://..."``, means the group of all ranks: it meets at the iteration's store all the same, since
+nobody listens at the address that it names. One that passes a rank or a world size from before would wait for ranks
+that do not exist; an error says so at once.
 
 *Addresses.* All groups of an iteration meet in one store, and each default group has the same name there. So a second
 ``init_process_group()`` (train, destroy, evaluate) finds the addresses of the first, and connects to what is closed,
@@ -13,46 +18,92 @@ group from its options, where it leaves them out. So after a restart ``split_gro
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch.distributed as dist
 
 from inprocess.collectives.nccl_shutdown import Method, Replaced
+from inprocess.exception import OptionError
+from inprocess.system.logs import get_logger, once
 
-#: the function of ``distributed_c10d`` that makes every group
-MAKER = "_new_process_group_helper"
+log = get_logger("inprocess")
+#: functions of ``distributed_c10d``: one makes every group, the other finds the store for a default one
+MAKER, RENDEZVOUS = "_new_process_group_helper", "rendezvous"
 
 
 class DefaultGroups:
     """Those that are made, from `begin` to `end`."""
 
     def __init__(self) -> None:
-        self._replaced: Replaced | None = None
+        self._replaced: list[Replaced] = []
         #: by size: how many this iteration has begun to make
         self._begun: Counter[int] = Counter()
+        #: rank and world size: of this iteration, and ranks and world sizes from before
+        self._place = (0, 1)
+        self._ranks: set[int] = set()
+        self._sizes: set[int] = set()
+        self._address = ("", 0)
 
     def begin(self) -> None:
-        """A call begins."""
+        """A call begins. In the environment are rank and world size that the process was started with."""
         module = getattr(dist, "distributed_c10d", None)
-        if self._replaced is None and hasattr(module, MAKER):
-            self._replaced = Replaced(module, MAKER, self._make)
+        if not self._replaced:
+            replaced = ((MAKER, self._make), (RENDEZVOUS, self._meet))
+            self._replaced = [Replaced(module, *each) for each in replaced if hasattr(module, each[0])]
+        self._ranks, self._sizes = set(), set()
+        with contextlib.suppress(KeyError, ValueError):
+            self._place = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
-    def begin_iteration(self) -> None:
-        """Its store is new."""
+    def begin_iteration(self, rank: int, world_size: int, address: tuple[str, int]) -> None:
+        """With this rank and size, and a store that is new, at this host and port."""
         self._begun.clear()
+        self._ranks.add(self._place[0])
+        self._sizes.add(self._place[1])
+        self._place, self._address = (rank, world_size), address
 
     def end(self) -> None:
         """The call is over."""
-        if self._replaced is not None:
-            self._replaced.restore()
-            self._replaced = None
+        while self._replaced:
+            self._replaced.pop().restore()
+
+    def _check(self, rank: int, size: int) -> None:
+        """Raises OptionError where they are from before. Any others may be those of a group of some of the ranks."""
+        if (rank, size) == self._place or rank not in {*self._ranks, self._place[0]}:
+            return
+        if size in {*self._sizes, self._place[1]}:
+            raise OptionError(
+                f"rank={rank}, world_size={size} were passed to init_process_group(), but this iteration has rank "
+                f"{self._place[0]} of {self._place[1]}: read RANK and WORLD_SIZE again in the function, or leave both "
+                "arguments away"
+            )
+
+    def _meet(self, original: Method, url: Any, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
+        given = _address_in(url)
+        if given is None:
+            return original(url, rank, world_size, **kwargs)
+        place = _place_in(url, rank, world_size)
+        self._check(*place)
+        if given != self._address and place == self._place:
+            host, port = self._address
+            once(
+                log.info,
+                "init_process_group() was told to meet at %s:%s: the ranks of each iteration meet at its own store "
+                "instead, so neither MASTER_ADDR and MASTER_PORT nor init_method= are needed in the function",
+                *given,
+            )
+            os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+            return original("env://", *place, **kwargs)
+        return original(url, rank, world_size, **kwargs)
 
     def _make(
         self, original: Method, size: int, rank: int, ranks: Any, backend: Any, store: Any, *args: Any, **kwargs: Any
     ) -> Any:
         if len(ranks) > 0:
             return original(size, rank, ranks, backend, store, *args, **kwargs)
+        self._check(rank, size)
         earlier = self._begun[size]
         self._begun[size] += 1
         if earlier:
@@ -60,6 +111,27 @@ class DefaultGroups:
         made = original(size, rank, ranks, backend, store, *args, **kwargs)
         _fill_in_ranks(made[0])
         return made
+
+
+def _address_in(url: Any) -> tuple[str, int] | None:
+    """Of a store on a host; None: it is met in another way, or torch is to say what is wrong."""
+    with contextlib.suppress(KeyError, ValueError, TypeError):
+        parts = urlsplit(url)
+        if parts.scheme == "env":
+            return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        if parts.scheme == "tcp" and parts.hostname and parts.port and not parts.query:
+            return parts.hostname, parts.port
+    return None
+
+
+def _place_in(url: Any, rank: int, world_size: int) -> tuple[int, int]:
+    """Rank and world size of a group, as torch finds them; -1: torch is to say that it is missing."""
+    given = [rank, world_size]
+    for at, name in enumerate(("RANK", "WORLD_SIZE")):
+        with contextlib.suppress(KeyError, ValueError):
+            if given[at] == -1 and urlsplit(url).scheme == "env":
+                given[at] = int(os.environ[name])
+    return given[0], given[1]
 
 
 def _fill_in_ranks(group: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from typing import Any
 
@@ -51,3 +53,48 @@ def _again(context: Context, call: Any) -> Any:
         dist.destroy_process_group()
     context.point("fault")
     return call.iteration
+
+
+def elsewhere(context: Context) -> Any:
+    return context.wrap(_elsewhere)()
+
+
+def _elsewhere(context: Context, call: Any) -> Any:
+    """The function names an address by itself, where nobody listens."""
+    rank, size = targets.place_in_world()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody will, while it is bound
+        given: dict[str, Any] = {}
+        if context.args["how"] == "tcp":
+            given = {"init_method": f"tcp://127.0.0.1:{taken.getsockname()[1]}", "rank": rank, "world_size": size}
+        else:
+            os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", str(taken.getsockname()[1])
+        dist.init_process_group("gloo", timeout=targets.LONG, **given)
+        targets.check_sum(size)
+        context.point("fault")
+        dist.destroy_process_group()
+    return [call.iteration, rank, size]
+
+
+def stale(context: Context) -> Any:
+    context.args["before"] = targets.place_in_world()
+    return context.wrap(_stale)()
+
+
+def _stale(context: Context, call: Any) -> Any:
+    """Rank and world size are those that the process was started with, as in many programs."""
+    rank, size = context.args["before"]
+    given = {"rank": rank, "world_size": size}
+    if context.args["only_size"]:
+        given["rank"] = targets.place_in_world()[0]
+    try:
+        dist.init_process_group("gloo", timeout=targets.LONG, **given)
+    except ValueError as error:
+        context.emit("error", text=str(error))
+        dist.init_process_group("gloo", timeout=targets.LONG)
+    # a group of one rank is none of all
+    context.point("fault")
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
+    return [call.iteration, *targets.place_in_world()]

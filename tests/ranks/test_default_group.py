@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness import At, Raise
+from tests.harness import At, Kill, Raise
 
 from . import regrouping
 
@@ -23,3 +23,25 @@ def test_another_in_the_same_iteration(launch, own_store):
     faults = {At(1, step="fault", iteration=0): Raise()}
     ranks = launch(regrouping.again, 3, args={"own_store": own_store}, faults=faults).wait(40)
     assert [rank.value for rank in ranks] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("how", ["env", "tcp"])
+def test_an_address_that_the_function_names(launch, how):
+    """As torch's tutorials do. Nobody listens there; the ranks meet at the iteration's store."""
+    faults = {At(1, step="fault", iteration=0): Kill()}
+    ranks = launch(regrouping.elsewhere, 3, args={"how": how}, faults=faults).wait(30)
+    assert [ranks[rank].value for rank in (0, 2)] == [[1, 0, 2], [1, 1, 2]]
+
+
+@pytest.mark.parametrize("only_size", [False, True])
+def test_a_rank_or_a_world_size_from_before(launch, only_size):
+    """The ranks would wait for one that does not exist."""
+    faults = {At(0, step="fault", iteration=0): Kill()}
+    ranks = launch(regrouping.stale, 3, args={"only_size": only_size}, faults=faults).wait(30)
+    assert [ranks[rank].value for rank in (1, 2)] == [[1, 0, 2], [1, 1, 2]]
+    errors = [[event["text"] for event in rank.events if event["event"] == "error"] for rank in ranks]
+    assert not errors[0]
+    assert [len(each) for each in errors[1:]] == [1, 1]
+    was = 0 if only_size else 1
+    assert f"rank={was}, world_size=3 were passed" in errors[1][0]
+    assert "this iteration has rank 0 of 2" in errors[1][0]
