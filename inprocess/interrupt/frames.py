@@ -26,7 +26,8 @@ IMPORT = "<frozen importlib._bootstrap>"
 #: where torch begins a collective and hands its result out: one that nobody gets is never waited for, nor freed
 FUNCTIONAL = "torch.distributed._functional_collectives"
 LOCKING = (threading.Condition.__enter__.__code__, threading.Condition.__exit__.__code__)
-#: functions that start processes, in modules that the program may not have imported
+#: functions that start processes, or begin and end a profile, which crashes if it is cut in half; in modules that the
+#: program may not have imported
 STARTERS = (
     ("multiprocessing.process", "BaseProcess.start"),
     ("multiprocessing.managers", "BaseManager.start"),
@@ -34,6 +35,15 @@ STARTERS = (
     ("concurrent.futures.process", "ProcessPoolExecutor._start_executor_manager_thread"),
     ("subprocess", "Popen.__init__"),
     ("torch.utils.data.dataloader", "_MultiProcessingDataLoaderIter.__init__"),
+    ("torch.autograd.profiler", "profile.__enter__"),
+    ("torch.autograd.profiler", "profile.__exit__"),
+    ("torch.profiler.profiler", "_KinetoProfile.start"),
+    ("torch.profiler.profiler", "_KinetoProfile.stop"),
+    ("torch.profiler.profiler", "profile.__enter__"),
+    ("torch.profiler.profiler", "profile.__exit__"),
+    ("torch.profiler.profiler", "profile.start"),
+    ("torch.profiler.profiler", "profile.stop"),
+    ("torch.profiler.profiler", "profile._transit_action"),
 )
 #: functions that would lose a descriptor or the name of shared memory: that make one, or take or free one
 LOSERS = (

@@ -16,6 +16,7 @@ from inprocess.kept import (
     dynamo,
     lightning,
     local_main,
+    profiler,
     rpc,
     source,
     torch_checkpoint,
@@ -45,6 +46,7 @@ class Entry:
 KNOWN = (
     Entry("torch's process for asynchronous checkpoints", torch_checkpoint.MODULE, torch_checkpoint.reset),
     Entry("torch's threads for asynchronous checkpoints", torch_thread.MODULE, torch_thread.reset),
+    Entry("torch's profiler", profiler.MODULE, profiler.reset),
     Entry("torch.distributed.rpc", rpc.MODULE, rpc.reset),
     Entry("torch's context parallelism", context_parallel.MODULE, context_parallel.reset),
     Entry("accelerate", accelerate.MODULE, accelerate.reset),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness import At, Kill, Raise
+from tests.harness import At, Kill, Raise, When
 
 from . import torch_state
 
@@ -17,6 +17,7 @@ from . import torch_state
     [
         # as at the beginning, or of no consequence
         ("profiler", True),
+        ("profiler_left_running", False),
         ("autocast", False),
         ("grad_mode", True),
         ("saved_tensors", False),
@@ -44,6 +45,15 @@ def test_context_parallelism_keeps_no_groups(launch):
     (rank,) = launch(torch_state.run, 1, args=args, faults=faults, as_program=True).wait(30)
     counts = [event["count"] for event in rank.events if event["event"] == "descriptors"]
     assert counts[1] == counts[4], counts
+
+
+def test_a_profiler_is_not_interrupted_while_it_ends_a_trace(launch):
+    """Cut in half, it crashes the rank in one of the next iterations."""
+    faults = {At(1, step="fault", iteration=0): Raise(when=When("ready", 1))}
+    ranks = launch(torch_state.traced, 2, faults=faults, as_program=True).wait(30)
+    assert [rank.value for rank in ranks] == [1, 1]
+    events = [(event["event"], event.get("iteration")) for event in ranks[0].events]
+    assert ("written", 0) in events
 
 
 def test_rpc(launch):

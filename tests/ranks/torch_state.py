@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import torch
@@ -126,6 +127,41 @@ def module_hooks(context: Context) -> Any:
     context.point("fault")
     hooks.clear()
     return found
+
+
+def profiler_left_running(context: Context) -> Any:
+    found = torch._C._autograd._profiler_enabled()
+    kept.append(torch.profiler.profile())  # nothing else ends it
+    kept[-1].start()
+    context.point("fault")
+    kept.pop().stop()
+    kept.clear()
+    return found
+
+
+kept: list[Any] = []
+
+
+def traced(context: Context) -> Any:
+    return context.wrap(_traced)()
+
+
+def _traced(context: Context, call: Any) -> Any:
+    """Rank 0 is inside a profiler that ends a trace when the other one raises."""
+
+    def ready(profile: Any) -> None:
+        context.emit("ready")
+        time.sleep(0.5)
+        context.emit("written")
+
+    steps = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
+    with torch.profiler.profile(schedule=steps, on_trace_ready=ready if context.rank == 0 else None) as profile:
+        context.point("fault")
+        for _ in range(2):
+            profile.step()
+        if call.iteration == 0:
+            time.sleep(targets.LONG.total_seconds())
+    return call.iteration
 
 
 # --- torch.distributed.rpc
