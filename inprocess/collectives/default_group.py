@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from inprocess.collectives.nccl_shutdown import Method, Replaced
 from inprocess.exception import OptionError
+from inprocess.system.environment import meet_at
 from inprocess.system.logs import get_logger, once
 
 log = get_logger("inprocess")
@@ -87,14 +88,13 @@ class DefaultGroups:
         place = _place_in(url, rank, world_size)
         self._check(*place)
         if given != self._address and place == self._place:
-            host, port = self._address
             once(
                 log.info,
                 "init_process_group() was told to meet at %s:%s: the ranks of each iteration meet at its own store "
                 "instead, so neither MASTER_ADDR and MASTER_PORT nor init_method= are needed in the function",
                 *given,
             )
-            os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+            meet_at(*self._address)
             return original("env://", *place, **kwargs)
         return original(url, rank, world_size, **kwargs)
 

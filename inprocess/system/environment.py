@@ -113,6 +113,11 @@ class Place:
     local_world_size: int
 
 
+def meet_at(host: str, port: int) -> None:
+    """``init_process_group()`` joins the store that is served there, on every rank as a client."""
+    os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+
+
 class Borrowed:
     """What is changed in the process for the time of a call; ``restore`` puts back what was there."""
 
@@ -123,13 +128,11 @@ class Borrowed:
         self._excepthook = sys.excepthook
 
     def show(self, place: Place, host: str, port: int) -> None:
-        """What the function sees in this iteration; ``init_process_group()`` joins host:port as a client."""
+        """What the function sees in this iteration; it meets at host:port."""
+        meet_at(host, port)
         os.environ.update(
             RANK=str(place.rank),
             WORLD_SIZE=str(place.world_size),
-            MASTER_ADDR=host,
-            MASTER_PORT=str(port),
-            TORCHELASTIC_USE_AGENT_STORE="True",
             TORCHELASTIC_RESTART_COUNT="0",
             **{LOCAL_RANK: str(place.local_rank), LOCAL_WORLD_SIZE: str(place.local_world_size)},
             **self._settings,
