@@ -285,11 +285,12 @@ class AbortTorchDistributed(Abort):
         pairs, current = state.world_size, groups.current()
         of_nccl = [group for group in current if nccl.is_used_by(group)]
         with_nccl = bool(of_nccl)
+        alone = any(map(nccl.is_recorded_by_itself, of_nccl))
         shutdowns.doom(of_nccl)
         rungs: list[Step | Sequence[Step]] = []
         rank = state.rank if state.active_rank is None else state.active_rank
         if current and (record := nccl.record_file(self.flight_records, state.iteration, rank)):
-            rungs.append(("flight recorder", lambda: nccl.dump_flight_record(record, with_nccl)))
+            rungs.append(("flight recorder", lambda: nccl.dump_flight_record(record, alone)))
         rungs.append(("Gloo connections", lambda: shutdown_gloo_connections(pairs)))
         if bootstrap.is_needed():  # before the aborts: one that is in the making holds them up
             rungs.append(("NCCL's bootstrap", bootstrap.cut))

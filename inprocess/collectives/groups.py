@@ -28,6 +28,7 @@ _TABLES = (
     "pg_to_tag",
     "tags_to_pg",
     "pg_coalesce_state",
+    "pg_flight_recorder_hooks",
 )
 
 

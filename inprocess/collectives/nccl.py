@@ -40,12 +40,22 @@ HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 RETHROW = "TORCH_NCCL_RETHROW_CUDA_ERRORS"
 MONITORING = "TORCH_NCCL_ENABLE_MONITORING"
 DUMP, DUMP_WAIT = "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
+#: which count before these two, where a version knows them (2.15)
+FR_DUMP, FR_DUMP_WAIT = "TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC"
 #: NCCL's own: how often it tries a connection that is refused, with what pause, the n-th time n times as long (1.1 s in
 #: all; its defaults make 59.5 s of it, in which nothing reaches it); and its service for telling the state of a job,
 #: which crashes where the connections of a bootstrap are ended
 NCCLS = {"NCCL_SOCKET_RETRY_CNT": "10", "NCCL_SOCKET_RETRY_SLEEP_MSEC": "20", "NCCL_RAS_ENABLE": "0"}
+#: torch's classes of backends over NCCL; what all of them have, and no other backend: what a rank outside a new group
+#: calls, where that is split from a group that is bound to a device
+CLASSES, SPLIT = ("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy"), "perform_nocolor_split"
 #: torch's other names of variables
-_OLDER = {HANDLING: "NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_DESYNC_DEBUG": "NCCL_DESYNC_DEBUG"}
+_OLDER = {
+    HANDLING: "NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_NCCL_DESYNC_DEBUG": "NCCL_DESYNC_DEBUG",
+    FR_DUMP: DUMP,
+    FR_DUMP_WAIT: DUMP_WAIT,
+}
 #: within what time all CUDA graphs are to be reset, and how often threads are looked at that replay one (seconds)
 REPLAY_LIMIT_S, POLL_INTERVAL_S = 5.0, 0.001
 #: where torch's flight recorder writes to, and how many entries it keeps; the names before and after torch 2.9
@@ -72,7 +82,8 @@ def settings(environ: Mapping[str, str]) -> dict[str, str]:
     * NCCL gives up soon on a rank that is gone, and has no service beside: see `NCCLS`.
     """
     found = {name: value for name, value in NCCLS.items() if name not in environ}
-    found |= {name: "0" for name in (HANDLING, RETHROW, MONITORING, DUMP, DUMP_WAIT) if _given(environ, name) is None}
+    names = (HANDLING, RETHROW, MONITORING, DUMP, DUMP_WAIT, FR_DUMP, FR_DUMP_WAIT)
+    found |= {name: "0" for name in names if _given(environ, name) is None}
     if environ.get(HANDLING) == "1" and "TORCHELASTIC_RUN_ID" in environ:
         found[HANDLING] = "0"
     return found
@@ -143,15 +154,31 @@ def _is_true(value: str) -> bool:
 # --- groups -------------------------------------------------------------------------------------------------------
 
 
+def classes() -> list[Any]:
+    """torch's backends over NCCL: the old one, and those of torch 2.15, which are no subclasses of it."""
+    module = getattr(dist, "distributed_c10d", None)
+    return [getattr(module, name) for name in CLASSES if hasattr(module, name)]
+
+
 def is_used_by(group: Any) -> bool:
     """Whether a group has NCCL for tensors on a GPU, perhaps beside another backend for the others."""
+    return hasattr(_backend_of(group), SPLIT)
+
+
+def is_recorded_by_itself(group: Any) -> bool:
+    """Whether its backend has a flight record for NCCL alone, as the old class has. Others share that of all."""
+    return is_used_by(group) and hasattr(_backend_of(group), "_group_start")
+
+
+def _backend_of(group: Any) -> Any:
+    """For tensors on a GPU; None: there is none, or torch has no NCCL."""
     if not dist.is_nccl_available():
-        return False
+        return None
     try:
         backend = group._get_backend(torch.device("cuda"))
     except (RuntimeError, AttributeError):
-        return False
-    return isinstance(getattr(backend, "wrapped_pg", backend), dist.ProcessGroupNCCL)
+        return None
+    return getattr(backend, "wrapped_pg", backend)
 
 
 # --- CUDA graphs --------------------------------------------------------------------------------------------------
@@ -248,10 +275,10 @@ def record_file(folder: str | Path | None, iteration: int, rank: int) -> Path | 
     return Path(f"{prefix}{rank}") if prefix else None
 
 
-def dump_flight_record(path: Path, with_nccl: bool) -> None:
+def dump_flight_record(path: Path, of_nccl_alone: bool) -> None:
     """Write what torch recorded of the collectives, a pickle; mode 0600. torch's ``torchfrtrace`` reads NCCL's."""
     bindings = torch._C._distributed_c10d
-    names = ("_dump_nccl_trace", "_dump_fr_trace") if with_nccl else ("_dump_fr_trace",)
+    names = ("_dump_nccl_trace", "_dump_fr_trace") if of_nccl_alone else ("_dump_fr_trace",)
     dump: Callable[..., bytes] | None = next(
         (getattr(bindings, each) for each in names if hasattr(bindings, each)), None
     )
@@ -269,7 +296,8 @@ def dump_flight_record(path: Path, with_nccl: bool) -> None:
 
 
 def forget_flight_record() -> None:
-    """So that the next record is one of its own iteration; torch 2.11 has this for the purpose."""
-    reset: Callable[[], object] | None = getattr(torch._C._distributed_c10d, "_reset_fr_recording_nccl", None)
-    if reset is not None:
-        reset()
+    """So that the next record is one of its own iteration; torch has this for the purpose, 2.15 for each class."""
+    for name in ("_reset_fr_recording_nccl", "_reset_fr_trace"):
+        reset: Callable[[], object] | None = getattr(torch._C._distributed_c10d, name, None)
+        if reset is not None:
+            reset()

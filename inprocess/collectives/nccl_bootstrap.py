@@ -161,8 +161,8 @@ def _may_be_inside() -> bool:
 
 def _has_unused_group() -> bool:
     """Whether a group has not yet done its first collective, which makes its communicator; also where none is known."""
-    current = [group for group in groups.current() if nccl.is_used_by(group)]
-    return not current or any(_collectives_of(group) <= 1 for group in current)
+    current = groups.current()
+    return not current or any(nccl.is_used_by(group) and _collectives_of(group) <= 1 for group in current)
 
 
 def _collectives_of(group: Any) -> int:

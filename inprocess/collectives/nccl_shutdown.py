@@ -16,8 +16,8 @@ abort, too.
 While the program destroys a group, NCCL's thread that waits for datagrams is woken (`nccl_wake`): with
 ``destroy_process_group()`` in a ``finally:``, the others learn of an exception only after it.
 
-*Groups of some ranks, with device_id=.* In NCCL 2.29.7 the ranks outside such a group crash where a peer fails while it
-is made. A warning says so where the program does it.
+*Groups of some ranks, where the default group is bound to a device.* In NCCL 2.29.7 the ranks outside such a group
+crash where a peer fails while it is made. A warning says so where the program does it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ log = get_logger(__name__)
 #: seconds that an abort waits for a shutdown
 LIMIT = 2.0
 SHUTDOWN, ABORT = "shutdown", "abort"
-#: what a rank outside a new group calls, of the backend of the default group, where that was made with ``device_id=``
-SPLIT = "perform_nocolor_split"
 Method = Callable[..., Any]
 
 
@@ -103,16 +101,17 @@ class Shutdowns:
         Args:
             wakes: whether NCCL's threads are to be woken.
             kind: the class of groups; default None: ``torch.distributed.ProcessGroup``.
-            backend: that of NCCL's part in them; default None: ``torch.distributed.ProcessGroupNCCL``.
+            backend: that of NCCL's part in them; default None: torch's classes over NCCL.
         """
         if self._replaced:
             return
         self._wakes = wakes
         with_nccl = kind is not None or dist.is_nccl_available()
-        if kind is None:
-            kind, backend = dist.ProcessGroup, getattr(dist, "ProcessGroupNCCL", None)
+        backends = nccl.classes() if kind is None else [backend]
+        kind = dist.ProcessGroup if kind is None else kind
         methods = [(kind, SHUTDOWN, self._shutdown if with_nccl else _note)]
-        methods += [(kind, ABORT, self._abort), (backend, SPLIT, _warn_of_split)] if with_nccl else []
+        if with_nccl:
+            methods += [(kind, ABORT, self._abort), *((each, nccl.SPLIT, _warn_of_split) for each in backends)]
         self._replaced = [Replaced(*method) for method in methods if hasattr(*method[:2])]
 
     def doom(self, current: Iterable[Any]) -> None:
@@ -193,8 +192,9 @@ def _note(original: Method, group: Any) -> None:
 def _warn_of_split(original: Method, group: Any, *args: Any) -> None:
     once(
         log.warning,
-        "a group of some of the ranks is made while the default group has a device_id=: with NCCL 2.29 the ranks "
-        "outside that group crash where another rank fails meanwhile. Leave device_id= of init_process_group() away",
+        "a group of some of the ranks is made while the default group is bound to a device: with NCCL 2.29 the ranks "
+        "outside that group crash where another rank fails meanwhile. Leave device_id= of init_process_group() away; "
+        "torch 2.15 binds each group without it, unless TORCH_DIST_USE_NCCL2=0 is set",
     )
     original(group, *args)
 

@@ -29,7 +29,8 @@ from tests.threads import groups
 
 Patch = pytest.MonkeyPatch
 HANDLING, RETHROW, MONITORING = nccl.HANDLING, nccl.RETHROW, nccl.MONITORING
-ALL = {name: "0" for name in (HANDLING, RETHROW, MONITORING, nccl.DUMP, nccl.DUMP_WAIT)} | nccl.NCCLS
+DUMPS = (nccl.DUMP, nccl.DUMP_WAIT, nccl.FR_DUMP, nccl.FR_DUMP_WAIT)
+ALL = {name: "0" for name in (HANDLING, RETHROW, MONITORING, *DUMPS)} | nccl.NCCLS
 BY_TORCHRUN = {HANDLING: "1", "TORCHELASTIC_RUN_ID": "job"}
 
 
@@ -44,8 +45,9 @@ BY_TORCHRUN = {HANDLING: "1", "TORCHELASTIC_RUN_ID": "job"}
         (BY_TORCHRUN | {HANDLING: "3"}, [HANDLING]),
         ({HANDLING: "1"}, [HANDLING]),
         ({"NCCL_ASYNC_ERROR_HANDLING": "2"}, [HANDLING]),
-        ({HANDLING: "2", RETHROW: "1", nccl.DUMP: "1"}, [HANDLING, RETHROW, nccl.DUMP]),
-        ({MONITORING: "1", nccl.DUMP_WAIT: "1000"}, [MONITORING, nccl.DUMP_WAIT]),
+        ({HANDLING: "2", RETHROW: "1", nccl.DUMP: "1"}, [HANDLING, RETHROW, nccl.DUMP, nccl.FR_DUMP]),
+        ({MONITORING: "1", nccl.DUMP_WAIT: "1000"}, [MONITORING, nccl.DUMP_WAIT, nccl.FR_DUMP_WAIT]),
+        ({nccl.FR_DUMP: "1"}, [nccl.FR_DUMP]),
         ({"NCCL_SOCKET_RETRY_CNT": "34", "NCCL_RAS_ENABLE": "1"}, ["NCCL_SOCKET_RETRY_CNT", "NCCL_RAS_ENABLE"]),
     ],
 )
@@ -120,7 +122,15 @@ def test_no_hint_where_the_user_has_decided() -> None:
 
 
 class Nccl:
-    """torch's class of this name."""
+    """torch's ProcessGroupNCCL; what all of its classes over NCCL have, and what only this one has."""
+
+    perform_nocolor_split = _group_start = None
+
+
+class Nccl2:
+    """As of torch 2.15, where it is what "nccl" makes; no subclass of the other one."""
+
+    perform_nocolor_split = None
 
 
 def group_with(backend: Any) -> Any:
@@ -135,16 +145,31 @@ def group_with(backend: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("backend", "used"),
-    [(Nccl(), True), (types.SimpleNamespace(wrapped_pg=Nccl()), True), (None, False), (object(), False)],
-    ids=["NCCL", "in the wrapper for debugging", "none on the GPU", "another one"],
+    [
+        (Nccl(), True),
+        (Nccl2(), True),
+        (types.SimpleNamespace(wrapped_pg=Nccl2()), True),
+        (None, False),
+        (object(), False),
+    ],
+    ids=["NCCL", "nccl2", "in the wrapper for debugging", "none on the GPU", "another one"],
 )
 def test_who_uses_nccl(monkeypatch: Patch, backend: Any, used: bool) -> None:
-    monkeypatch.setattr(dist, "ProcessGroupNCCL", Nccl, raising=False)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     assert nccl.is_used_by(group_with(backend)) is used
+    assert nccl.is_recorded_by_itself(group_with(backend)) is isinstance(backend, Nccl)
     assert not nccl.is_used_by(object())
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     assert not nccl.is_used_by(group_with(backend))
+
+
+def test_torchs_own_classes() -> None:
+    """Where torch has them: all, and Gloo is none of them."""
+    found = [name for name in dir(dist.distributed_c10d) if name.startswith("ProcessGroupNCCL")]
+    assert sorted(kind.__name__ for kind in nccl.classes()) == sorted(found)
+    assert all(hasattr(kind, nccl.SPLIT) for kind in nccl.classes())
+    assert [kind.__name__ for kind in nccl.classes() if hasattr(kind, "_group_start")] == found[:1]
+    assert not hasattr(dist.ProcessGroupGloo, nccl.SPLIT)
 
 
 # --- CUDA graphs --------------------------------------------------------------------------------------------------

@@ -414,5 +414,5 @@ def test_a_group_of_some_ranks_with_device_id_is_warned_of_once(caplog: pytest.L
         backend.perform_nocolor_split(0)
         backend.perform_nocolor_split(1)
     assert backend.splits == [0, 1]
-    assert caplog.text.count("device_id=") == 2  # once, in one line
     assert len(caplog.records) == 1
+    assert "device_id=" in caplog.text

@@ -61,6 +61,12 @@ def test_no_unregister_all_process_groups(group: None, monkeypatch: Patch, caplo
     check_abort_and_again(caplog)
 
 
+def test_torch_has_no_other_table() -> None:
+    """One that is not cleared keeps every iteration's groups, as `pg_flight_recorder_hooks` of 2.15 did."""
+    tables = {name for name, value in vars(type(c10d._world)).items() if isinstance(value, property)}
+    assert tables - {"default_pg", "group_count", "pg_config_info"} <= set(groups._TABLES)
+
+
 def test_a_table_that_is_missing(group: None, monkeypatch: Patch) -> None:
     """The others are cleared all the same."""
     monkeypatch.setattr(groups, "_TABLES", ("no_such_table", *groups._TABLES))
@@ -81,7 +87,7 @@ def test_a_group_that_cannot_be_aborted(group: None, caplog: pytest.LogCaptureFi
 def test_no_flight_recorder(monkeypatch: Patch, tmp_path: Any) -> None:
     for name in ("_dump_nccl_trace", "_dump_fr_trace"):
         monkeypatch.delattr(bindings, name, raising=False)
-    nccl.dump_flight_record(tmp_path / "trace", with_nccl=True)
+    nccl.dump_flight_record(tmp_path / "trace", of_nccl_alone=True)
     nccl.forget_flight_record()
     assert not list(tmp_path.iterdir())
 
