@@ -413,20 +413,28 @@ def _sums(stream: Any) -> list[int]:
 def _writer(path: str) -> Any:
     if "://" not in path:
         return _Writer(path, per_thread_copy_ahead=0)  # no stream to a device: it is all here
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter  # noqa: PLC0415
 
-    class RemoteWriter(_Summed, FsspecWriter):
+    class RemoteWriter(_Summed, _fsspec().FsspecWriter):  # type: ignore[misc]
         pass
 
-    return RemoteWriter(path, per_thread_copy_ahead=0)
+    # what is no file of this host cannot be synchronized: it is there when its stream is closed (torch 2.14 warns)
+    is_local = path.startswith(("file://", "local://"))
+    return RemoteWriter(path, per_thread_copy_ahead=0, sync_files=is_local)
 
 
 def _reader(path: str) -> Any:
     if "://" not in path:
         return FileSystemReader(path)
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader  # noqa: PLC0415
+    return _fsspec().FsspecReader(path)
 
-    return FsspecReader(path)
+
+def _fsspec() -> Any:
+    """torch's module for other file systems; until 2.15 under a private name."""
+    try:
+        from torch.distributed.checkpoint import fsspec_filesystem  # type: ignore[attr-defined]  # noqa: PLC0415
+    except ImportError:
+        from torch.distributed.checkpoint import _fsspec_filesystem as fsspec_filesystem  # noqa: PLC0415
+    return fsspec_filesystem
 
 
 def _why(error: BaseException) -> str:

@@ -51,6 +51,10 @@ def descendants_of(pid: int, without: Collection[int] = ()) -> list[int]:
     return found
 
 
+#: threads that torch starts once for each kind of device, and never ends
+TORCHS_OWN = "[pt_autograd_"
+
+
 def command_of(pid: int) -> str:
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -150,7 +154,11 @@ class Snapshot:
 
     def leftovers(self, after: Snapshot) -> list[str]:
         """One line for each thing that `after` has and this snapshot has not, or that differs."""
-        lines = [f"thread {tid}: {name}" for tid, name in after.threads.items() if tid not in self.threads]
+        lines = [
+            f"thread {tid}: {name}"
+            for tid, name in after.threads.items()
+            if tid not in self.threads and not name.startswith(TORCHS_OWN)
+        ]
         lines += [
             f"descriptor {fd}: {_in_words(fd, target)}"
             for fd, target in after.descriptors.items()
