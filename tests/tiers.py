@@ -36,6 +36,7 @@ QUICK = (
     "ranks/test_blocked.py::test_released_when_one_raises[new_group]",
     "ranks/test_blocked.py::test_released_when_one_raises[recv]",
     "ranks/test_blocked.py::test_released_when_one_raises[store_get]",
+    "ranks/test_clean_ups.py::test_nobody_waits_for_soft_timeout",
     "ranks/test_swallowing.py::test_swallowed_interruptions_are_raised_again[1]",
     "ranks/test_repeats.py::test_the_job_ends_on_every_rank",
     "ranks/test_forks.py::test_a_child_that_leaves_the_function_ends[return]",

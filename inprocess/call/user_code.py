@@ -143,7 +143,7 @@ class UserCode:
         self.forget_exception()
         return Event.OK  # a reserve's hook failed after the others had completed
 
-    def _fail(self, error: Exception) -> bool:
+    def _fail(self, error: BaseException) -> bool:
         rank = self._rank
         rank.state = dataclasses.replace(rank.state, fn_exception=error)  # before the abort, which may look at it
         record = rank.failures.note(error, rank.membership, rank.call._pings)
