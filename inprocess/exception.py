@@ -159,10 +159,10 @@ class RankShouldRestart(BaseException):
 
 
 #: what the function raises to leave the job; anything else is a failure
-_ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit, RestartAbort)
+ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit, RestartAbort)
 
 
-def asks_for_end(error: BaseException, ends: tuple[type[BaseException], ...] = _ENDS) -> bool:
+def asks_for_end(error: BaseException, ends: tuple[type[BaseException], ...] = ENDS) -> bool:
     """Whether a rank whose function raises this leaves the job. A group does where it holds one of these."""
     return isinstance(error, ends) or (
         isinstance(error, _GROUP) and any(asks_for_end(each, ends) for each in error.exceptions)

@@ -31,6 +31,7 @@ QUICK = (
     "ranks/test_exceptions.py::test_without_a_fault_the_function_runs_once",
     "ranks/test_exceptions.py::test_one_rank_alone",
     "ranks/test_exceptions.py::test_one_raises[ValueError]",
+    "ranks/test_exceptions.py::test_any_other_error_is_a_failure[cancel-CancelledError]",
     "ranks/test_blocked.py::test_released_when_one_raises[all_reduce]",
     "ranks/test_blocked.py::test_released_when_one_raises[init]",
     "ranks/test_blocked.py::test_released_when_one_raises[new_group]",

@@ -16,7 +16,7 @@ from inprocess.collectives.gloo import shutdown_gloo_connections
 from inprocess.collectives.gloo_lost import lost_operations
 from inprocess.collectives.nccl_bootstrap import bootstrap
 from inprocess.events.stream import emit
-from inprocess.exception import Fenced, RankShouldRestart
+from inprocess.exception import Fenced, RankShouldRestart, asks_for_end
 from inprocess.hardware.leftovers import leftovers
 from inprocess.interrupt import forks, torch_state
 from inprocess.interrupt.gate import Interrupted, Raised, Returned
@@ -134,7 +134,9 @@ class UserCode:
         return self._raised(outcome.exception)
 
     def _raised(self, error: BaseException) -> Event:
-        if not isinstance(error, Exception | RankShouldRestart):
+        # of a hook every BaseException does
+        ends = asks_for_end(error) if self._rank.phase is Phase.RUN else not isinstance(error, Exception)
+        if ends and not isinstance(error, RankShouldRestart):
             raise error
         self._rank.note_interruption()
         counts = self._ask_for_restart(error) if isinstance(error, RankShouldRestart) else self._fail(error)

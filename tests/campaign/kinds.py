@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
@@ -74,6 +75,7 @@ KINDS: dict[str, Kind] = {
     "exception beside another, barrier in finally": on_one(
         Raise(ValueError), "exception", args={"clean_up": "another"}
     ),
+    "CancelledError": on_one(Raise(asyncio.CancelledError), "exception"),
     "MemoryError": on_one(Raise(MemoryError), "oom"),
     "CUDA out of memory": on_one(Raise(RuntimeError, "CUDA out of memory. Tried to allocate 2.00 GiB"), "oom", 2),
     "error of a GPU": on_one(Raise(RuntimeError, "CUDA error: uncorrectable ECC error encountered"), "gpu", 2),

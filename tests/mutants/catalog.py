@@ -2138,6 +2138,18 @@ NCCL = (
         "not self._counts.get(group), LIMIT",
         "True, LIMIT",
     ),
+    _in("exception.py", "tests/unit/test_exception.py")(
+        "groups_are_failures",
+        "a group that holds an exit is a failure",
+        "any(asks_for_end(each, ends) for each in error.exceptions)",
+        "False",
+    ),
+    _in("call/user_code.py", "tests/ranks/test_exceptions.py")(
+        "only_exceptions_fail",
+        "an error that is no Exception takes its rank out",
+        "asks_for_end(error) if self._rank.phase is Phase.RUN else not isinstance(error, Exception)",
+        "not isinstance(error, Exception)",
+    ),
     _in("call/user_code.py", "tests/ranks/test_batching.py")(
         "contexts_outlive_iterations",
         "a coalescing context is still open in the next iteration",
