@@ -232,9 +232,8 @@ class Gate:
             return None
         if (leaving := found.leaving()) is not None:
             return leaving
-        handled = found.handled
-        is_there = self._stood_still and not asks_for_end(handled) and any(each is handled for each in behind(raised))
-        return handled if is_there else None
+        failure = found.failure() if self._stood_still else None
+        return failure if any(each is failure for each in behind(raised)) else None
 
     def park(self, frame: FrameType | None) -> None:
         """In the handler."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
+from inprocess.exception import asks_for_end
 from inprocess.interrupt.escaping import Code, Kinds, answers_false
 from inprocess.interrupt.frames import CALL_CODE
 
@@ -30,6 +31,14 @@ __all__ = ["InFlight", "look"]
 MOST_ERRORS, MOST_FRAMES = 20, 500
 #: that of what `contextlib.contextmanager` makes: it answers false where its generator raises the same error again
 _GENERATORS_EXIT = contextlib._GeneratorContextManager.__exit__.__code__
+#: what ends a generator or a loop, as Python's own C code expects
+_ENDINGS = (GeneratorExit, StopIteration, StopAsyncIteration)
+#: what Python calls and may drop the error of: an attribute that is missing, the end of a sequence, a destructor
+_DROPPED = frozenset(
+    {"__del__", "__getattr__", "__getattribute__", "__getitem__", "__next__", "__anext__", "__len__", "__length_hint__"}
+)
+#: and what a program calls for that; a property may have any name
+_ASKING = frozenset({"hasattr", "getattr"})
 
 
 @dataclass(frozen=True)
@@ -51,16 +60,16 @@ class InFlight:
     #: the frames of the function, innermost first
     places: tuple[_Place, ...]
 
-    @property
-    def handled(self) -> BaseException:
-        """The latest error."""
-        return next(place.handled[0] for place in self.places if place.handled)
+    def failure(self) -> BaseException | None:
+        """The latest error that may be a failure."""
+        errors = (error for place in self.places for error in place.handled)
+        return next((each for each in errors if not isinstance(each, _ENDINGS) and not asks_for_end(each)), None)
 
     def leaving(self) -> BaseException | None:
         """The latest error that is sure to leave the function. Takes some milliseconds."""
         for number, place in enumerate(self.places):
             for later, error in enumerate(place.handled):
-                if self._leaves(number, later, type(error)):
+                if not isinstance(error, _ENDINGS) and self._leaves(number, later, type(error)):
                     return error
         return None
 
@@ -79,7 +88,9 @@ class InFlight:
                 else code.after_raising(place.offset, each)
                 for each in kinds
             ]
-            if not all(found) or place.code.co_name == "__del__":  # Python drops what leaves that
+            if not all(found) or place.code.co_name in _DROPPED:
+                return False
+            if issubclass(kind, AttributeError) and not _ASKING.isdisjoint(place.code.co_names):
                 return False
             kinds, handles, is_false = Kinds().union(*found), False, False
         return True

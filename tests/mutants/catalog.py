@@ -908,13 +908,25 @@ INTERRUPTION = (
     in_flight(
         "handlers_are_failures",
         "an error that a handler may swallow counts where somebody else failed",
-        "self._stood_still and not asks_for_end(handled)",
-        "not asks_for_end(handled)",
+        "found.failure() if self._stood_still else None",
+        "found.failure()",
     ),
     in_flight(
         "destructors_fail",
         "what leaves a destructor counts, which Python drops",
-        ' or place.code.co_name == "__del__"',
+        " or place.code.co_name in _DROPPED",
+    ),
+    in_flight(
+        "a_generator_that_is_closed_fails",
+        "a generator that ends, and whose `finally` waits, takes its rank out",
+        "if not isinstance(error, _ENDINGS) and self._leaves",
+        "if self._leaves",
+    ),
+    in_flight(
+        "missing_attributes_fail",
+        "what `hasattr` asks for counts, and Python drops the error",
+        "if issubclass(kind, AttributeError) and not",
+        "if False and not",
     ),
     in_flight(
         "errors_outside_count",

@@ -192,6 +192,76 @@ def waits_for_a_callback(go: Go) -> None:
     threading.Event().wait()
 
 
+def closes_a_generator(go: Go) -> None:
+    """As a loop that is left early does."""
+
+    def batches() -> Iterator[int]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            wait(go)
+
+    source = batches()
+    next(source)
+    source.close()  # type: ignore[attr-defined]
+
+
+class Loader:
+    """Its end is what a loop waits for."""
+
+    def __init__(self, go: Go) -> None:
+        self.go = go
+
+    def __iter__(self) -> Loader:
+        return self
+
+    def __next__(self) -> int:
+        try:
+            raise StopIteration
+        finally:
+            wait(self.go)
+
+    @property
+    def extra(self) -> int:
+        try:
+            raise AttributeError
+        finally:
+            wait(self.go)
+
+    def __getitem__(self, index: int) -> int:
+        try:
+            raise IndexError
+        finally:
+            wait(self.go)
+
+
+def comes_to_the_end(go: Go) -> None:
+    for _ in Loader(go):
+        pass
+
+
+def comes_to_the_end_of_a_sequence(go: Go) -> None:
+    list(reversed([1, *map(Loader(go).__getitem__, [0])]))
+
+
+def asks_for_an_attribute(go: Go) -> None:
+    hasattr(Loader(go), "extra")
+
+
+ENDINGS = [closes_a_generator, comes_to_the_end, comes_to_the_end_of_a_sequence, asks_for_an_attribute]
+
+
+@pytest.mark.parametrize("fn", ENDINGS, ids=lambda fn: fn.__name__)
+def test_what_python_itself_may_drop_does_not_count(gate: Gate, fn: Callable[[Go], object]) -> None:
+    assert run_noted(gate, fn) == Interrupted()
+
+
+@pytest.mark.parametrize("fn", [closes_a_generator, comes_to_the_end], ids=lambda fn: fn.__name__)
+def test_an_end_is_no_failure_where_nobody_makes_progress(gate: Gate, fn: Callable[[Go], object]) -> None:
+    assert run_noted(gate, fn, stood_still=True) == Interrupted()
+
+
 @pytest.mark.parametrize("fn", [swallows, suppressed], ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("stood_still", [False, True])
 def test_what_may_be_swallowed_counts_where_nobody_makes_progress(
