@@ -3,8 +3,8 @@
 ``finally: dist.barrier()`` is the usual case. The error is on its way out of the function and nobody else can know. A
 main thread that stands still for a second is looked at, which costs nothing where it handles no error. The others are
 told only where the error is sure to leave the function (see ``interrupt.in_flight``) and the main thread waits for
-them: then they would be restarted in any case, and nothing that works is cut short. An ``except`` block that waits for
-ranks that are late is none of these, nor a clean-up that does something else.
+them: then they would be restarted in any case. An ``except`` block that waits for ranks that are late is left alone,
+and so is a clean-up that does something else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.call.failures import record_of
 from inprocess.call.rank import Rank
-from inprocess.exception import Preempted, RestartAbort, RestartError, StateLost, asks_for_end
+from inprocess.exception import Preempted, RankShouldRestart, StateLost, asks_for_end
 from inprocess.interrupt import in_flight, whereabouts
 from inprocess.interrupt.in_flight import InFlight
 from inprocess.monitor.board import ATOMIC, UNHANG
@@ -73,7 +73,7 @@ class CleanUps:
                 record,
             )
             execute(verbs.interrupt(iteration, record), rank.agents.connect_anew(CONNECT_LIMIT_S, self._over))
-        except (RestartError, RestartAbort) as error:  # soft_timeout has it end
+        except Exception as error:  # soft_timeout has it end
             log.debug("%s: the others could not be told of an error whose clean-up waits: %s", rank.who, error)
 
     def _record(self) -> InterruptionRecord | None:
@@ -82,6 +82,8 @@ class CleanUps:
         spot, error = whereabouts.look(), None if found is None else found.leaving()
         if error is None or spot is None or not spot.waits:
             return None
+        if isinstance(error, RankShouldRestart):
+            return rank.request(error)
         if not asks_for_end(error):
             return record_of(Portrait(error), rank.membership, rank.call._pings)
         # others have more to say as they leave, see `Loop._quit`

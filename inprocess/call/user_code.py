@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from inprocess.attribution import Interruption
 from inprocess.call.rank import Hook, Rank
 from inprocess.call_wrapper import set_current
 from inprocess.collectives.coalescing import contexts
@@ -26,7 +25,6 @@ from inprocess.protocol import verbs
 from inprocess.protocol.phases import Event, Phase
 from inprocess.stores.connections import shut_connections
 from inprocess.system import clock
-from inprocess.system.errors import in_words
 from inprocess.system.heap import heap
 from inprocess.system.interpreter import interpreter
 from inprocess.system.logs import get_logger
@@ -157,8 +155,7 @@ class UserCode:
 
     def _ask_for_restart(self, request: RankShouldRestart) -> bool:
         """The function, or a hook before it, raised it by itself."""
-        words = in_words(request).removeprefix(RankShouldRestart.__name__).removeprefix(": ")
-        record = self._rank.record(Interruption.REQUESTED, request, words)
+        record = self._rank.request(request)
         let_go(request, sys.exc_info()[1])
         return self._rank.interrupt(record)
 

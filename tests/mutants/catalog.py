@@ -931,8 +931,8 @@ INTERRUPTION = (
     in_flight(
         "errors_outside_count",
         "what the caller of the function handles counts",
-        "is_inside = frame is not None and any(place.handled for place in places)",
-        "is_inside = frame is not None",
+        "is_inside = frame is not None and any",
+        "is_inside = any",
     ),
     escaping(
         "handlers_raise",

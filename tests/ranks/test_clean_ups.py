@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from inprocess import RestartAbort
+from inprocess import RankShouldRestart, RestartAbort
 from tests.harness.child import Context
 from tests.harness.launch import HASTY, PATIENT
 
@@ -178,6 +178,14 @@ def test_a_rank_that_leaves_meets_the_others_first(launch, kind):
     assert ranks[1].exception == kind.__name__
     entered = [event["t"] for event in ranks[0].of("enter")]
     assert entered[1] - entered[0] < SOON_S
+
+
+def test_a_restart_that_is_asked_for_is_no_failure(launch):
+    ranks = launch(run, 2, wrapper=PATIENT, args={"body": "in_finally", "kind": RankShouldRestart}).wait()
+    checks.went_on(ranks)
+    (line,) = [line for line in ranks[0].log.splitlines() if "restart 1: " in line]
+    assert "restart 1: rank 1 asked for a restart: the loss scale became 0 [test_clean_ups.py:" in line
+    assert "also reported" not in line
 
 
 def test_a_handler_that_waits_for_late_ranks_is_left_alone(launch):
