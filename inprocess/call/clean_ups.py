@@ -17,10 +17,11 @@ from inprocess.call.rank import Rank
 from inprocess.exception import Preempted, RankShouldRestart, StateLost, asks_for_end
 from inprocess.interrupt import in_flight, whereabouts
 from inprocess.interrupt.in_flight import InFlight
-from inprocess.monitor.board import ATOMIC, UNHANG
+from inprocess.monitor.board import ATOMIC, PROGRESS, UNHANG
 from inprocess.protocol import verbs
 from inprocess.protocol.phases import Phase
 from inprocess.stores.driver import execute
+from inprocess.system import clock
 from inprocess.system.errors import Portrait, in_words
 from inprocess.system.logs import get_logger
 
@@ -63,9 +64,11 @@ class CleanUps:
     def _work(self) -> None:
         """In a thread of its own: reading code takes milliseconds, and what an error says of itself any time."""
         rank, iteration = self._rank, self._rank.membership.iteration
+        stood_still = clock.monotonic() - rank.agents.board.slots[PROGRESS] / 1e9
         try:
             if (record := self._record()) is None:
                 return
+            record = record.noticed(record.at, record.clock, silent=max(0.0, stood_still))
             log.warning(
                 "%s: an error is on its way out of the function, and its clean-up waits for ranks that wait for this "
                 "one: all restart now, %s",

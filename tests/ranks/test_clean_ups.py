@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -169,6 +170,9 @@ def test_nobody_waits_for_soft_timeout(launch):
     assert 1.0 <= entered[1] - entered[0] < SOON_S
     assert "its clean-up waits for ranks that wait for this one" in ranks[1].log
     assert ranks[1].log.count("an error that is new in this call") == 1
+    (line,) = [line for line in ranks[0].log.splitlines() if "restart 1: " in line]
+    seconds = re.search(r"continuing with 2 of 2 ranks; noticed after ([0-9.]+) s, restarted in", line)
+    assert seconds and 1.0 <= float(seconds[1]) < SOON_S
 
 
 @pytest.mark.parametrize("kind", [SystemExit, RestartAbort], ids=lambda kind: kind.__name__)
