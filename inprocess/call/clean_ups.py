@@ -54,6 +54,9 @@ class CleanUps:
         slots = rank.agents.board.slots
         if rank.phase is not Phase.RUN or rank.is_reserve or slots[ATOMIC] or slots[UNHANG] or self._over.is_set():
             return
+        # interrupted already: what is in flight is the interruption, or what the abort has raised
+        if rank.agents.thread.heard[0] == rank.membership.iteration:
+            return
         if self._thread is not None and self._thread.is_alive():
             return
         self._found = in_flight.look()

@@ -250,7 +250,7 @@ class MonitorThread(threading.Thread):
         if outcome.cause is not None and outcome.cause.interruption is Interruption.SOFT_TIMEOUT:
             self._spot = iteration, whereabouts.look()  # before anything wakes the main thread
         if not outcome.completed:
-            self._note_in_flight(iteration)
+            self._note_in_flight(iteration, outcome)
         self.mailbox.put("outcome", iteration, outcome)
         if outcome.completed:
             return False
@@ -258,11 +258,13 @@ class MonitorThread(threading.Thread):
         self._get_out(iteration)
         return True
 
-    def _note_in_flight(self, iteration: int) -> None:
+    def _note_in_flight(self, iteration: int, outcome: Outcome) -> None:
+        """What the main thread handles, unless that is what it saw of another rank's failure."""
         with self._lock:
             gate = self._gate
-        if gate is not None:
-            spot = self.spot(iteration)
+        spot, cause = self.spot(iteration), outcome.cause
+        is_others = spot is None and cause is not None and cause.initial_rank != self._own.slot
+        if gate is not None and not (is_others and whereabouts.has_left_collective()):
             gate.note(in_flight.look(), stood_still=spot is not None and spot.waits)
 
     def _emit(self, iteration: int, outcome: Outcome) -> None:

@@ -92,7 +92,8 @@ class Code:
         after = self._following(here)
         if exit_is_false and self._at[here].opname == _ASKS_EXIT:
             after = [self._ways_at_jump(here)[0]]
-        return self._ways_out(_Step(each, need, kind) for each in after)
+        # what the handlers since then raise is another one
+        return self._ways_out(_Step(each, need, None if later else kind) for each in after)
 
     def after_raising(self, offset: int, kind: type[BaseException] | None) -> Kinds:
         """Likewise, where it is raised there."""

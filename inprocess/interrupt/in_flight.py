@@ -28,7 +28,7 @@ from inprocess.interrupt.frames import CALL_CODE
 __all__ = ["InFlight", "look"]
 
 #: so many errors behind each other, and frames around each other, are looked at
-MOST_ERRORS, MOST_FRAMES = 20, 500
+MOST_ERRORS, MOST_FRAMES = 20, 100
 #: that of what `contextlib.contextmanager` makes: it answers false where its generator raises the same error again
 _GENERATORS_EXIT = contextlib._GeneratorContextManager.__exit__.__code__
 #: what ends a generator or a loop, as Python's own C code expects

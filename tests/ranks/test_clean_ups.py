@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import re
 import threading
 import time
@@ -15,6 +16,8 @@ import torch
 import torch.distributed as dist
 
 from inprocess import RankShouldRestart, RestartAbort
+from inprocess.collectives.gloo import shutdown_gloo_connections
+from inprocess.testing.coordinates import When
 from tests.harness.child import Context
 from tests.harness.launch import HASTY, PATIENT
 
@@ -115,8 +118,42 @@ def hanging(context: Context, call: Any) -> list[int]:
     return [call.iteration, *targets.place_in_world()]
 
 
+def cleaning_up_late(context: Context, call: Any) -> list[int]:
+    """The interruption itself is on its way out, and its clean-up waits; nothing ends that, as nothing is aborted."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=LATE_S))
+    if call.iteration == 0:
+        if context.rank == 1:
+            raise ZeroDivisionError("the loss scale became 0")
+        try:
+            threading.Event().wait()
+        finally:
+            dist.barrier()
+    close()
+    return [call.iteration, *targets.place_in_world()]
+
+
+def closed_first(context: Context, call: Any) -> list[int]:
+    """A rank sees that its connections are closed, and handles that when it hears that another one failed."""
+    dist.init_process_group("gloo", timeout=targets.LONG)
+    if call.iteration == 0:
+        if context.rank == 1:
+            context.wait_for(When("in flight", 1))
+            raise ZeroDivisionError("the loss scale became 0")
+        try:
+            shutdown_gloo_connections(2)
+            targets.check_sum(2)
+        finally:
+            context.emit("in flight")
+            threading.Event().wait()
+    close()
+    return [call.iteration, *targets.place_in_world()]
+
+
 BODIES: dict[str, Callable[[Context, Any], list[int]]] = {
-    function.__name__: function for function in (in_finally, in_a_context, swallowing, retrying, hanging)
+    function.__name__: function
+    for function in (in_finally, in_a_context, swallowing, retrying, hanging, cleaning_up_late, closed_first)
 }
 
 
@@ -214,3 +251,18 @@ def test_a_rank_that_hangs_is_named_beside_a_handler_that_waits(launch, tmp_path
     (incident,) = report(tmp_path)
     assert (incident.verdict.initial_rank, incident.verdict.kind) == (0, "hang")
     assert "rank 0 was at test_clean_ups.py:" in ranks[0].log
+
+
+def test_the_interruption_is_no_error_of_its_own(launch):
+    ranks = launch(run, 2, wrapper={**PATIENT, "abort": None}, args={"body": "cleaning_up_late"}).wait()
+    checks.went_on(ranks)
+    (line,) = [line for line in ranks[0].log.splitlines() if "restart 1: " in line]
+    assert "rank 1 raised an exception: ZeroDivisionError" in line and "also reported" not in line
+    assert "its clean-up waits" not in ranks[0].log
+
+
+def test_what_a_rank_saw_of_another_ones_failure_is_no_error_of_its_own(launch):
+    """`FaultCounter` would count it, and take a healthy rank out."""
+    ranks = launch(run, 2, wrapper=PATIENT, args={"body": "closed_first"}).wait()
+    checks.went_on(ranks)
+    assert [rank.of("finalized")[0]["error"] for rank in ranks] == ["None", ERROR]
