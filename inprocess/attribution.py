@@ -7,7 +7,7 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["Interruption", "InterruptionRecord", "is_echo", "one_line", "ranges", "standstill", "summary"]
+__all__ = ["Interruption", "InterruptionRecord", "is_echo", "is_error", "one_line", "ranges", "standstill", "summary"]
 
 MESSAGE_LIMIT = 500  # characters; a record must stay small: every rank reads all of them
 WHERE_LIMIT = 200
@@ -19,8 +19,8 @@ LONGEST = 1e12  # seconds that may be right
 class Interruption(enum.Enum):
     """Why an iteration ended early."""
 
-    EXCEPTION = "exception"  #: the function raised an Exception
-    BASE_EXCEPTION = "base_exception"  #: it raised another BaseException: SystemExit, KeyboardInterrupt, RestartAbort
+    EXCEPTION = "exception"  #: the function failed: whatever it raised that does not ask for the end
+    BASE_EXCEPTION = "base_exception"  #: it raised SystemExit, KeyboardInterrupt, GeneratorExit or RestartAbort
     SOFT_TIMEOUT = "soft_timeout"  #: no progress within soft_timeout
     HARD_TIMEOUT = "hard_timeout"  #: did not answer the interruption within hard_timeout, and was killed
     TERMINATED = "terminated"  #: the training process died
@@ -168,6 +168,8 @@ def summary(records: Sequence[InterruptionRecord], count: int | None = None) -> 
     causes = [record for record in records if record.interruption in _GONE]
     if not causes and records and all(record.interruption is Interruption.SOFT_TIMEOUT for record in records):
         return _silence(records)
+    if any(map(is_error, records)):  # the others waited for that rank
+        records = [record for record in records if record.interruption is not Interruption.SOFT_TIMEOUT]
     causes = causes or [record for record in records if not is_echo(record)] or list(records)
     groups: dict[tuple[str, str], list[InterruptionRecord]] = {}
     for record in sorted(causes, key=lambda record: record.rank):
@@ -235,6 +237,11 @@ def is_echo(record: InterruptionRecord) -> bool:
     A connection that was closed in `multiprocessing` led to a process of the rank's own, such as a DataLoader's worker.
     """
     return "/multiprocessing/" not in record.where and any(echo in record.message.lower() for echo in _ECHOES)
+
+
+def is_error(record: InterruptionRecord) -> bool:
+    """Whether it tells of an error of that rank."""
+    return record.interruption is Interruption.EXCEPTION and not is_echo(record)
 
 
 def _ranks(group: Sequence[InterruptionRecord]) -> str:

@@ -28,6 +28,7 @@ from __future__ import annotations
 import builtins
 import signal
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "BadMessage",
@@ -45,6 +46,9 @@ __all__ = [
     "StoreLost",
     "TimeoutError",
 ]
+
+#: since Python 3.11
+_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
 
 
 class RestartError(Exception):
@@ -152,3 +156,14 @@ class RankShouldRestart(BaseException):
 
     Raise it in the function, or in a hook before it, to have all ranks restart.
     """
+
+
+#: what the function raises to leave the job; anything else is a failure
+ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit, RestartAbort)
+
+
+def asks_for_end(error: BaseException, ends: tuple[type[BaseException], ...] = ENDS) -> bool:
+    """Whether a rank whose function raises this leaves the job. A group does where it holds one of these."""
+    return isinstance(error, ends) or (
+        isinstance(error, _GROUP) and any(asks_for_end(each, ends) for each in error.exceptions)
+    )

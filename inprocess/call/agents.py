@@ -61,6 +61,7 @@ class Agents:
         membership: Membership,
         abort: Callable[[int], None],
         release: Callable[[], None],
+        on_standstill: Callable[[], None],
         ends_by_sigterm: bool,
         before: ArbiterClient | None = None,
     ) -> None:
@@ -100,6 +101,7 @@ class Agents:
             self._monitor_died,
             LeaseWatch(options.heartbeat_timeout),
             self._silent if config.standby_stores else None,
+            on_standstill,
         )
         self._store: Any = None
 

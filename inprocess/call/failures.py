@@ -14,7 +14,7 @@ from inprocess.system import clock
 from inprocess.system.errors import Portrait, inside
 from inprocess.system.logs import get_logger
 
-__all__ = ["Failures"]
+__all__ = ["Failures", "record_of"]
 
 log = get_logger("inprocess")
 #: how many different errors are remembered as told
@@ -37,14 +37,7 @@ class Failures:
     def note(self, error: BaseException, membership: Membership, pings: int) -> InterruptionRecord:
         """The function of this iteration raised."""
         portrait = self._portrait = Portrait(error)
-        record = InterruptionRecord(
-            membership.rank,
-            Interruption.EXCEPTION,
-            initial_rank=membership.slot,
-            message=portrait.words,
-            where=portrait.where,
-            pings=pings,
-        ).noticed(clock.monotonic(), clock.name())
+        record = record_of(portrait, membership, pings)
         self.error = error
         self.repeats = 0 if self._limit is None else membership.row.count_with(record)
         return record
@@ -98,3 +91,16 @@ class Failures:
     def drop(self) -> None:
         """The function runs again, or the call is over."""
         self.error = None
+
+
+def record_of(portrait: Portrait, membership: Membership, pings: int) -> InterruptionRecord:
+    """Of what the function of this iteration raises, noticed now."""
+    record = InterruptionRecord(
+        membership.rank,
+        Interruption.EXCEPTION,
+        initial_rank=membership.slot,
+        message=portrait.words,
+        where=portrait.where,
+        pings=pings,
+    )
+    return record.noticed(clock.monotonic(), clock.name())

@@ -14,6 +14,7 @@ from typing import Any
 
 from inprocess.attribution import Interruption
 from inprocess.call.agents import Agents
+from inprocess.call.clean_ups import CleanUps
 from inprocess.call.injection import Injector
 from inprocess.call.job import Job
 from inprocess.call.launch_variables import run_dir
@@ -66,7 +67,17 @@ class Loop:
         rank = self._rank = Rank(options, hooks, job, since)
         user = self._user = UserCode(rank)
         contact = None if since is None else since.contact
-        rank.agents = Agents(options, job, rank.membership, user.abort, user.release, leaving.ends_by_sigterm, contact)
+        clean_ups = self._clean_ups = CleanUps(rank)
+        rank.agents = Agents(
+            options,
+            job,
+            rank.membership,
+            user.abort,
+            user.release,
+            clean_ups.look,
+            leaving.ends_by_sigterm,
+            contact,
+        )
         self._function = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
         call = rank.call = CallWrapper(rank.agents.board, rank.iteration_store)
         rank.agents.board.steps = lambda: call._pings
@@ -165,7 +176,8 @@ class Loop:
         emit("left", how=how, why=why, pings=rank.call._pings)
         rank.tell_goodput(how)
         try:
-            rank.agents.close(how, cut=how in ("failed", "moved") or rank.quietly, why=why)
+            with self._clean_ups:
+                rank.agents.close(how, cut=how in ("failed", "moved") or rank.quietly, why=why)
             held.end()
         finally:  # nothing of torch's and Python's stays replaced
             bootstrap.end()

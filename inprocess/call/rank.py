@@ -18,7 +18,7 @@ from inprocess.call.goodput import Goodput
 from inprocess.call.job import Job
 from inprocess.call.story import Story
 from inprocess.call_wrapper import CallWrapper
-from inprocess.exception import BadMessage, Fenced, StoreLost, TimeoutError
+from inprocess.exception import BadMessage, Fenced, RankShouldRestart, StoreLost, TimeoutError
 from inprocess.failover.arbiter_client import ArbiterClient
 from inprocess.monitor.board import PING
 from inprocess.options import Options
@@ -28,7 +28,7 @@ from inprocess.protocol.phases import TRANSITIONS, Event, Phase
 from inprocess.rank_assignment import RankAssignmentCtx
 from inprocess.state import FrozenState, Mode
 from inprocess.system import clock
-from inprocess.system.errors import where
+from inprocess.system.errors import in_words, where
 from inprocess.system.logs import Position, get_logger
 
 log = get_logger("inprocess")
@@ -212,6 +212,11 @@ class Rank:
         place = where(error) or where(error.__cause__ or error)
         record = InterruptionRecord(self.membership.rank, how, self.membership.slot, words, where=place)
         return record.noticed(clock.monotonic(), clock.name())
+
+    def request(self, error: RankShouldRestart) -> InterruptionRecord:
+        """Of a restart that the function, or a hook before it, asks for."""
+        words = in_words(error).removeprefix(RankShouldRestart.__name__).removeprefix(": ")
+        return self.record(Interruption.REQUESTED, error, words)
 
     def interrupt(self, record: InterruptionRecord, abort: str = "") -> bool:
         """Tell the others; False: everybody had finished, so it changes nothing."""

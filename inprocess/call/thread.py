@@ -19,7 +19,7 @@ from inprocess.collectives.deferred_release import held
 from inprocess.events.stream import emit, is_wanted
 from inprocess.exception import BadMessage, InternalError, RankShouldRestart, RestartAbort, RestartError, StoreLost
 from inprocess.failover.member import Member
-from inprocess.interrupt import whereabouts
+from inprocess.interrupt import in_flight, whereabouts
 from inprocess.interrupt.gate import Gate
 from inprocess.monitor.process import MonitorProcess
 from inprocess.protocol import verbs
@@ -249,12 +249,23 @@ class MonitorThread(threading.Thread):
             self.heard = iteration, clock.monotonic()
         if outcome.cause is not None and outcome.cause.interruption is Interruption.SOFT_TIMEOUT:
             self._spot = iteration, whereabouts.look()  # before anything wakes the main thread
+        if not outcome.completed:
+            self._note_in_flight(iteration, outcome)
         self.mailbox.put("outcome", iteration, outcome)
         if outcome.completed:
             return False
         self._emit(iteration, outcome)
         self._get_out(iteration)
         return True
+
+    def _note_in_flight(self, iteration: int, outcome: Outcome) -> None:
+        """What the main thread handles, unless that is what it saw of another rank's failure."""
+        with self._lock:
+            gate = self._gate
+        spot, cause = self.spot(iteration), outcome.cause
+        is_others = spot is None and cause is not None and cause.initial_rank != self._own.slot
+        if gate is not None and not (is_others and whereabouts.has_left_collective()):
+            gate.note(in_flight.look(), stood_still=spot is not None and spot.waits)
 
     def _emit(self, iteration: int, outcome: Outcome) -> None:
         emit("interrupted", cause=None if outcome.cause is None else outcome.cause.to_dict())

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from inprocess.attribution import Interruption
 from inprocess.call.rank import Hook, Rank
 from inprocess.call_wrapper import set_current
 from inprocess.collectives.coalescing import contexts
@@ -16,7 +15,7 @@ from inprocess.collectives.gloo import shutdown_gloo_connections
 from inprocess.collectives.gloo_lost import lost_operations
 from inprocess.collectives.nccl_bootstrap import bootstrap
 from inprocess.events.stream import emit
-from inprocess.exception import Fenced, RankShouldRestart
+from inprocess.exception import Fenced, RankShouldRestart, asks_for_end
 from inprocess.hardware.leftovers import leftovers
 from inprocess.interrupt import forks, torch_state
 from inprocess.interrupt.gate import Interrupted, Raised, Returned
@@ -26,7 +25,6 @@ from inprocess.protocol import verbs
 from inprocess.protocol.phases import Event, Phase
 from inprocess.stores.connections import shut_connections
 from inprocess.system import clock
-from inprocess.system.errors import in_words
 from inprocess.system.heap import heap
 from inprocess.system.interpreter import interpreter
 from inprocess.system.logs import get_logger
@@ -134,7 +132,9 @@ class UserCode:
         return self._raised(outcome.exception)
 
     def _raised(self, error: BaseException) -> Event:
-        if not isinstance(error, Exception | RankShouldRestart):
+        # of a hook every BaseException does
+        ends = asks_for_end(error) if self._rank.phase is Phase.RUN else not isinstance(error, Exception)
+        if ends and not isinstance(error, RankShouldRestart):
             raise error
         self._rank.note_interruption()
         counts = self._ask_for_restart(error) if isinstance(error, RankShouldRestart) else self._fail(error)
@@ -143,7 +143,7 @@ class UserCode:
         self.forget_exception()
         return Event.OK  # a reserve's hook failed after the others had completed
 
-    def _fail(self, error: Exception) -> bool:
+    def _fail(self, error: BaseException) -> bool:
         rank = self._rank
         rank.state = dataclasses.replace(rank.state, fn_exception=error)  # before the abort, which may look at it
         record = rank.failures.note(error, rank.membership, rank.call._pings)
@@ -155,8 +155,7 @@ class UserCode:
 
     def _ask_for_restart(self, request: RankShouldRestart) -> bool:
         """The function, or a hook before it, raised it by itself."""
-        words = in_words(request).removeprefix(RankShouldRestart.__name__).removeprefix(": ")
-        record = self._rank.record(Interruption.REQUESTED, request, words)
+        record = self._rank.request(request)
         let_go(request, sys.exc_info()[1])
         return self._rank.interrupt(record)
 

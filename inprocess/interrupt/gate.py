@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
-from inprocess.exception import InternalError, RankShouldRestart, RestartAbort
+from inprocess.exception import InternalError, RankShouldRestart, RestartAbort, asks_for_end
 from inprocess.interrupt.atomic import Atomic
 from inprocess.interrupt.forks import guarded
 from inprocess.interrupt.frames import (
@@ -32,7 +32,8 @@ from inprocess.interrupt.frames import (
     places,
     room,
 )
-from inprocess.interrupt.judging import answers_interruption, let_go, set_handled, under_way
+from inprocess.interrupt.in_flight import InFlight
+from inprocess.interrupt.judging import answers_interruption, behind, let_go, set_handled, under_way
 from inprocess.system import clock
 from inprocess.system.errors import in_words
 
@@ -126,6 +127,9 @@ class Gate:
         self._raised_at = 0.0
         self._raised_where = ""
         self._dropped = False
+        # what the main thread handled before the abort, and whether nobody made progress; until it has left
+        self._in_flight: InFlight | None = None
+        self._stood_still = False
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Outcome:
         """Call ``fn(*args, **kwargs)`` and say how it ended. Main thread; once per gate.
@@ -133,7 +137,8 @@ class Gate:
         Once an interruption or an abort has begun, whatever the function raises counts as `Interrupted`. Exceptions: a
         RestartAbort or a KeyboardInterrupt is the user's at all times, and so is SystemExit unless it is the answer to
         the interruption (``except BaseException: sys.exit(1)``); also where the interruption hits one of them on its
-        way out. A normal return is `Returned`, however late.
+        way out. So is an error that was handled before the abort, and is what the function would have raised, see
+        `in_flight`. A normal return is `Returned`, however late.
 
         A process that the function forks ends where it leaves it, see `forks`.
         """
@@ -150,11 +155,19 @@ class Gate:
             if sys.exc_info()[1] is not handled:
                 set_handled(handled)
             del handled
+            self._in_flight = None
             self.atomic.drop()
             self._running = False
             self.left.set()
             # this frame lives as long as a traceback that somebody keeps
             del self, fn, args, kwargs
+
+    def note(self, in_flight: InFlight | None, stood_still: bool) -> None:
+        """What the main thread handles. Monitor thread, once it hears of the interruption.
+
+        ``stood_still``: it has waited for the others, and nobody made progress.
+        """
+        self._in_flight, self._stood_still = in_flight, stood_still
 
     def close_for_abort(self, on_wait: Callable[[float, str], None] | None = None) -> None:
         """From now on no `atomic` section begins; return once none is held. Monitor thread, before the abort.
@@ -191,6 +204,7 @@ class Gate:
                 self._armed = self.interrupting = True
                 if self._raise_once(retry_after, release):
                     self._interrupter.report_swallowed(self.who, self._raised_where, self._dropped)
+        self._in_flight = None  # noted as the main thread was leaving
 
     def _ask(self, now: float) -> None:
         """Note that it is asked for, and look up what is left alone: the program imports modules at any time."""
@@ -201,12 +215,25 @@ class Gate:
     def _judge(self, raised: BaseException, outer: BaseException | None) -> Outcome:
         """What it means that the function raised; ``outer`` was being handled before it was called."""
         error = under_way(raised) if isinstance(raised, RankShouldRestart) else raised
-        if not (self.interrupting or self.atomic.closed) or isinstance(error, RestartAbort | KeyboardInterrupt):
+        if not (self.interrupting or self.atomic.closed) or asks_for_end(error, (RestartAbort, KeyboardInterrupt)):
             return Raised(error)
-        if isinstance(error, SystemExit) and not answers_interruption(error):
+        if asks_for_end(error, (SystemExit,)) and not answers_interruption(error):
             return Raised(error)
+        if (cause := self._cause(raised)) is not None:
+            let_go(raised, outer, cause)
+            return Raised(cause)
         let_go(raised, outer)
         return Interrupted("" if isinstance(error, RankShouldRestart) else in_words(error))
+
+    def _cause(self, raised: BaseException) -> BaseException | None:
+        """The function's own error, whose place ``raised`` has taken."""
+        found = self._in_flight
+        if found is None:
+            return None
+        if (leaving := found.leaving()) is not None:
+            return leaving
+        failure = found.failure() if self._stood_still else None
+        return failure if any(each is failure for each in behind(raised)) else None
 
     def park(self, frame: FrameType | None) -> None:
         """In the handler."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from inprocess.exception import RankShouldRestart, RestartAbort
 
-__all__ = ["answers_interruption", "let_go", "set_handled", "under_way"]
+__all__ = ["answers_interruption", "behind", "let_go", "set_handled", "under_way"]
 
 #: since Python 3.11
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
@@ -42,21 +42,27 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
-def let_go(error: BaseException, outer: BaseException | None) -> None:
-    """Empty the frames that the function was left through, also those of the exceptions behind this one.
-
-    A program that keeps the exception, in a list of errors perhaps, would keep tensors and process groups with it, and
-    with each group threads and sockets. So would an exception that a frame of its own traceback refers to, until
-    garbage is collected. ``outer`` was being handled before the function was called.
-    """
-    seen, waiting = {id(outer)}, [error]
+def behind(error: BaseException, *outside: BaseException | None) -> Iterator[BaseException]:
+    """This one and all that are behind it or in it, but for these and what is behind them alone."""
+    seen, waiting = set(map(id, outside)), [error]
     while waiting:
         each = waiting.pop()
         if id(each) in seen:
             continue
         seen.add(id(each))
-        behind = [each.__cause__, each.__context__, *(each.exceptions if isinstance(each, _GROUP) else ())]
-        waiting += [one for one in behind if one is not None]
+        yield each
+        found = [each.__cause__, each.__context__, *(each.exceptions if isinstance(each, _GROUP) else ())]
+        waiting += [one for one in found if one is not None]
+
+
+def let_go(error: BaseException, *outside: BaseException | None) -> None:
+    """Empty the frames that the function was left through, also those of the exceptions behind this one.
+
+    A program that keeps the exception, in a list of errors perhaps, would keep tensors and process groups with it, and
+    with each group threads and sockets. So would an exception that a frame of its own traceback refers to, until
+    garbage is collected. ``outside``: what was handled before the function was called, and what is still looked at.
+    """
+    for each in behind(error, *outside):
         for frame, _ in traceback.walk_tb(each.__traceback__):
             # a generator may have caught an earlier one and go on
             if each is error or not frame.f_code.co_flags & _GENERATORS:

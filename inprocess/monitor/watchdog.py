@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import select
 import signal
@@ -43,6 +44,8 @@ __all__ = ["ProgressWatchdog", "Silence"]
 log = get_logger(__name__)
 #: after scheduling, how long to stay awake for the answer of a main thread that runs (seconds)
 SOON = 0.02
+#: after so long without an answer the main thread stands still, in C code (seconds)
+STILL = 1.0
 
 
 class _Monitor(Protocol):
@@ -130,6 +133,7 @@ class ProgressWatchdog(threading.Thread):
             watched any more.
         unheard: says from the lease whether heartbeats do not get through.
         on_silence: called then, once.
+        on_standstill: called in this thread once the main thread has run no bytecode for a second; again after it has.
     """
 
     def __init__(
@@ -140,11 +144,12 @@ class ProgressWatchdog(threading.Thread):
         on_monitor_death: Callable[[], bool] | None = None,
         unheard: LeaseWatch | None = None,
         on_silence: Callable[[], None] | None = None,
+        on_standstill: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(name="inprocess-watchdog", daemon=True)
         self._board, self._interval = board, min(interval, PACE_S)
         self._monitor, self._on_monitor_death = monitor, on_monitor_death
-        self._unheard, self._on_silence = unheard, on_silence
+        self._unheard, self._on_silence, self._on_standstill = unheard, on_silence, on_standstill
         self._silence = Silence()
         self._probe = _the_probe()
         self._stop_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -161,6 +166,8 @@ class ProgressWatchdog(threading.Thread):
 
     def run(self) -> None:
         ask_at = monotonic()
+        # when the question was asked that has no answer yet; infinite once that is told
+        asked_at = math.inf
         while True:
             now = monotonic()
             if self._probe.answered():
@@ -168,6 +175,10 @@ class ProgressWatchdog(threading.Thread):
             if now >= ask_at:
                 if not self._probe.pending:
                     self._board.ask()  # first: an answer is newer
+                    asked_at = now
+                elif now - asked_at >= STILL:
+                    asked_at = math.inf
+                    self._tell_standstill()
                 self._probe.schedule()
                 ask_at = now + self._interval
                 self._look_at_monitor()
@@ -179,6 +190,12 @@ class ProgressWatchdog(threading.Thread):
             # one that is over outside the function ends nothing, however often it is looked at
             if self._wait(min(pause, lease) if lease > 0 else pause):
                 return
+
+    def _tell_standstill(self) -> None:
+        try:
+            self._on_standstill()
+        except Exception as error:  # whatever it is, the rank is to be watched
+            log.warning("what the main thread waits for cannot be looked at: %r", error)
 
     def _show(self) -> None:
         """What `inprocess status` asks for: how many steps, and where all threads are."""

@@ -5,7 +5,8 @@ rank made progress. Each member counts by itself; what it finds travels with its
 of that round makes it the same for all. Pure.
 
 An iteration with progress sets the count back. One that ended for any other reason than exceptions (a death, a hang, a
-process that joins) leaves it as it is, and so does the loss of the store.
+process that joins) leaves it as it is, and so does the loss of the store. A standstill that an exception explains,
+since its clean-up waited for the others, is an exception.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from inprocess.attribution import Interruption, InterruptionRecord, is_echo, summary
+from inprocess.attribution import RETURNED, Interruption, InterruptionRecord, is_error, summary
 from inprocess.protocol.messages import MAX_PAUSE_MS, Arrival, Decision
 
-__all__ = ["Finding", "Row", "find", "pause"]
+__all__ = ["Finding", "Row", "explains_standstill", "find", "pause"]
 
 #: from which repeat on the restart waits, and how long at first; doubled with each more (ms)
 PATIENCE, FIRST_PAUSE_MS = 3, 50
@@ -71,7 +72,12 @@ def find(alive: Iterable[Arrival], records: Sequence[InterruptionRecord]) -> Fin
     said = list(alive)
     progressed = any(arrival.progressed for arrival in said)
     ran = any(arrival.ran for arrival in said)
-    others = any(record.interruption is not Interruption.EXCEPTION for record in records)
+    explained = explains_standstill(said, records)
+    others = any(
+        record.interruption is not Interruption.EXCEPTION
+        and not (explained and record.interruption is Interruption.SOFT_TIMEOUT)
+        for record in records
+    )
     if progressed or others or not records:
         return Finding(0, 0, progressed, ran, "")
     repeats = max((arrival.repeats for arrival in said), default=0)
@@ -80,6 +86,12 @@ def find(alive: Iterable[Arrival], records: Sequence[InterruptionRecord]) -> Fin
     if not limit:
         return Finding(repeats, pause(repeats), False, ran, "")
     return Finding(repeats, MAX_PAUSE_MS, False, ran, "" if ran else _hopeless(repeats, limit, records))
+
+
+def explains_standstill(said: Iterable[Arrival], records: Sequence[InterruptionRecord]) -> bool:
+    """Whether nobody made progress since a rank handled an error, while it and all others waited for each other."""
+    waited = all(arrival.waits or arrival.where == RETURNED for arrival in said)
+    return waited and any(map(is_error, records))
 
 
 def pause(count: int) -> int:
@@ -104,4 +116,4 @@ def _identity(record: InterruptionRecord) -> Error:
 
 def _causes(records: Sequence[InterruptionRecord]) -> Sequence[InterruptionRecord]:
     """Without what ranks see of another one's failure."""
-    return [record for record in records if not is_echo(record)] or records
+    return list(filter(is_error, records)) or records

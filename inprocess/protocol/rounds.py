@@ -99,11 +99,13 @@ def decide_end(
 
 def _stuck(arrivals: Mapping[int, Arrival], records: Sequence[InterruptionRecord]) -> list[InterruptionRecord]:
     """After a soft timeout: who did not wait for others, with its place in the code; else who had returned from the
-    function, for whom the others may wait; where all waited, everybody.
+    function, for whom the others may wait; where all waited, everybody. Nobody where an error explains it.
 
     Who died could not say where it was; it may be the one that the others waited for, so it comes first.
     """
     if not records or records[0].interruption is not Interruption.SOFT_TIMEOUT:
+        return []
+    if repeats.explains_standstill(arrivals.values(), records):
         return []
     silent = [_spot(member, arrival, records) for member, arrival in arrivals.items() if _is_silent(arrival)]
     said = {member: arrival for member, arrival in arrivals.items() if arrival.where}

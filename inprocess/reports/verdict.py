@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from inprocess.attribution import RETURNED, Interruption, InterruptionRecord, is_echo, ranges
+from inprocess.attribution import RETURNED, Interruption, InterruptionRecord, is_echo, is_error, ranges
 from inprocess.protocol.phases import Phase
 from inprocess.reports.evidence import Evidence, Witness
 
@@ -245,6 +245,8 @@ def _standstill(evidence: Evidence) -> list[_Finding]:
     """Nobody made progress: those that did not wait for others."""
     if not any(record.interruption is Interruption.SOFT_TIMEOUT for record in evidence.records):
         return []
+    if not evidence.stuck and any(map(is_error, evidence.records)):
+        return []  # that explains it
     found = []
     for record in evidence.stuck:
         rank = _rank_of(record)

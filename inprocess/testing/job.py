@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inprocess.exception import OptionError
+from inprocess.exception import ENDS, OptionError, asks_for_end
 from inprocess.options import HOOKS, Options, did_you_mean
 from inprocess.testing.coordinates import PHASES, At
 from inprocess.testing.faults import RAISING, Fault, NetworkCut, Raise
@@ -309,15 +309,15 @@ def _may_end(ranks: Sequence[RankResult], faults: Mapping[At, Fault]) -> Collect
     by_name = {repr(at): (at.rank, fault) for at, fault in faults.items()}
     for name in (event["at"] for rank in ranks for event in rank.of("fault")):
         rank, fault = by_name[name]
-        leaves = isinstance(fault, Raise) and not _is_exception(fault.kind)
+        leaves = isinstance(fault, Raise) and _leaves(fault.kind)
         if fault.ends or leaves:
             found |= {rank, *getattr(fault, "ranks", ())}
     return found
 
 
-def _is_exception(kind: type[BaseException] | BaseException) -> bool:
-    """Whether it restarts; another BaseException has its rank leave the job."""
-    return issubclass(kind if isinstance(kind, type) else type(kind), Exception)
+def _leaves(kind: type[BaseException] | BaseException) -> bool:
+    """Whether a rank that raises it leaves the job; anything else restarts."""
+    return issubclass(kind, ENDS) if isinstance(kind, type) else asks_for_end(kind)
 
 
 def _how_far(ranks: Sequence[RankResult], at: At) -> str:

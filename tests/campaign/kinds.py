@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
@@ -67,6 +68,14 @@ def on_one(fault: Fault, kind: str, rank: int = 1, gone: bool = False, **more: A
 
 KINDS: dict[str, Kind] = {
     "exception": on_one(Raise(ValueError), "exception"),
+    **{
+        f"exception, barrier in {name}": on_one(Raise(ValueError), "exception", args={"clean_up": name})
+        for name in ("finally", "__exit__", "generator", "except")
+    },
+    "exception beside another, barrier in finally": on_one(
+        Raise(ValueError), "exception", args={"clean_up": "another"}
+    ),
+    "CancelledError": on_one(Raise(asyncio.CancelledError), "exception"),
     "MemoryError": on_one(Raise(MemoryError), "oom"),
     "CUDA out of memory": on_one(Raise(RuntimeError, "CUDA out of memory. Tried to allocate 2.00 GiB"), "oom", 2),
     "error of a GPU": on_one(Raise(RuntimeError, "CUDA error: uncorrectable ECC error encountered"), "gpu", 2),

@@ -11,7 +11,8 @@ import os
 import signal
 import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -58,14 +59,14 @@ class Samples(Dataset[torch.Tensor]):
 def run(context: Context) -> Any:
     handler = signal.getsignal(signal.SIGCHLD)
     try:
-        return context.wrap(learn)()
+        return context.wrap(CLEAN_UPS[context.args.get("clean_up", "none")])()
     finally:
         signal.signal(signal.SIGCHLD, handler)  # a DataLoader's own, which stays
         _comes_back.set()
 
 
 def learn(context: Context, call: Any) -> list[Any]:
-    """Returns [world size, digest of the weights]."""
+    """Returns [world size, digest of the weights]; leaves its group open."""
     rank, size = place_in_world()
     dist.init_process_group("gloo", timeout=LONG)
     torch.manual_seed(0)
@@ -85,8 +86,84 @@ def learn(context: Context, call: Any) -> list[Any]:
             optimizer.step()
     dist.barrier()
     check_sum(size)
-    dist.destroy_process_group()
     return [size, digest(model)]
+
+
+def meet_and_close() -> None:
+    """A clean-up in which all ranks meet, as usual."""
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def and_close(context: Context, call: Any) -> list[Any]:
+    value = learn(context, call)
+    dist.destroy_process_group()
+    return value
+
+
+def in_finally(context: Context, call: Any) -> list[Any]:
+    try:
+        return learn(context, call)
+    finally:
+        meet_and_close()
+
+
+class Closing:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        meet_and_close()
+
+
+def in_exit(context: Context, call: Any) -> list[Any]:
+    with Closing():
+        return learn(context, call)
+
+
+@contextmanager
+def closing() -> Iterator[None]:
+    try:
+        yield
+    finally:
+        meet_and_close()
+
+
+def in_generator(context: Context, call: Any) -> list[Any]:
+    with closing():
+        return learn(context, call)
+
+
+def in_except(context: Context, call: Any) -> list[Any]:
+    try:
+        value = learn(context, call)
+    except Exception as error:
+        print(error)
+        meet_and_close()
+        raise
+    meet_and_close()
+    return value
+
+
+def after_another(context: Context, call: Any) -> list[Any]:
+    """A second error follows while the first one is looked at."""
+    try:
+        try:
+            return learn(context, call)
+        except ValueError as error:
+            raise KeyError(error.args[7]) from None
+    finally:
+        meet_and_close()
+
+
+#: how the function ends, by the word of the kind
+CLEAN_UPS = {
+    "none": and_close,
+    "finally": in_finally,
+    "__exit__": in_exit,
+    "generator": in_generator,
+    "except": in_except,
+    "another": after_another,
+}
 
 
 class Skips(Exception):

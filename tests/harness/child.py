@@ -48,17 +48,20 @@ class Context(rank.Context):
 
     @contextmanager
     def entered(self, iteration: int) -> Iterator[None]:
-        """Around the body of a wrapped function: reports entry and exit, with the ranks of the environment."""
-        self.iteration = iteration
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        # 0: nothing is wrapped
-        place = [int(os.environ.get(f"INPROCESS_LOCAL_{name}", "0")) for name in ("RANK", "WORLD_SIZE")]
-        self.emit("enter", rank=rank, world_size=size, local=place, pid=os.getpid())
+        """Around the body of a function: reports entry and exit, with the ranks of the environment."""
+        self._report_entry(iteration)
         try:
             self.point("enter")
             yield
         finally:
             self.emit("leave")
+
+    def _report_entry(self, iteration: int) -> None:
+        self.iteration = iteration
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        # 0: nothing is wrapped
+        place = [int(os.environ.get(f"INPROCESS_LOCAL_{name}", "0")) for name in ("RANK", "WORLD_SIZE")]
+        self.emit("enter", rank=rank, world_size=size, local=place, pid=os.getpid())
 
     def options(self, **more: Any) -> dict[str, Any]:
         """The options of the test's `wrapper=`, with hooks that are points where the schedule has a fault for one."""
@@ -80,11 +83,15 @@ class Context(rank.Context):
         @Wrapper(**self.options(**options))
         def entry(call: CallWrapper | None = None) -> Any:
             assert call is not None
-            with self.entered(call.iteration):
-                try:
-                    return body(self, call)
-                except Returns:
-                    return None
+            self._report_entry(call.iteration)
+            # not in a `with`: whether that swallows an error nobody knows before it has ended
+            try:
+                self.point("enter")
+                return body(self, call)
+            except Returns:
+                return None
+            finally:
+                self.emit("leave")
 
         return lambda: self.called(entry)
 

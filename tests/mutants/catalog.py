@@ -141,8 +141,20 @@ PROTOCOL = (
     repeats(
         "echoes_are_errors",
         "what a rank sees of another one's failure is taken for an error that comes again",
-        "[record for record in records if not is_echo(record)] or records",
+        "list(filter(is_error, records)) or records",
         "records",
+    ),
+    repeats(
+        "a_hang_repeats_an_error",
+        "a rank that hangs makes the errors of others count, which waited for it",
+        "    return waited and any",
+        "    return any",
+    ),
+    repeats(
+        "a_clean_up_ends_a_row",
+        "an error whose clean-up waits never counts",
+        "and not (explained and record",
+        "and not (False and record",
     ),
     repeats(
         "a_death_ends_a_row",
@@ -308,13 +320,19 @@ COORDINATOR = (
     seeds(
         "last_outcome_wins",
         "the outcome is a plain set instead of a compare-and-set",
-        "    found = yield Claim(key, text)\n    if load_outcome",
-        "    yield Set(key, text)\n    found = text.encode()\n    if load_outcome",
+        "    found = yield Claim(key, text)\n    outcome = load_outcome",
+        "    yield Set(key, text)\n    found = text.encode()\n    outcome = load_outcome",
     ),
     verbs(
         "fault_after_completed_counts",
         "a fault after everybody has finished counts",
-        "    if load_outcome(found, key).completed:\n        return False\n",
+        "    if outcome.completed:\n        return False\n",
+    ),
+    verbs(
+        "an_error_is_noted_twice",
+        "what the others were told before is another reason",
+        "if noted and outcome.cause != record and",
+        "if noted and found != text.encode() and",
     ),
     verbs(
         "later_reasons_are_lost",
@@ -782,6 +800,8 @@ POLICY = (
 )
 
 raised = _in("interrupt/*.py", "tests/threads/test_interrupt.py")
+in_flight = _in("interrupt/*.py", "tests/threads/test_in_flight.py")
+escaping = _in("interrupt/escaping.py", "tests/unit/test_escaping.py")
 closed = _in("interrupt/*.py", "tests/threads/test_interrupt_atomic.py")
 parked = _in("interrupt/*.py", "tests/threads/test_parked.py")
 forked = _in("interrupt/forks.py", "tests/threads/test_forks.py")
@@ -859,13 +879,13 @@ INTERRUPTION = (
     raised(
         "ctrl_c_is_lost",
         "Ctrl-C during a restart counts as interrupted",
-        "isinstance(error, RestartAbort | KeyboardInterrupt):",
-        "isinstance(error, RestartAbort):",
+        "asks_for_end(error, (RestartAbort, KeyboardInterrupt)):",
+        "asks_for_end(error, (RestartAbort,)):",
     ),
     raised(
         "exit_is_lost",
         "sys.exit() during a restart counts as interrupted",
-        "if isinstance(error, SystemExit) and not answers_interruption(error):",
+        "if asks_for_end(error, (SystemExit,)) and not answers_interruption(error):",
         "if False:",
     ),
     raised(
@@ -879,6 +899,52 @@ INTERRUPTION = (
         "an exit that the interruption hits on its way out is lost",
         "under_way(raised) if isinstance(raised, RankShouldRestart) else raised",
         "raised",
+    ),
+    in_flight(
+        "errors_in_flight_are_lost",
+        "an error that the interruption hits on its way out is lost",
+        "        if (leaving := found.leaving()) is not None:\n            return leaving\n",
+    ),
+    in_flight(
+        "handlers_are_failures",
+        "an error that a handler may swallow counts where somebody else failed",
+        "found.failure() if self._stood_still else None",
+        "found.failure()",
+    ),
+    in_flight(
+        "destructors_fail",
+        "what leaves a destructor counts, which Python drops",
+        " or place.code.co_name in _DROPPED",
+    ),
+    in_flight(
+        "a_generator_that_is_closed_fails",
+        "a generator that ends, and whose `finally` waits, takes its rank out",
+        "if not isinstance(error, _ENDINGS) and self._leaves",
+        "if self._leaves",
+    ),
+    in_flight(
+        "missing_attributes_fail",
+        "what `hasattr` asks for counts, and Python drops the error",
+        "if issubclass(kind, AttributeError) and not",
+        "if False and not",
+    ),
+    in_flight(
+        "errors_outside_count",
+        "what the caller of the function handles counts",
+        "is_inside = frame is not None and any",
+        "is_inside = any",
+    ),
+    escaping(
+        "handlers_raise",
+        "an `except` block that comes to its end counts as one that raises",
+        'if self._at[following[0]].opname != "RERAISE":\n                return None',
+        "if False:\n                return None",
+    ),
+    escaping(
+        "types_are_guessed",
+        "the error that an `except` block has raised in its place is taken for the first one",
+        'kind = None if name == "RAISE_VARARGS" and instruction.arg else step.kind',
+        "kind = step.kind",
     ),
     raised(
         "window_is_always_open",
@@ -1960,7 +2026,7 @@ LEFTOVERS = (
     left(
         "hidden_frames_stay",
         "the frames of what was raised before the last exception keep tensors alive",
-        "        waiting += [one for one in behind if one is not None]\n",
+        "        waiting += [one for one in found if one is not None]\n",
     ),
     left(
         "grouped_frames_stay",
@@ -2173,6 +2239,18 @@ NCCL = (
         "a group is aborted while something is queued for it",
         "not self._counts.get(group), LIMIT",
         "True, LIMIT",
+    ),
+    _in("exception.py", "tests/unit/test_exception.py")(
+        "groups_are_failures",
+        "a group that holds an exit is a failure",
+        "any(asks_for_end(each, ends) for each in error.exceptions)",
+        "False",
+    ),
+    _in("call/user_code.py", "tests/ranks/test_exceptions.py")(
+        "only_exceptions_fail",
+        "an error that is no Exception takes its rank out",
+        "asks_for_end(error) if self._rank.phase is Phase.RUN else not isinstance(error, Exception)",
+        "not isinstance(error, Exception)",
     ),
     _in("call/user_code.py", "tests/ranks/test_batching.py")(
         "contexts_outlive_iterations",

@@ -9,6 +9,11 @@ from tests.campaign.places import Unavailable
 from tests.campaign.play import play
 
 CHOSEN = (
+    "exception, barrier in finally",
+    "exception, barrier in __exit__",
+    "exception, barrier in generator",
+    "exception, barrier in except",
+    "exception beside another, barrier in finally",
     "deadlock of two threads",
     "another collective",
     "a collective skipped",

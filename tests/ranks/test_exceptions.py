@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+import builtins
+import errno
+from typing import Any
 
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint import FileSystemWriter
+
+from inprocess import RestartAbort
 from inprocess.protocol import verbs
 from tests import growth
 from tests.harness import At, Raise, Uncopyable, Unpicklable
+from tests.harness.child import Context
+from tests.harness.launch import PATIENT
 
 from . import checks, targets
+from .test_reports import report
 
 
 def test_without_a_fault_the_function_runs_once(launch):
@@ -26,6 +39,81 @@ def test_one_rank_alone(launch):
 def test_one_raises(launch, kind):
     ranks = launch(targets.run_train, 2, faults={At(1, step=1): Raise(kind)}).wait()
     checks.went_on(ranks)
+
+
+# --- errors that are no `Exception`
+
+
+class FullDisk(FileSystemWriter):
+    """Of rank 1, once."""
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        if dist.get_rank() == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write_data(plan, planner)
+
+
+def save(context: Context, call: Any, rank: int) -> None:
+    """torch raises a CheckpointException on every rank, which is no `Exception`."""
+    writer = FullDisk if call.iteration == 0 else FileSystemWriter
+    path = f"{context.args['run_dir']}/{call.iteration}"
+    checkpoint.save({"weight": torch.ones(2)}, storage_writer=writer(path))
+
+
+def cancel(context: Context, call: Any, rank: int) -> None:
+    async def step() -> None:
+        if call.iteration == 0 and rank == 1:
+            raise asyncio.CancelledError
+
+    asyncio.run(step())
+
+
+def group(context: Context, call: Any, rank: int) -> None:
+    """As a TaskGroup does; with what is to leave the job in it, the rank leaves."""
+    error: BaseException = context.args.get("holds", asyncio.CancelledError)()
+    if call.iteration == 0 and rank == 1:
+        raise vars(builtins)["BaseExceptionGroup"]("unhandled errors", [ValueError("first"), error])
+
+
+def fails(context: Context, call: Any) -> list[int]:
+    rank, size = targets.place_in_world()
+    dist.init_process_group("gloo", timeout=targets.LONG)
+    {"save": save, "cancel": cancel, "group": group}[context.args["how"]](context, call, rank)
+    targets.check_sum(size)
+    dist.destroy_process_group()
+    return [call.iteration, rank, size]
+
+
+def run_failing(context: Context) -> Any:
+    def finalize(state: Any) -> Any:
+        context.emit("finalized", error=type(state.fn_exception).__name__)
+        return state
+
+    return context.wrap(fails, finalize=finalize)()
+
+
+@pytest.mark.parametrize(
+    ("how", "name"), [("save", "CheckpointException"), ("cancel", "CancelledError"), ("group", "BaseExceptionGroup")]
+)
+def test_any_other_error_is_a_failure(launch, tmp_path, how, name):
+    args = {"how": how, "run_dir": str(tmp_path)}
+    ranks = launch(run_failing, 3, wrapper=PATIENT | {"run_dir": str(tmp_path)}, args=args).wait()
+    checks.went_on(ranks)
+    assert ranks[1].of("finalized")[0]["error"] == name
+    assert "rank 1: an error that is new in this call" in ranks[1].log
+    (incident,) = report(tmp_path)
+    verdict = incident.verdict
+    assert verdict.kind == "exception" and verdict.confidence > 0.9
+    assert verdict.message.startswith(name)
+    failed = {verdict.initial_rank, *verdict.also}
+    assert failed == {1} if how != "save" else failed <= {0, 1, 2}
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, RestartAbort], ids=lambda kind: kind.__name__)
+def test_a_group_that_holds_an_exit_leaves(launch, kind):
+    ranks = launch(run_failing, 3, args={"how": "group", "holds": kind}).wait()
+    checks.failed(ranks, {1: "BaseExceptionGroup"})
+    checks.went_on(ranks, without=[1])
 
 
 @pytest.mark.parametrize("raising", [(0,), (0, 1), (0, 1, 2)], ids=str)

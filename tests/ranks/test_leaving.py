@@ -11,7 +11,9 @@ from . import checks, targets
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, RestartAbort], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [SystemExit, KeyboardInterrupt, RestartAbort, GeneratorExit], ids=lambda kind: kind.__name__
+)
 def test_one_leaves(launch, kind, victim):
     ranks = launch(targets.run_train, 3, faults={At(victim, step=1): Raise(kind)}).wait()
     checks.failed(ranks, {victim: kind.__name__})

@@ -139,6 +139,27 @@ def test_the_answer_of_many_threads_has_room(board: Board, monkeypatch: pytest.M
     assert 1 < len(found) < 40 and found[0] == many[30]
 
 
+def test_a_standstill_is_told_once(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the main thread, in one call of C code; and again once it has run, whatever came of it the first time."""
+    monkeypatch.setattr(progress_watchdog, "STILL", 0.05)
+    told: list[float] = []
+
+    def tell() -> None:
+        told.append(clock.monotonic())
+        raise RuntimeError("a set changed its size")
+
+    watchdog = ProgressWatchdog(board, 0.01, on_standstill=tell)
+    watchdog.start()
+    stamps(board, 10)
+    assert not told
+    for count in (1, 2):
+        begin = clock.monotonic()
+        ctypes.CDLL(None).usleep(300_000)  # one call, the GIL released
+        assert len(told) == count and told[-1] - begin >= 0.04
+        stamps(board, 1)
+    watchdog.stop()
+
+
 def test_stacks_that_cannot_be_taken_do_not_end_it(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> list[object]:
         raise RuntimeError("a set changed its size")

@@ -117,6 +117,15 @@ def test_summary_of_silence_accuses_nobody():
     assert summary(records, 3) == "no progress for 2 s; first noticed on ranks 0, 1"
 
 
+def test_summary_of_an_error_for_which_the_others_waited():
+    """Its clean-up waited for them, until nobody had made progress for long."""
+    silence = [record(rank, Interruption.SOFT_TIMEOUT, "no progress for 2 s") for rank in (0, 1)]
+    error = record(1, Interruption.EXCEPTION, "ValueError: nan", "/a/b/train.py:7 in step")
+    assert summary([*silence, error], 3) == (
+        "rank 1 raised an exception: ValueError: nan [train.py:7 in step] (also reported by 2 ranks)"
+    )
+
+
 def test_summary_without_records_or_with_only_echoes():
     assert summary([]) == "interrupted"
     assert summary([record(0, Interruption.EXCEPTION, "connection closed by peer")]).startswith("rank 0 raised")

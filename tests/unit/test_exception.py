@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import pickle
 import signal
+from typing import Any
 
 import pytest
 
@@ -47,3 +48,32 @@ def test_tree() -> None:
         if issubclass(kind, Exception):
             assert issubclass(kind, exception.RestartError)
         assert kind.__name__ in (exception.__doc__ or "")
+
+
+class Cancelled(BaseException):
+    """As asyncio's and torch's CheckpointException: no Exception, and nothing that asks for the end."""
+
+
+GROUP: Any = getattr(builtins, "BaseExceptionGroup", None)
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [
+        (SystemExit(0), True),
+        (KeyboardInterrupt(), True),
+        (GeneratorExit(), True),
+        (exception.RestartAbort(), True),
+        (exception.StateLost(), True),
+        (exception.Preempted(), True),
+        (Cancelled(), False),
+        (ValueError(), False),
+        (exception.RankShouldRestart(), False),
+        (exception.RankDiscarded(), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_asks_for_the_end(error: BaseException, ends: bool) -> None:
+    assert exception.asks_for_end(error) is ends
+    if GROUP is not None:
+        assert exception.asks_for_end(GROUP("some", [ValueError(), GROUP("inner", [error])])) is ends

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
-from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.attribution import RETURNED, Interruption, InterruptionRecord
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import MAX_PAUSE_MS, Arrival, ArrivalKind, Decision
 from inprocess.protocol.repeats import Finding, Row, find, pause
@@ -123,6 +124,26 @@ def test_a_call_that_progressed_once_has_done_so_for_ever() -> None:
 )
 def test_an_end_round(entries: list[Arrival], records: list[InterruptionRecord], found: tuple[object, ...]) -> None:
     assert find(entries, records) == Finding(*found, "")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("others", "records", "repeats"),
+    [
+        ({"waits": True}, [HANG, A], 9),
+        ({"where": RETURNED}, [HANG, A], 9),
+        ({"where": "train.py:7 in step"}, [HANG, A], 0),
+        ({"waits": True}, [HANG, ECHO], 0),
+        ({"waits": True}, [HANG, A, DEATH], 0),
+        ({"waits": True}, [HANG], 0),
+    ],
+    ids=["all wait", "returned", "one hangs", "an echo", "a death", "no error"],
+)
+def test_a_standstill_that_an_error_explains(
+    others: dict[str, Any], records: list[InterruptionRecord], repeats: int
+) -> None:
+    """A rank handled an error and waited for the others, which waited for it."""
+    entries = [dataclasses.replace(said(9 if A in records else 0), waits=True), dataclasses.replace(said(), **others)]
+    assert find(entries, records).repeats == repeats
 
 
 def test_the_end_of_a_call_that_never_progressed() -> None:

@@ -231,6 +231,18 @@ def test_all_wait_and_one_of_them_elsewhere(write: Written, tmp_path: Path) -> N
     assert found.waiting == (0, 1)
 
 
+def test_a_standstill_that_an_error_explains(write: Written, tmp_path: Path) -> None:
+    """The rank that handled it waits elsewhere than the others, which is no mismatch."""
+    places = {0: "train.py:8 in step", 1: "train.py:20 in train"}
+    for rank, where in places.items():
+        write(rank, 10.0, "stacks", **stacks(TORCH, where, where=where, waits=True))
+    error = record(1, "exception", "ValueError: nan", "/home/me/train.py:9 in step")
+    restart(write, range(2), 10.0, [record(0, "soft_timeout", "no progress"), error])
+    found = the_one(tmp_path).verdict
+    assert (found.initial_rank, found.kind, found.where) == (1, "exception", "train.py:9 step")
+    assert found.waiting == (0,)
+
+
 def test_nobody_is_named_where_nothing_tells(write: Written, tmp_path: Path) -> None:
     restart(write, range(2), 1.0, [])
     found = the_one(tmp_path).verdict

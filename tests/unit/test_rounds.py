@@ -189,6 +189,7 @@ def at(rank: int, where: str, waits: bool = False, slot: int | None = None) -> A
 
 
 SILENCE = InterruptionRecord(0, Interruption.SOFT_TIMEOUT, initial_rank=0, message="no progress for 3 s")
+FAILED = InterruptionRecord(1, Interruption.EXCEPTION, initial_rank=1, message="ValueError: no")
 KILLED = InterruptionRecord(2, Interruption.HARD_TIMEOUT, initial_rank=2)
 FIRST = "/home/me/train.py:8 in first"
 DEAD = Arrival(ArrivalKind.DEAD, slot=2)
@@ -234,9 +235,26 @@ DEAD = Arrival(ArrivalKind.DEAD, slot=2)
             [SILENCE],
             "rank 2 was at b.py:9 in g; 1 waited for others",
         ),
+        (
+            [at(0, FIRST, True), at(1, FIRST, True), at(2, "b.py:9 in g")],
+            [SILENCE, FAILED],
+            "rank 2 was at b.py:9 in g; 2 waited for others",
+        ),
+        ([at(0, FIRST, True), at(1, "b.py:9 in g", True), at(2, RETURNED)], [SILENCE, FAILED], ""),
         ([at(rank, f"a.py:{rank} in f") for rank in range(4)], [KILLED, SILENCE], ""),
     ],
-    ids=["one", "two at one place", "killed", "silent", "all wait", "returned", "one besides", "no soft timeout"],
+    ids=[
+        "one",
+        "two at one place",
+        "killed",
+        "silent",
+        "all wait",
+        "returned",
+        "one besides",
+        "one besides an error",
+        "an error explains it",
+        "no soft timeout",
+    ],
 )
 def test_who_hangs(arrivals: list[Arrival], records: list[InterruptionRecord], says: str) -> None:
     """Those that did not wait are named with their places; those that could not say come first."""

@@ -124,6 +124,13 @@ def test_interrupt_wakes_everybody_once(store: SimStore) -> None:
     assert store.data["0/record#"] == b"1"  # the first one is in the outcome
 
 
+def test_an_error_that_is_known_is_not_noted_again(store: SimStore) -> None:
+    """The others were told of it before it had left the function, and so at another moment."""
+    assert do(store, verbs.interrupt(0, RECORD.noticed(5.0, "a host")))
+    assert do(store, verbs.interrupt(0, RECORD.noticed(5.1, "a host")))
+    assert "0/record#" not in store.data
+
+
 def test_what_is_foretold_is_noted_by_who_speaks_for_the_dead(store: SimStore) -> None:
     dead = InterruptionRecord(0, Interruption.TERMINATED, initial_rank=0)
     do(store, verbs.interrupt(0, RECORD))

@@ -48,9 +48,11 @@ def propose(iteration: int, record: InterruptionRecord, noted: bool = True) -> V
     """Whoever runs the function, or waits for the outcome, wakes up. ``noted``: the record, where another is first."""
     key, text = f"{iteration}/outcome", dump(Outcome(completed=False, cause=record))
     found = yield Claim(key, text)
-    if load_outcome(found, key).completed:
+    outcome = load_outcome(found, key)
+    if outcome.completed:
         return False
-    if noted and found != text.encode() and record.interruption is not Interruption.JOINED:
+    # it may be known already, with another moment: of an error whose clean-up waits for the others
+    if noted and outcome.cause != record and record.interruption is not Interruption.JOINED:
         yield from note_record(iteration, record)
     return True
 
