@@ -8,8 +8,11 @@ from collections.abc import Mapping
 
 from inprocess.call.rank import Rank
 from inprocess.protocol import verbs
+from inprocess.system.logs import get_logger, once
 
 __all__ = ["LocalPlace", "host_name"]
+
+log = get_logger("inprocess")
 
 
 class LocalPlace:
@@ -20,6 +23,8 @@ class LocalPlace:
         #: what is known of the host: number -> member, and with which members of the job it was asked for
         self._neighbors: dict[int, int] = {}
         self._asked_with: frozenset[int] = frozenset()
+        #: whether this process was not the first of its host in the iteration before
+        self._was_behind = False
 
     def register(self, rank: Rank) -> None:
         """Once, before the first start round."""
@@ -34,7 +39,17 @@ class LocalPlace:
         if known != self._asked_with:
             self._neighbors = rank.do(verbs.find_neighbors(iteration, self._host, self._neighbors))
             self._asked_with = known
-        return rank.do(verbs.place_on_host(iteration, rank.membership, self._neighbors.values()))
+        place = rank.do(verbs.place_on_host(iteration, rank.membership, self._neighbors.values()))
+        number = os.environ.get("LOCAL_RANK", "0")
+        if place[0] == 0 and self._was_behind and number != "0":
+            once(
+                log.warning,
+                "rank %d is the first of its host now, and its LOCAL_RANK is %s: a program that saves or logs where "
+                "LOCAL_RANK is 0 no longer does. Ask for RANK == 0, or for INPROCESS_LOCAL_RANK == 0",
+                *(rank.state.active_rank, number),
+            )
+        self._was_behind = place[0] > 0
+        return place
 
 
 def host_name(environ: Mapping[str, str]) -> str:

@@ -46,6 +46,8 @@ BOTH, ONE = [[0, 2], [1, 2]], [[0, 1]]
 def test_one_dies(launch, victim):
     ranks = launch(run_on_nodes, 4, faults={At(victim, step=1): Kill()}).wait()
     assert places(ranks) == {0: {0: BOTH, 1: BOTH}, 1: {victim // 2: ONE, 1 - victim // 2: BOTH}}
+    said = [rank.rank for rank in ranks if "is the first of its host now, and its LOCAL_RANK is" in rank.log]
+    assert said == ([victim + 1] if victim % 2 == 0 else [])
 
 
 def test_one_raises(launch):
