@@ -30,6 +30,7 @@ from inprocess.collectives.default_group import default_groups
 from inprocess.collectives.deferred_release import held
 from inprocess.collectives.nccl_bootstrap import bootstrap
 from inprocess.collectives.nccl_shutdown import shutdowns
+from inprocess.collectives.store_clients import store_clients
 from inprocess.events import stream
 from inprocess.events.stream import emit
 from inprocess.exception import Fenced, NobodyLeft, Preempted, RankDiscarded, RestartError, StateLost, StoreLost
@@ -122,6 +123,7 @@ class Loop:
             shutdowns.begin(wakes=rank.hooks.wakes_nccl)
             contexts.begin()
             default_groups.begin()
+            store_clients.begin(rank.options.soft_timeout)
             nccl.graphs.begin()
             rank.agents.open()
             self._leave_signals.begin(rank)
@@ -182,6 +184,7 @@ class Loop:
         finally:  # nothing of torch's and Python's stays replaced
             bootstrap.end()
             default_groups.end()
+            store_clients.end()
             contexts.end()
             shutdowns.end()
             nccl.graphs.end()

@@ -178,6 +178,12 @@ class Board:
         self._refresh()
         self.slots[SOFT] = 0 if soft_timeout is None else int(soft_timeout * 1e9)
 
+    def patience(self, soft_timeout: float) -> float | None:
+        """How long the rank may show no progress, where it is now (seconds); None: for any time."""
+        if self.slots[UNHANG]:
+            return None
+        return self.slots[SOFT] / 1e9 or soft_timeout
+
     def _refresh(self) -> None:
         now = monotonic_ns()
         self.slots[PROGRESS] = now

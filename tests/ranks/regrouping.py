@@ -98,3 +98,24 @@ def _stale(context: Context, call: Any) -> Any:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     dist.destroy_process_group()
     return [call.iteration, *targets.place_in_world()]
+
+
+def unserved(context: Context) -> Any:
+    before = vars(dist.TCPStore).get("__init__")
+    try:
+        return context.wrap(_unserved)()
+    finally:
+        assert vars(dist.TCPStore).get("__init__") is before
+
+
+def _unserved(context: Context, call: Any) -> Any:
+    """A store of the program's own; nobody serves it in the first iteration."""
+    rank, size = targets.place_in_world()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        if call.iteration == 0:
+            context.emit("waiting")
+            serves = rank == 0 and context.args["serves"]
+            dist.TCPStore("127.0.0.1", 0 if serves else taken.getsockname()[1], size, serves)
+    served = dist.TCPStore("127.0.0.1", 0, 1, True, timeout=targets.LONG)
+    return [call.iteration, served.timeout == targets.LONG]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.harness import At, Kill, Raise
+from tests.harness.launch import KILLING
 
 from . import regrouping
 
@@ -45,3 +46,13 @@ def test_a_rank_or_a_world_size_from_before(launch, only_size):
     was = 0 if only_size else 1
     assert f"rank={was}, world_size=3 were passed" in errors[1][0]
     assert "this iteration has rank 0 of 2" in errors[1][0]
+
+
+@pytest.mark.parametrize("serves", [False, True])
+def test_a_store_whose_other_side_never_comes(launch, serves):
+    """torch connects in C++, where nothing reaches a rank: it was killed. As a server it waits for workers likewise."""
+    # as programs: torch keeps a pipe of the first server of a process
+    args = {"serves": serves}
+    ranks = launch(regrouping.unserved, 2, args=args, wrapper=KILLING, as_program=True).wait(30)
+    assert [rank.value for rank in ranks] == [[1, True], [1, True]]
+    assert [rank.exitcode for rank in ranks] == [0, 0]

@@ -1,0 +1,83 @@
+"""A store of the program's own whose server never comes: its constructor gives up before this rank counts as hung.
+
+torch's TCPStore connects in C++, and a server waits there for its workers: nothing reaches them, neither a signal nor
+the abort. Their own time-out is five minutes, or the group's. So a healthy rank was killed at ``hard_timeout``. For the
+time of the function no such wait is longer than nine tenths of ``soft_timeout``, or of its section's; then torch's own
+error says which address did not answer. Later waits for keys have the time-out that was given.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import inspect
+from typing import Any
+
+from torch._C import _distributed_c10d as bindings
+
+from inprocess.call_wrapper import restarting_call
+from inprocess.collectives.nccl_shutdown import Method, Replaced
+
+__all__ = ["StoreClients", "store_clients"]
+
+#: of the time without progress that is allowed
+PART = 0.9
+#: torch's default, where no timeout is given (2.9 to 2.15)
+DEFAULT = datetime.timedelta(seconds=300)
+
+
+def _parameters(
+    self: Any,
+    host_name: str,
+    port: int,
+    world_size: int | None = None,
+    is_master: bool = False,
+    timeout: datetime.timedelta = DEFAULT,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """As torch's constructor has them."""
+
+
+class StoreClients:
+    """The constructor of torch's TCPStore, from `begin` to `end`."""
+
+    def __init__(self) -> None:
+        self._replaced: Replaced | None = None
+
+    def begin(self, soft_timeout: float) -> None:
+        """A call begins; seconds."""
+        if self._replaced is None:
+            make = functools.partial(_make, soft_timeout)
+            self._replaced = Replaced(bindings.TCPStore, "__init__", make)
+
+    def end(self) -> None:
+        """The call is over."""
+        if self._replaced is not None:
+            self._replaced.restore()
+            self._replaced = None
+
+
+def _make(soft_timeout: float, original: Method, *args: Any, **kwargs: Any) -> None:
+    call = restarting_call()
+    allowed = None if call is None else call._board.patience(soft_timeout)
+    try:
+        given = inspect.signature(_parameters).bind(*args, **kwargs)
+    except TypeError:  # torch is to say what is wrong
+        allowed = None
+    if allowed is None:
+        original(*args, **kwargs)
+        return
+    given.apply_defaults()
+    wanted = given.arguments["timeout"]
+    limit = datetime.timedelta(seconds=PART * allowed)
+    if not isinstance(wanted, datetime.timedelta) or wanted <= limit:
+        original(*args, **kwargs)
+        return
+    given.arguments["timeout"] = limit
+    original(*given.args, **given.kwargs)
+    given.arguments["self"].set_timeout(wanted)
+
+
+#: one per process; the loop begins and ends it
+store_clients = StoreClients()
