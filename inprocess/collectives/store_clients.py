@@ -22,7 +22,7 @@ from inprocess.collectives.nccl_shutdown import Method, Replaced
 
 __all__ = ["StoreClients", "store_clients"]
 
-#: of the time without progress that is allowed; and seconds that torch may take longer than its time-out, since it waits
+#: of the time without progress that is allowed; seconds that torch may take longer than its time-out, since it waits
 #: before it tries again (1.2 to 1.5 s seen)
 PART, RESERVE_S, LEAST_PART = 0.9, 2.0, 0.5
 #: torch's default, where no timeout is given (2.9 to 2.15)
