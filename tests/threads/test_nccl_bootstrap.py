@@ -144,6 +144,7 @@ def test_not_after_the_call(bootstrap: Bootstrap, pair: list[int]) -> None:
 
 
 def test_not_where_torch_has_no_nccl(monkeypatch: Patch, pair: list[int]) -> None:
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     own = Bootstrap()
     own.begin()
     own.allowed = True

@@ -371,6 +371,7 @@ def test_what_the_program_puts_there_stays(shutdowns: Shutdowns, monkeypatch: Pa
 
 def test_torch_itself_where_it_has_nccl(monkeypatch: Patch, group: None) -> None:
     """And where it has none only shutdowns are noted. Afterwards groups end as before."""
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     before = methods()
     own = Shutdowns()
     own.begin()

@@ -180,7 +180,7 @@ def test_interrupted_in_a_step_with_tensor_parallelism(
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
         with ThreadPoolExecutor(1) as thread:  # Python, too, loses something that it keeps per thread
-            assert thread.submit(interrupt_steps, 40).result() > 5
+            assert thread.submit(interrupt_steps, 40).result() >= 5
     finally:
         dist.destroy_process_group()
         held._forget_meshes()
