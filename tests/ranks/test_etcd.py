@@ -203,9 +203,10 @@ def test_only_those_that_joined_are_left(launch, cluster):
 
 
 def test_a_spare_takes_the_slot_of_the_next_that_dies(launch, cluster):
-    """It waits, whatever place it was started for, and whether somebody says that it replaces one or not."""
+    """It waits, whatever place it was started for. Nobody says that it replaces one, but the job has a name."""
     faults = {At(2, step=50): Kill(when=When("waits", 1))}
-    run = launch(targets.run_full, 3, faults=faults, wrapper=through(cluster, "spare", BEATING), args={"restarts": 1})
+    wrapper, named = through(cluster, "spare", BEATING), {"INPROCESS_JOB": "the training"}
+    run = launch(targets.run_full, 3, faults=faults, wrapper=wrapper, args={"restarts": 1}, env=named)
     run.wait_event("enter", count=3)
     run.start_another(0, env={"INPROCESS_RESTART": "0"})
     ranks = run.wait()
