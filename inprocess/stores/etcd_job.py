@@ -205,8 +205,8 @@ class Entrance:
                 return False
             if alive and self._seat.entry is JoinMode.FOUND:
                 raise OptionError(
-                    f"a job {self._generations.namespace!r} runs in etcd in which this process, RANK={self._seat.rank}, "
-                    "has no part. Give each job a namespace of its own. Is this process to join a job that runs? Set "
+                    f"a job {self._generations.namespace!r} runs in etcd, and RANK={self._seat.rank} has no part in "
+                    "it. Give each job a namespace of its own. Is this process to join a job that runs? Set "
                     "INPROCESS_RESTART=1 for it, or INPROCESS_JOB to one name for all processes of the job."
                 )
             if alive:

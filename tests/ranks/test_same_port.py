@@ -11,6 +11,7 @@ import pytest
 
 from inprocess.stores import serving
 from inprocess.stores.owner import OWNER_KEY, Owner
+from tests.harness.launch import PATIENT
 
 from . import meeting, targets
 
@@ -21,10 +22,10 @@ class Jobs:
     def __init__(self, launch, folder: Path) -> None:
         self._launch, self._folder, self.port = launch, folder, None
 
-    def start(self, job, size, target=meeting.run_held, **env):
+    def start(self, job, size, target=meeting.run_held, wrapper=None, **env):
         port = {} if self.port is None else {"MASTER_PORT": str(self.port)}
         args = {"job": job, "flag": str(self._folder / "flag"), "folder": str(self._folder)}
-        run = self._launch(target, size, env=port | env, args=args)
+        run = self._launch(target, size, wrapper=wrapper, env=port | env, args=args)
         self.port = self.port or run.port
         return run
 
@@ -69,10 +70,10 @@ def test_a_rank_of_the_first_one_has_died(jobs):
     first = jobs.start("first", 3, INPROCESS_JOB="one")
     first.wait_event("at", count=3)
     os.kill(first.pids[1], signal.SIGKILL)
-    first.wait_event("at", count=5)
+    first.wait_event("enter", count=2, iteration=1)
     refused(jobs.start("second", 3).wait(check=False), jobs.port)
     first.start_another(1, env={"INPROCESS_RESTART": "0"})
-    first.wait_event("at", count=8)
+    first.wait_event("enter", count=3, iteration=2)
     jobs.end()
     ranks = first.wait()
     assert [ranks[number].value for number in (0, 2, 3)] == [[["first"], 3]] * 3
@@ -81,9 +82,11 @@ def test_a_rank_of_the_first_one_has_died(jobs):
 @pytest.mark.parametrize("second", [meeting.run_held, meeting.run_held_elsewhere])
 def test_both_start_at_once(jobs, second):
     """At most one trains, and that with its own processes; all others end with an error."""
-    runs = [jobs.start("first", 2), jobs.start("second", 2, second)]
+    # whose own rank 0 has gone learns so at barrier_timeout
+    wrapper = PATIENT | {"soft_timeout": 15, "hard_timeout": 16, "heartbeat_timeout": 10, "barrier_timeout": 20}
+    runs = [jobs.start("first", 2, wrapper=wrapper), jobs.start("second", 2, second, wrapper)]
     jobs.end()
-    ended = [run.wait(check=False) for run in runs]
+    ended = [run.wait(60, check=False) for run in runs]
     values = [rank.value for ranks in ended for rank in ranks if rank.exception is None]
     assert values in ([], [[["first"], 2]] * 2, [[["second"], 2]] * 2)
 
