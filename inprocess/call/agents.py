@@ -270,7 +270,7 @@ class Agents:
     def _pidfile(self) -> str | None:
         """The monitor of the process that this one replaces may still be there, and serve the store."""
         path = self._options.pidfile_for(self._membership.member)
-        return path if path is None or self._job.entry is JoinMode.FOUND else f"{path}.{os.getpid()}"
+        return path if path is None or self._job.entry in (JoinMode.FOUND, JoinMode.EITHER) else f"{path}.{os.getpid()}"
 
     def _silent(self) -> None:
         """In the watchdog's thread."""

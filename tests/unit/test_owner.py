@@ -20,6 +20,8 @@ from inprocess.protocol.parsing import load_decision
 from inprocess.stores.owner import Access, Owner, access, kinship
 from tests.sim.engine import SimStore
 
+from .verbs import do
+
 FOUND, EITHER, REPLACE, GROW = JoinMode.FOUND, JoinMode.EITHER, JoinMode.REPLACE, JoinMode.GROW
 SERVED = Owner(drawn="a", world_size=2, by="pid 1")
 NEW = Owner(world_size=2)
@@ -99,6 +101,14 @@ def test_what_the_launcher_says(variables: dict[str, str], entry: JoinMode, name
 def test_a_name_that_is_none(name: str) -> None:
     with pytest.raises(OptionError, match=r"INPROCESS_JOB=.* is no name of a job"):
         launch_variables.read({"RANK": "0", "WORLD_SIZE": "1", "INPROCESS_JOB": name})
+
+
+@pytest.mark.parametrize("entry", [FOUND, EITHER, REPLACE])
+def test_who_comes_after_that_is_told_why_nobody_begins(entry: JoinMode) -> None:
+    store = SimStore()
+    do(store, verbs.refuse_founding("both have RANK=0"))
+    with pytest.raises(RestartAbort, match="two jobs have met, so none begins: both have RANK=0"):
+        do(store, verbs.join(Membership.founder(1, (0, 1), 2), "1A", entry))
 
 
 @pytest.mark.parametrize("in_doubt", [True, False])
