@@ -81,14 +81,17 @@ def test_a_rank_of_the_first_one_has_died(jobs):
 
 @pytest.mark.parametrize("second", [meeting.run_held, meeting.run_held_elsewhere])
 def test_both_start_at_once(jobs, second):
-    """At most one trains, and that with its own processes; all others end with an error."""
+    """At most one trains; all others end with an error, and nobody without having trained. That it is one with its own
+    processes alone is certain only where something tells them apart, here the folder: see docs/design/joining.md."""
     # whose own rank 0 has gone learns so at barrier_timeout
     wrapper = PATIENT | {"soft_timeout": 15, "hard_timeout": 16, "heartbeat_timeout": 10, "barrier_timeout": 20}
     runs = [jobs.start("first", 2, wrapper=wrapper), jobs.start("second", 2, second, wrapper)]
     jobs.end()
     ended = [run.wait(60, check=False) for run in runs]
     values = [rank.value for ranks in ended for rank in ranks if rank.exception is None]
-    assert values in ([], [[["first"], 2]] * 2, [[["second"], 2]] * 2)
+    assert values == [] or (len(values) == 2 and values[0] == values[1] and values[0][1] == 2)
+    if second is meeting.run_held_elsewhere:
+        assert values in ([], [[["first"], 2]] * 2, [[["second"], 2]] * 2)
 
 
 def test_the_server_of_the_job_before_is_still_there(jobs):
