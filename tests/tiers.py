@@ -74,6 +74,7 @@ QUICK = (
     "ranks/test_process_one.py::test_one_that_was_stopped_begins_no_section",
     # processes that join, hot spares
     "ranks/test_joining.py::test_one_dies_and_is_replaced[0]",
+    "ranks/test_same_port.py::test_the_first_one_runs[2]",
     "ranks/test_joining.py::test_a_spare_takes_the_slot_of_the_next_that_dies",
     "ranks/test_spares.py::test_a_spare_takes_the_freed_slot[1]",
     # monitors and hosts are lost

@@ -40,6 +40,7 @@ from inprocess.protocol.ops import Verb
 from inprocess.stores.connecting import connect, connect_to, prefixed
 from inprocess.stores.connections import numeric_address, published_at, shut_connections
 from inprocess.stores.driver import execute
+from inprocess.stores.owner import Access, access, find_owner, remedy
 from inprocess.system import descriptors
 from inprocess.system.environment import Borrowed, StandardStreams
 from inprocess.system.logs import get_logger
@@ -81,11 +82,11 @@ class Agents:
             config = dataclasses.replace(config, stacks_signal=signum, stacks_fd=fd)
         self.board = Board.create()
         self._monitor = MonitorProcess(config, self.board)
-        self.member = Member(self._spec, config, self._monitor, job.prefix, job.moved, before)
+        self.member = Member(self._spec, config, self._monitor, self._spec.call, job.moved, before)
         self.thread = MonitorThread(
             self._spec,
             membership,
-            JoinRequest(job.entry, job.ticket, options.join == "now"),
+            JoinRequest(job.entry, job.ticket, options.join == "now", job.owner, self._is_host_a_member()),
             self._monitor,
             self.member,
             self._interrupter.new_gate,
@@ -127,16 +128,25 @@ class Agents:
     def _wait_serving(self) -> None:
         try:
             self._monitor.wait_serving(self._options.barrier_timeout)
-        except OptionError:
-            if not self._is_served():
+        except OptionError as error:
+            if not self._is_served(error):
                 raise
             # rank 0 died, and its monitor serves on
             self._monitor.step_aside()
 
-    def _is_served(self) -> bool:
-        """Whether a store of this call is where this process was to serve it."""
+    def _is_served(self, error: OptionError) -> bool:
+        """Whether a store of this call is where this process was to serve it. Raises OptionError for another job's."""
+        mine, entry, where = self._job.owner, self._job.entry, str(self._spec)
         with contextlib.suppress(StoreLost, TimeoutError):
-            return execute(verbs.has_begun(), connect(self._spec, PROBE))
+            store = connect(self._spec, PROBE)
+            if (owner := find_owner(store)) is None:
+                return False
+            granted = access(owner, mine, entry) is Access.GRANTED
+            if granted and entry is not JoinMode.FOUND:
+                return execute(verbs.has_begun(), store)
+            if granted and not mine.name and owner.is_kin(mine):
+                execute(verbs.refuse_founding(f"{owner.by} and {mine.by} both have RANK=0"), store)
+            raise OptionError(f"{error} {remedy(where)}") from None
         return False
 
     def connect(self, timeout: float) -> None:
@@ -234,6 +244,7 @@ class Agents:
             roster=self._membership.roster,
             store=self._spec.to_json(),
             serve_port=self._spec.port if self._hosts_store() else None,
+            owner=self._job.owner_to_serve.to_json() if self._hosts_store() else "",
             serve_host=self._spec.host,
             bind=bind(options, self._serves()),
             rendezvous=("always" if self._hosts_store() else "never") if self._is_host_a_member() else "smallest",
@@ -261,7 +272,7 @@ class Agents:
     def _pidfile(self) -> str | None:
         """The monitor of the process that this one replaces may still be there, and serve the store."""
         path = self._options.pidfile_for(self._membership.member)
-        return path if path is None or self._job.entry is JoinMode.FOUND else f"{path}.{os.getpid()}"
+        return path if path is None or self._job.entry in (JoinMode.FOUND, JoinMode.EITHER) else f"{path}.{os.getpid()}"
 
     def _silent(self) -> None:
         """In the watchdog's thread."""

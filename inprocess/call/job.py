@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import secrets
@@ -22,6 +23,7 @@ from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import JoinMode, Ticket, Verdict
 from inprocess.protocol.repeats import Row
 from inprocess.state import FrozenState, State
+from inprocess.stores.owner import Owner, kinship
 
 __all__ = ["Job"]
 
@@ -52,6 +54,8 @@ class Job:
     before: int = 0
     #: and what was known of the errors of this call
     row: Row = field(default_factory=Row)
+    #: what the process drew that served the store first; empty: not known yet
+    drawn: str = ""
     #: tells this process apart from another one that claims the same rank
     me: str = field(default_factory=lambda: f"pid {os.getpid()} on {socket.gethostname()} ({secrets.token_hex(4)})")
 
@@ -117,17 +121,29 @@ class Job:
 
     @property
     def entry(self) -> JoinMode:
-        """How it comes to the next call."""
+        """How it comes to the next call. Of a later one its members know the job."""
         if self.outside:
             return JoinMode.GROW
         if self.moved:
-            return JoinMode.FOUND
-        return JoinMode.FOUND if self.launch.entry is JoinMode.GROW and self.calls > 1 else self.launch.entry
+            return JoinMode.EITHER
+        later = self.calls > 1 and self.launch.entry is not JoinMode.REPLACE
+        return JoinMode.EITHER if later else self.launch.entry
 
     @property
     def ticket(self) -> Ticket:
         """With which it joins a call that runs already."""
         return Ticket(self.slot, max(self.launch.world_size, self.slot + 1), by=self.me)
+
+    @property
+    def owner(self) -> Owner:
+        """What it knows of its job, to be compared with what a server says."""
+        host, kin = kinship()
+        return Owner(self.launch.name, self.drawn, self.calls, self.launch.world_size, self.me, host, kin)
+
+    @property
+    def owner_to_serve(self) -> Owner:
+        """What the server says that this process's monitor starts."""
+        return dataclasses.replace(self.owner, drawn=self.drawn or secrets.token_hex(8))
 
     def membership(self) -> Membership:
         membership = Membership.founder(self.slot, self.members, self.world_size)

@@ -11,6 +11,8 @@ from inprocess.protocol.messages import FIRST_JOINER, JoinMode
 
 __all__ = ["Launch", "elsewhere", "master_addr", "master_port", "read", "whole"]
 
+#: of a job (characters)
+LONGEST_NAME = 200
 _REMEDY = (
     "Start the script with a launcher (`inprocess run`, torchrun, SLURM, Kubernetes), or set RANK, WORLD_SIZE, "
     "MASTER_ADDR and MASTER_PORT yourself (store_kwargs={'host_name': ..., 'port': ...} in place of the last two). "
@@ -36,10 +38,15 @@ class Launch:
     entry: JoinMode = JoinMode.FOUND
 
     @property
+    def name(self) -> str:
+        """The job's, as its launcher says; empty: it says none."""
+        name = self.attempt.rpartition(".")[0]
+        return "" if name == "none" else name
+
+    @property
     def job(self) -> str:
         """Tells jobs apart, also where a launcher restarts the whole job."""
-        name = self.attempt.rpartition(".")[0]
-        return name if name not in ("", "none") else f"{self.host}:{self.port}"
+        return self.name or f"{self.host}:{self.port}"
 
 
 def read(environ: Mapping[str, str] | None = None) -> Launch:
@@ -57,7 +64,8 @@ def read(environ: Mapping[str, str] | None = None) -> Launch:
     host = env.get("MASTER_ADDR", "").strip()
     # in Kubernetes a service named "master" sets it to tcp://10.0.0.1:29500
     port = whole(env.get("MASTER_PORT", "").strip(), 1, 65535) or 0
-    attempt = f"{env.get('TORCHELASTIC_RUN_ID', '')}.{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    name = _name(env) or env.get("TORCHELASTIC_RUN_ID", "")
+    attempt = f"{name}.{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     agent_store = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return Launch(rank, world_size, host, port, agent_store, attempt, _entry(env))
 
@@ -93,7 +101,20 @@ def elsewhere(launch: Launch) -> str:
 def _entry(env: Mapping[str, str]) -> JoinMode:
     if env.get("INPROCESS_GROW", "") not in ("", "0"):
         return JoinMode.GROW
-    return JoinMode.FOUND if env.get("INPROCESS_RESTART", "") in ("", "0") else JoinMode.REPLACE
+    if env.get("INPROCESS_RESTART", "") not in ("", "0"):
+        return JoinMode.REPLACE
+    return JoinMode.EITHER if _name(env) else JoinMode.FOUND
+
+
+def _name(env: Mapping[str, str]) -> str:
+    """That a launcher, or the user, gives the job, and all of its processes whenever they start."""
+    name = env.get("INPROCESS_JOB", "").strip()
+    if len(name) > LONGEST_NAME or not name.isprintable():
+        raise OptionError(
+            f"INPROCESS_JOB={name[:LONGEST_NAME]!r} is no name of a job: use at most {LONGEST_NAME} printable "
+            "characters, the same on all its processes"
+        )
+    return name
 
 
 def _text(env: Mapping[str, str], name: str) -> str:

@@ -71,6 +71,7 @@ class Starting:
         else:
             let_in = rank.take("let in", JOINING, left, rank.name_missing("end"))
         rank.membership.become(let_in.membership)
+        rank.job.drawn = rank.agents.thread.drawn or rank.job.drawn
         if let_in.decision is None:
             log.warning("%s: the job completed before there was a slot for this process", rank.who)
             return Event.COMPLETED

@@ -17,7 +17,15 @@ from inprocess.attribution import Interruption, ranges
 from inprocess.call.mailbox import Mailbox
 from inprocess.collectives.deferred_release import held
 from inprocess.events.stream import emit, is_wanted
-from inprocess.exception import BadMessage, InternalError, RankShouldRestart, RestartAbort, RestartError, StoreLost
+from inprocess.exception import (
+    BadMessage,
+    InternalError,
+    OptionError,
+    RankShouldRestart,
+    RestartAbort,
+    RestartError,
+    StoreLost,
+)
 from inprocess.failover.member import Member
 from inprocess.interrupt import in_flight, whereabouts
 from inprocess.interrupt.gate import Gate
@@ -30,6 +38,7 @@ from inprocess.protocol.verbs import joining
 from inprocess.stores.connecting import connect
 from inprocess.stores.connections import connections, cut, shut
 from inprocess.stores.driver import execute
+from inprocess.stores.owner import Access, Owner, access, find_owner, remedy
 from inprocess.stores.spec import StoreSpec
 from inprocess.system import clock, descriptors
 from inprocess.system.interpreter import SLICE, interpreter
@@ -44,6 +53,10 @@ CLOSE_LIMIT_S = 2.0
 FIRST_PAUSE_S = 0.002
 #: pause before a lost connection is made again, while joining (seconds)
 RECONNECT_PAUSE_S = 0.05
+#: how long a server may take to say whose it is (seconds)
+OWNER_LIMIT_S = 5.0
+#: how long a process waits for one with its rank that has more in common with rank 0 (seconds)
+DOUBT_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,10 @@ class JoinRequest:
     ticket: Ticket
     #: whether it interrupts a running iteration for that
     interrupts: bool
+    #: its job
+    job: Owner
+    #: whether a monitor of this library serves the store, and says whose it is
+    has_owner: bool
 
 
 @dataclass(frozen=True)
@@ -103,6 +120,10 @@ class MonitorThread(threading.Thread):
         self._spot: tuple[int, Spot | None] = (JOINING, None)
         #: the iteration that ended early, or whose store was lost, and when this thread heard of it (seconds)
         self.heard: tuple[int, float] = (JOINING, 0.0)
+        #: what the server says that its job has drawn, once this process takes part in it
+        self.drawn = ""
+        #: the store is another job's: nothing is said there, by the monitor neither
+        self.is_stranger = False
         #: set by the main thread when it has its ranks, or has given up on them
         self.assigned = threading.Event()
 
@@ -178,15 +199,55 @@ class MonitorThread(threading.Thread):
         while True:
             store = self._connect()
             try:
-                if execute(verbs.join(self._own, self._request.ticket.by, self._request.entry), store):
-                    return store, self._found(store)
-                return store, self._join_late(store)
+                if (founds := self._enter(store, deadline)) is not None:
+                    return store, self._found(store) if founds else self._join_late(store)
             except BadMessage:
                 raise
             except StoreLost:
                 late = not self._own.was_founder  # with a ticket, which went with the store
                 if late or self._ending.wait(RECONNECT_PAUSE_S) or clock.monotonic() > deadline:
                     raise
+
+    def _enter(self, store: Any, deadline: float) -> bool | None:
+        """Whether this process is a founder. None: the store is that of a job that is over.
+
+        Raises OptionError where it is another job's.
+        """
+        request, where = self._request, str(self._spec)
+        owner = mine = request.job
+        if request.has_owner:
+            owner = self._ask_owner(store, min(deadline, clock.monotonic() + OWNER_LIMIT_S))
+            how = access(owner, mine, request.entry)
+            if how is Access.LATER and clock.monotonic() < deadline and not self._ending.wait(RECONNECT_PAUSE_S):
+                return None
+            if how is not Access.GRANTED:
+                self.is_stranger = True
+                raise OptionError(f"the store at {where} is that of {_described(owner)}. {remedy(where)}")
+        nameless = request.entry is JoinMode.FOUND and not mine.name
+        if nameless and not owner.is_kin(mine):  # first those whose job this is more likely to be
+            self._ending.wait(DOUBT_S)
+        in_doubt = nameless and owner.is_kin(mine)
+        try:
+            verb = verbs.join(self._own, request.ticket.by, request.entry, in_doubt=in_doubt, remedy=remedy(where))
+            founds = execute(verb, store)
+        except OptionError:
+            self.is_stranger = True
+            raise
+        if request.has_owner:
+            self.drawn = owner.drawn
+        return founds
+
+    def _ask_owner(self, store: Any, deadline: float) -> Owner:
+        while (owner := find_owner(store)) is None:
+            if clock.monotonic() > deadline:
+                self.is_stranger = True
+                raise OptionError(
+                    f"a store is served at {self._spec}, but no process of this library serves it. "
+                    f"{remedy(str(self._spec))}"
+                )
+            if self._ending.wait(RECONNECT_PAUSE_S / 10):
+                raise StoreLost("the call has ended")
+        return owner
 
     def _found(self, store: Any) -> Admission:
         self.mailbox.put("entered", JOINING, self._own)
@@ -301,6 +362,11 @@ class MonitorThread(threading.Thread):
         if not self._ending.is_set():
             self._get_out(self._own.iteration)
         self.mailbox.fail(error)
+
+
+def _described(owner: Owner) -> str:
+    name = f"the job {owner.name!r}" if owner.name else "a job without a name"
+    return f"{name} of {owner.world_size} processes, in its call {owner.call}, served by {owner.by or 'nobody'}"
 
 
 def _explained(error: Exception) -> RestartError:

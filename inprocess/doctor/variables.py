@@ -12,7 +12,7 @@ from inprocess.system.environment import LAUNCH, derived
 __all__ = ["CHECKS"]
 
 #: variables that users set for this library
-OURS = ("INPROCESS_RUN_DIR", "INPROCESS_DOCTOR_SEED", LAUNCH)
+OURS = ("INPROCESS_RUN_DIR", "INPROCESS_DOCTOR_SEED", "INPROCESS_JOB", LAUNCH)
 #: and those of its launcher and its tests
 INNER = (
     *("INPROCESS_LAUNCHER", "INPROCESS_LAUNCHER_KEY", "INPROCESS_LAUNCHER_LEARNS"),

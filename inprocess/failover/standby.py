@@ -173,7 +173,7 @@ class Standby:
         timeout = config.heartbeat_timeout
         arbiter = rules.Arbiter(rules.patience(timeout, config.heartbeat_interval), timeout)
         listener = serving.listen(config.serve_host, config.bind)
-        self.server = ArbiterServer(listener, spec.prefix, slot, arbiter, heard, self._serve, self._left, changed)
+        self.server = ArbiterServer(listener, spec.call, slot, arbiter, heard, self._serve, self._left, changed)
         #: the store with which the job goes on, how it is reached from here, and with whom
         self._server: Any = None
         self._there: StoreSpec | None = None

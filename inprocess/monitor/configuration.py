@@ -42,6 +42,8 @@ class MonitorConfig:
     store: str
     #: serve the base store on this port (0: any free one); None: somebody else does
     serve_port: int | None = None
+    #: what its server says of its job, as JSON; empty: nothing
+    owner: str = ""
     #: the host by which the others know this one: decides on which addresses the base store listens
     serve_host: str = "127.0.0.1"
     #: listen on this local address only, for the base store and the iterations' own; empty: as ``serve_host`` says

@@ -6,6 +6,7 @@ Nothing of torch is imported before ``load``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable
@@ -18,8 +19,9 @@ from inprocess.protocol import verbs
 from inprocess.protocol.ops import Verb
 from inprocess.stores import addresses
 from inprocess.stores.driver import execute
+from inprocess.stores.owner import OWNER_KEY, Owner, find_owner
 from inprocess.stores.spec import StoreSpec
-from inprocess.system import descriptors, light_torch
+from inprocess.system import clock, descriptors, light_torch
 from inprocess.system.logs import get_logger
 
 __all__ = ["Connections", "driving"]
@@ -28,6 +30,8 @@ T = TypeVar("T")
 log = get_logger("inprocess.monitor")
 #: pause before a lost connection is made again, while joining (seconds)
 RECONNECT_PAUSE_S = 0.05
+#: how long a server that has our port may take to say whose it is (seconds)
+PROBE_S = 2.0
 #: longest try to make a lost connection again, once the job has begun (seconds)
 RETRY_PAUSE_S = 1.0
 
@@ -96,8 +100,6 @@ class Connections:
         loaded()
 
     def _serve(self, port: int) -> None:
-        from inprocess.stores import serving  # noqa: PLC0415
-
         if self._predecessor >= 0:  # the host of the call before, which still has the port
             descriptors.await_readable(self._predecessor, self._config.barrier_timeout)
         descriptors.raise_limit()
@@ -105,10 +107,45 @@ class Connections:
             addresses.await_name(self._config.serve_host, self._config.barrier_timeout / 2)
         except TimeoutError as error:
             raise OptionError(str(error)) from None
-        self.server = serving.serve(self._config.serve_host, port, self._config.bind)
+        self.server = self._listen(port)
+        if self._config.owner:
+            self.server.set(OWNER_KEY, self._config.owner)  # at once: who comes waits for it
         if not self.spec.factory and not self.spec.port:
             self.spec = dataclasses.replace(self.spec, port=self.server.port)
         self._post(Serving(self.server.port))
+
+    def _listen(self, port: int) -> Any:
+        """Waits for the server of a job that is over; half of the time for which the rank waits for this."""
+        from inprocess.stores import serving  # noqa: PLC0415
+
+        deadline = clock.monotonic() + self._config.barrier_timeout / 2
+        while True:
+            try:
+                return serving.serve(self._config.serve_host, port, self._config.bind)
+            except serving.PortTaken:
+                if not self._config.owner or clock.monotonic() >= deadline or not self._is_over(port):
+                    raise
+            self.give_up.wait(RECONNECT_PAUSE_S)
+
+    def _is_over(self, port: int) -> bool:
+        """The job whose server has the port, or that server itself."""
+        from inprocess.stores import connecting  # noqa: PLC0415
+
+        spec = StoreSpec(host=self._config.serve_host, port=port)
+        try:
+            owner = find_owner(connecting.connect(spec, PROBE_S, self.give_up))
+        except TimeoutError:
+            return True  # it has gone
+        except (StoreLost, BadMessage, RuntimeError):
+            return False
+        return owner is not None and owner.over
+
+    def end(self) -> None:
+        """The call is over: say so to processes of a next job, which wait until this server goes."""
+        if (server := self.server) is not None and self._config.owner:
+            owner = dataclasses.replace(Owner.from_json(self._config.owner), over=True)
+            with contextlib.suppress(RuntimeError):
+                server.set(OWNER_KEY, owner.to_json())
 
     def with_store(self, action: Callable[[Any], T]) -> T:
         """Do something over a connection of its own. While joining, a store that goes away may be that of the call

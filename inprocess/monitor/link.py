@@ -259,6 +259,8 @@ class Link:
                 self._beat(connection)
             # the first time it stood by already, but perhaps in the store of the call before
             self._stand_by(connection, again=self.membership.iteration == 0)
+        if self.membership.iteration > verbs.JOINING:  # before it, who comes late is to hear why nobody begins
+            self._connections.end()
         self.ended.set()
 
     def _beat(self, connection: Any) -> None:

@@ -56,8 +56,10 @@ MAX_PAUSE_MS = 5000
 class JoinMode(enum.Enum):
     """How a process comes to the job, as its launcher says."""
 
-    #: together with the others
+    #: together with the others, and into no job that runs
     FOUND = "found"
+    #: together with the others, or after one that died: the launcher names the job, and does not tell which
+    EITHER = "either"
     #: after one that died: in its place, whether the job has begun or not
     REPLACE = "replace"
     #: beside those that there are: only once the job has begun

@@ -203,6 +203,12 @@ class Entrance:
             standing, begun = done.answers
             if ("" if standing is None else standing.value.decode()) != generation:
                 return False
+            if alive and self._seat.entry is JoinMode.FOUND:
+                raise OptionError(
+                    f"a job {self._generations.namespace!r} runs in etcd, and RANK={self._seat.rank} has no part in "
+                    "it. Give each job a namespace of its own. Is this process to join a job that runs? Set "
+                    "INPROCESS_RESTART=1 for it, or INPROCESS_JOB to one name for all processes of the job."
+                )
             if alive:
                 return True
             watched = job if not generation else self._place(generation, "data/" if begun else "")

@@ -18,11 +18,15 @@ from inprocess.stores.connections import send_again_soon
 from inprocess.stores.raw import with_libuv_or_without
 from inprocess.system.errors import first_line
 
-__all__ = ["listen", "serve"]
+__all__ = ["PortTaken", "listen", "serve"]
+
+
+class PortTaken(OptionError):
+    """Somebody else listens there."""
 
 
 def serve(host: str, port: int, bind: str = "") -> Any:
-    """A TCPStore server on ``port`` (0: any free one; read ``.port``). Raises OptionError where the port is taken.
+    """A TCPStore server on ``port`` (0: any free one; read ``.port``). Raises PortTaken, OptionError.
 
     Args:
         host: by which the others know this machine. Where it is a loopback address, or ``localhost``, the server is
@@ -72,7 +76,7 @@ def _listen(family: socket.AddressFamily, address: str, port: int, bind: str) ->
         listener.close()
         if bind and error.errno == errno.EADDRNOTAVAIL:
             raise OptionError(f"store_kwargs: bind={bind!r} is no address of this machine, which serves it") from None
-        raise OptionError(
+        raise (PortTaken if error.errno == errno.EADDRINUSE else OptionError)(
             f"MASTER_PORT={port} (or port in store_kwargs): cannot listen on {address}:{port}: {error.strerror}. "
             "Another job or program uses this port (choose another one on every rank), or two processes of this job "
             "have the same RANK."

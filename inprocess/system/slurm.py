@@ -6,6 +6,7 @@ LOCAL_RANK        SLURM_LOCALID
 LOCAL_WORLD_SIZE  the entry of this node, SLURM_NODEID, in SLURM_STEP_TASKS_PER_NODE, else SLURM_TASKS_PER_NODE
 MASTER_ADDR       the first host of SLURM_STEP_NODELIST, else SLURM_JOB_NODELIST
 MASTER_PORT       see `port`
+INPROCESS_JOB     see `name`
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from inprocess.exception import OptionError
 
-__all__ = ["first_host", "hosts", "is_first", "nodes", "port", "rendezvous", "tasks_per_node", "variables"]
+__all__ = ["first_host", "hosts", "is_first", "name", "nodes", "port", "rendezvous", "tasks_per_node", "variables"]
 
 #: ports of jobs: below those that Linux gives to outgoing connections (32768 and up)
 FIRST_PORT, PORTS = 20000, 10000
@@ -48,6 +49,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": lambda: _local_size(environ),
         "MASTER_ADDR": lambda: first_host(environ),
         "MASTER_PORT": lambda: port(environ),
+        "INPROCESS_JOB": lambda: name(environ),
     }
     return {name: str(rule()) for name, rule in rules.items() if not environ.get(name, "").strip()}
 
@@ -70,15 +72,17 @@ def port(environ: Mapping[str, str]) -> int:
     return FIRST_PORT + (job + STEP * (_number(environ, "SLURM_STEP_ID") if step else 0)) % PORTS
 
 
-def rendezvous(environ: Mapping[str, str]) -> dict[str, str]:
-    """Where the launchers of a step meet, as options of torchrun, and under which name.
-
-    The name is another one for each step, and for each start of a job: requeued, it keeps its number.
-    """
+def name(environ: Mapping[str, str]) -> str:
+    """Of a step: another one for each step, and for each start of a job, which keeps its number when it is requeued."""
     job = f"slurm-{_number(environ, 'SLURM_JOB_ID')}"
     more = (environ.get(name, "").strip() for name in ("SLURM_STEP_ID", "SLURM_RESTART_COUNT"))
+    return "-".join([job, *filter(None, more)])
+
+
+def rendezvous(environ: Mapping[str, str]) -> dict[str, str]:
+    """Where the launchers of a step meet, as options of torchrun, and under which name."""
     where = f"{first_host(environ)}:{port(environ)}"
-    return {"rdzv_backend": "c10d", "rdzv_endpoint": where, "rdzv_id": "-".join([job, *filter(None, more)])}
+    return {"rdzv_backend": "c10d", "rdzv_endpoint": where, "rdzv_id": name(environ)}
 
 
 def is_first(environ: Mapping[str, str]) -> bool:

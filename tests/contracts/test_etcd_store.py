@@ -411,7 +411,19 @@ def test_a_generation_that_ends_between_two_looks_names_only_who_is_missing(
     assert len(set(looks)) > 1
 
 
-@pytest.mark.parametrize("entry", list(JoinMode))
+def test_a_job_that_runs_is_not_joined_by_another_one(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the name of the job, and nobody says that it is of it: told at the first sign of life."""
+    waits = noted(monkeypatch, "_tell_that_it_waits")
+    job = members.begin("ab")
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(members.come, 1, "c")
+        assert waits.acquire(timeout=20)
+        job.add("beat", 1)
+        with pytest.raises(OptionError, match=r"RANK=1 has no part in it.*INPROCESS_RESTART=1"):
+            joining.result(20)
+
+
+@pytest.mark.parametrize("entry", [JoinMode.EITHER, JoinMode.REPLACE, JoinMode.GROW])
 def test_a_job_that_runs_is_joined(members: Members, monkeypatch: pytest.MonkeyPatch, entry: JoinMode) -> None:
     """At a sign of life: its processes may all be dead."""
     waits = noted(monkeypatch, "_tell_that_it_waits")
@@ -450,7 +462,7 @@ def test_a_process_that_died_before_the_job_began_is_replaced(
     """At once: the keys need not expire. The one that it replaces, should it live, joins later."""
     waits = noted(monkeypatch, "_all")
     with ThreadPoolExecutor(3) as pool:
-        replaced = pool.submit(members.come, 0, "a")
+        replaced = pool.submit(members.come, 0, "a", JoinMode.EITHER)
         assert waits.acquire(timeout=20)
         generation = EtcdStore(**members.kwargs)._generations.of("run.0").standing()
         replacing = pool.submit(members.come, 0, "b", JoinMode.REPLACE)

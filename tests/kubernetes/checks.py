@@ -81,6 +81,8 @@ def _numbers(_: Kinds, job: dict[str, Any]) -> Iterator[str]:
     numbers = [started(job, index).environment.get(name) for index in range(spec["completions"])]
     if numbers != [str(index) for index in range(spec["completions"])]:
         yield f"{name} of the pods is {numbers}"
+    if not launcher and not first.environment.get("INPROCESS_JOB"):
+        yield "nothing tells that a container that is started again is of this Job"
     if launcher and '--node-rank="$JOB_COMPLETION_INDEX"' not in words:
         yield "the node rank is not the index"
 

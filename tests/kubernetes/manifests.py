@@ -207,6 +207,7 @@ WRONG: list[tuple[str, Change, str]] = [
     ("job.yaml", env(WORLD_SIZE="5"), "and 5 are waited for"),
     ("job-launcher.yaml", arguments("--nnodes=2", "--nnodes=3"), "and 3 are waited for"),
     ("job.yaml", env(RANK="0"), "RANK of the pods is"),
+    ("jobset.yaml", env(INPROCESS_JOB=""), "is of this Job"),
     ("job-launcher.yaml", arguments("--node-rank=", "--local-rank="), "node rank is not the index"),
     ("job.yaml", lambda k, j, c: pod_of(j).update(terminationGracePeriodSeconds=30), "is killed after 30 s"),
     ("job-launcher.yaml", env(SHUTDOWN="20"), "the launcher kills after 20 s"),

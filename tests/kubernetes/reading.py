@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "kubernetes"
 MANIFESTS = ("job.yaml", "job-launcher.yaml", "jobset.yaml")
 INDEX = "batch.kubernetes.io/job-completion-index"
+#: a label that the Job controller gives to all pods of a Job, and to no other ones
+CONTROLLER = "batch.kubernetes.io/controller-uid"
 
 
 class _OneOfEach(yaml.SafeLoader):
@@ -116,7 +118,11 @@ def started(job: Mapping[str, Any], index: int, address: str = "10.0.0.1") -> St
 
 def _field(source: Mapping[str, Any], index: int, address: str) -> str:
     path = source["fieldRef"]["fieldPath"]
-    known = {f"metadata.annotations['{INDEX}']": str(index), "status.podIP": address}
+    known = {
+        f"metadata.annotations['{INDEX}']": str(index),
+        f"metadata.labels['{CONTROLLER}']": "0a1b2c3d-the-uid-of-the-job",
+        "status.podIP": address,
+    }
     return known[path]
 
 

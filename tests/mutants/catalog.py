@@ -539,7 +539,43 @@ joins = _in("protocol/verbs/*.py", "tests/unit/test_joining.py")
 tickets = _in("protocol/verbs/*.py", "tests/unit/test_joining.py")
 seats = _in("protocol/rounds.py", "tests/unit/test_rounds.py", "tests/unit/test_joining.py")
 slots = _in("protocol/membership.py", "tests/unit/test_membership.py", "tests/unit/test_joining.py")
+meeting = _in("protocol/verbs/*.py", "tests/unit/test_owner.py")
+owners = _in("stores/owner.py", "tests/unit/test_owner.py")
 JOINERS = (
+    joins(
+        "joins_without_a_word",
+        "a process of another job takes a slot of the one that has the port",
+        "if not founds and entry is JoinMode.FOUND:",
+        "if False:",
+    ),
+    meeting(
+        "begins_with_strangers",
+        "two jobs found one although both claimed a rank",
+        "        if in_doubt:\n            yield from refuse_founding(clash)\n",
+    ),
+    meeting(
+        "nobody_begins_unheard",
+        "who comes after two jobs have met is told that a job runs",
+        "if why := load_decision(begun, JOINED_KEY).abort:",
+        "if why := load_decision(begun, JOINED_KEY).abort and None:",
+    ),
+    owners(
+        "other_size_is_ours",
+        "a process of a job of another size arrives in this one",
+        "(found.name, found.call, found.world_size) == (mine.name, mine.call, mine.world_size)",
+        "(found.name, found.call) == (mine.name, mine.call)",
+    ),
+    owners(
+        "drawn_is_not_compared",
+        "a job goes on in the store of another one that took its port between two calls",
+        "Access.GRANTED if found.drawn == mine.drawn else Access.LATER",
+        "Access.GRANTED if found.drawn else Access.LATER",
+    ),
+    owners(
+        "old_server_is_denied",
+        "a job that comes after another one on its port does not wait for that server",
+        "    if found.over:\n        return Access.LATER\n",
+    ),
     joins(
         "ticket_before_catching_up",
         "who joins walks along old verdicts while it may be let in",

@@ -146,8 +146,8 @@ def test_ranks_that_are_missing_are_named(launch, cluster):
     assert "initial ranks [1, 2] have not come" in ranks[0].message
 
 
-def test_a_second_job_of_the_same_name_is_spares_of_the_first(launch, cluster):
-    """As it is over a TCPStore where the ports are the same."""
+def test_a_second_job_of_the_same_name_is_refused(launch, cluster):
+    """As it is over a TCPStore where the ports are the same: at the next heartbeat of the first."""
     wrapper = through(cluster, "used")
     first = launch(
         targets.run_blocked,
@@ -157,11 +157,11 @@ def test_a_second_job_of_the_same_name_is_spares_of_the_first(launch, cluster):
         faults={At(0, step="fault"): Raise(when=When("told", 1))},
     )
     first.wait_event("blocked")
-    second = launch(targets.run_full, 2, wrapper=wrapper)
-    second.wait_event("waits", count=2)
+    second = launch(targets.run_full, 2, wrapper=wrapper).wait(check=False)
+    assert second.exceptions == ["OptionError"] * 2
+    assert all("has no part in it" in rank.message for rank in second)
     tell(first, 0)
     checks.went_on(first.wait())
-    assert second.wait().values == [None, None]
     assert keys(cluster, "used") == 0
 
 
@@ -203,9 +203,10 @@ def test_only_those_that_joined_are_left(launch, cluster):
 
 
 def test_a_spare_takes_the_slot_of_the_next_that_dies(launch, cluster):
-    """It waits, whatever place it was started for, and whether somebody says that it replaces one or not."""
+    """It waits, whatever place it was started for. Nobody says that it replaces one, but the job has a name."""
     faults = {At(2, step=50): Kill(when=When("waits", 1))}
-    run = launch(targets.run_full, 3, faults=faults, wrapper=through(cluster, "spare", BEATING), args={"restarts": 1})
+    wrapper, named = through(cluster, "spare", BEATING), {"INPROCESS_JOB": "the training"}
+    run = launch(targets.run_full, 3, faults=faults, wrapper=wrapper, args={"restarts": 1}, env=named)
     run.wait_event("enter", count=3)
     run.start_another(0, env={"INPROCESS_RESTART": "0"})
     ranks = run.wait()

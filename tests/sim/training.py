@@ -140,7 +140,7 @@ class Training(Process):
     @property
     def founds(self) -> bool:
         """It is a founder, if it comes in time."""
-        return self.entry is JoinMode.FOUND
+        return self.entry in (JoinMode.FOUND, JoinMode.EITHER)
 
     @property
     def moment(self) -> tuple[int, int]:
@@ -739,7 +739,7 @@ class Training(Process):
         self.follower.done = True
         self.world.keep(self.contacts)
         self.view, self.store, self.contacts = view, view.store, []
-        self.entry = JoinMode.FOUND
+        self.entry = JoinMode.EITHER
         row = Row(progressed=True) if self.progressed else self.membership.row
         self._begin()
         self.membership = self.founder_book()

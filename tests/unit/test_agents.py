@@ -261,7 +261,7 @@ class Outliving:
 def test_a_store_is_asked_for_the_arguments_of_this_job() -> None:
     found = spec(store_factory=Outliving, store_kwargs={"url": "there", "founds": 1}, barrier_timeout=100)
     rank, me, attempt, *rest = found.kwargs["seat"]
-    assert (found.kwargs["url"], rank, attempt, rest) == ("there", 0, "0", ["found", [0, 1], "", 100.0])
+    assert (found.kwargs["url"], rank, attempt, rest) == ("there", 0, "0", ["either", [0, 1], "", 100.0])
     assert me.startswith("pid ")
 
 
@@ -282,7 +282,7 @@ def test_a_store_says_who_comes_too_late() -> None:
 
 def test_who_let_the_job_grow_begins_the_next_call_with_the_others() -> None:
     launch = Launch(2, 3, "10.0.0.1", 29500, agent_store=False, attempt="0", entry=JoinMode.GROW)
-    assert [Job(launch, (0, 1, 2), 2, 3, calls).entry for calls in (1, 2)] == [JoinMode.GROW, JoinMode.FOUND]
+    assert [Job(launch, (0, 1, 2), 2, 3, calls).entry for calls in (1, 2)] == [JoinMode.GROW, JoinMode.EITHER]
 
 
 @pytest.mark.parametrize(

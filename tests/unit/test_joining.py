@@ -283,7 +283,16 @@ def test_one_that_replaces_a_founder_that_never_came_is_that_founder() -> None:
 
 def test_a_founder_that_joins_again_after_it_lost_its_connection(store: SimStore) -> None:
     assert do(store, verbs.join(Membership.founder(2, range(3), 3), "c")) is True
-    assert do(store, verbs.join(Membership.founder(2, range(3), 3), "x")) is False
+    assert do(store, verbs.join(Membership.founder(2, range(3), 3), "x", JoinMode.EITHER)) is False
+
+
+@pytest.mark.parametrize("rank", [1, 5])
+def test_a_process_of_another_job_finds_one_that_has_begun(store: SimStore, rank: int) -> None:
+    """It takes no ticket and writes nothing."""
+    before = dict(store.data)
+    with pytest.raises(OptionError, match=f"RANK={rank}, has no part. REMEDY"):
+        do(store, verbs.join(Membership.founder(rank, range(6), 6), "x", remedy="REMEDY"))
+    assert store.data == before
 
 
 def test_a_founder_that_was_declared_dead_before_it_came_may_join() -> None:
@@ -292,7 +301,7 @@ def test_a_founder_that_was_declared_dead_before_it_came_may_join() -> None:
     record = InterruptionRecord(0, Interruption.UNRESPONSIVE)
     do(store, verbs.act_on_behalf_of_dead(JOINING, (0, 1), 0, record, "monitor"))
     do(store, verbs.join(Membership.founder(1, (0, 1), 2), "b"))
-    assert do(store, verbs.join(Membership.founder(0, (0, 1), 2), "a")) is False
+    assert do(store, verbs.join(Membership.founder(0, (0, 1), 2), "a", JoinMode.EITHER)) is False
     assert waiting(store, Ticket(0, 2)).roster == (1,)
 
 

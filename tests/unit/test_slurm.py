@@ -33,6 +33,7 @@ RANKS = {
     "LOCAL_WORLD_SIZE": "1",
     "MASTER_ADDR": "gpu2",
     "MASTER_PORT": "24567",
+    "INPROCESS_JOB": "slurm-1234567-0",
 }
 
 

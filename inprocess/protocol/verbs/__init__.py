@@ -33,6 +33,7 @@ from inprocess.protocol.verbs.rounds import (
     join,
     missing,
     recount,
+    refuse_founding,
     refuse_stranger,
     start_round,
 )
@@ -114,6 +115,7 @@ __all__ = [
     "recount",
     "refuse_behind",
     "refuse_other_size",
+    "refuse_founding",
     "refuse_stranger",
     "register_on_host",
     "return_ticket",

@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from inprocess.attribution import Interruption, InterruptionRecord
-from inprocess.exception import Fenced, OptionError, RestartError
+from inprocess.exception import Fenced, OptionError, RestartAbort, RestartError
 from inprocess.protocol.keys import (
     JOINED_KEY,
     JOINING,
     ROSTER_KEY,
 )
 from inprocess.protocol.membership import Membership
-from inprocess.protocol.messages import MAX_RECORDS, Arrival, ArrivalKind, JoinMode, Outcome, Spot, Start, dump
+from inprocess.protocol.messages import (
+    MAX_RECORDS,
+    Arrival,
+    ArrivalKind,
+    Decision,
+    JoinMode,
+    Outcome,
+    Spot,
+    Start,
+    dump,
+)
 from inprocess.protocol.ops import Claim, Exist, Read, ReadAll, Verb, Wait
-from inprocess.protocol.parsing import load_arrival, load_reason, load_record
+from inprocess.protocol.parsing import load_arrival, load_decision, load_reason, load_record
 from inprocess.protocol.rounds import decide_end, decide_start, slot_of
 from inprocess.protocol.verbs.outcome import first_record, interrupt, note_record, propose
 from inprocess.protocol.verbs.shared import count_in, read_count, tells_everybody, wake
@@ -32,28 +42,53 @@ _NOBODY = "nobody was left to call the function"
 # --- the rounds ---------------------------------------------------------------------------------------------------
 
 
-def join(membership: Membership, by: str, entry: JoinMode = JoinMode.FOUND) -> Verb[bool]:
+def join(
+    membership: Membership, by: str, entry: JoinMode = JoinMode.FOUND, *, in_doubt: bool = False, remedy: str = ""
+) -> Verb[bool]:
     """Arrive in the end round of iteration -1. False: this process is no founder, see `joining`: the job has begun
     without it, or another process arrived with this rank, or was declared dead with it.
 
-    ``entry``: what the launcher says of it. Two processes that arrive with one rank are an OptionError, unless the
-    second replaces the first.
+    Args:
+        entry: what the launcher says of it. One that only founds (``FOUND``) takes part in no job that has begun.
+        in_doubt: the job has no name, and nothing tells this process from those that are here. Then another one with
+            its rank may as well be the stranger, and so may the others: nobody begins.
+        remedy: for its error.
+
+    Raises OptionError where another process has this rank, unless this one replaces it; and where the job has begun
+    without this one, which only founds. RestartAbort where nobody begins.
     """
     key = f"{membership.iteration}/end/{membership.member}"
     if entry is JoinMode.GROW:
         return False
-    if (yield Read(JOINED_KEY)) is not None:
-        return _is_by((yield Read(key)), key, (by,))
+    if (begun := (yield Read(JOINED_KEY))) is not None:
+        if why := load_decision(begun, JOINED_KEY).abort:
+            raise RestartAbort(why)
+        return _may_join(_is_by((yield Read(key)), key, (by,)), membership, entry, remedy)
     arrival = Arrival(
         ArrivalKind.ALIVE, rank=membership.rank, world_size=membership.world_size, by=by, ran=membership.row.progressed
     )
     found = yield from _arrive(membership.iteration, "end", membership.member, arrival, membership.roster)
     if found.kind is ArrivalKind.ALIVE and found.by != by and entry is not JoinMode.REPLACE:
-        raise OptionError(
+        clash = (
             f"RANK={membership.member} is taken: process {found.by} joined this job with it, this is process {by}. "
             "Start every process with a rank of its own, and every job with a MASTER_PORT of its own."
         )
-    return found.kind is ArrivalKind.ALIVE and found.by == by
+        if in_doubt:
+            yield from refuse_founding(clash)
+        raise OptionError(f"{clash} {remedy}".strip())
+    return _may_join(found.kind is ArrivalKind.ALIVE and found.by == by, membership, entry, remedy)
+
+
+def _may_join(founds: bool, membership: Membership, entry: JoinMode, remedy: str) -> bool:
+    """What `join` answers."""
+    if not founds and entry is JoinMode.FOUND:
+        raise OptionError(f"a job runs here in which this process, RANK={membership.member}, has no part. {remedy}")
+    return founds
+
+
+def refuse_founding(why: str) -> Verb[None]:
+    """Processes of two jobs meet: where none has begun, nobody knows whose the others are, so all of them leave."""
+    yield Claim(JOINED_KEY, dump(Decision(abort=f"two jobs have met, so none begins: {why}")))
 
 
 def _is_by(raw: bytes | None, key: str, names: Sequence[str]) -> bool:
@@ -78,7 +113,8 @@ def refuse_stranger(membership: Membership) -> Verb[None]:
             raise Fenced(f"initial rank {membership.slot} stood still or was cut off; the others went on without it")
         raise RestartError(
             f"RANK={membership.member} of WORLD_SIZE={membership.world_size}: a smaller job began just now, without "
-            "this rank. Started once more, this process joins it."
+            "this rank. If it is of that job, it joins it when it is started with INPROCESS_GROW=1; otherwise give "
+            "each job a MASTER_PORT of its own."
         )
 
 
