@@ -13,11 +13,6 @@ import inprocess
 CHECKPOINT = os.environ.get("CHECKPOINT", "minimal.pt")
 
 
-def save(model, optimizer, step):
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, f"{CHECKPOINT}.new")
-    os.replace(f"{CHECKPOINT}.new", CHECKPOINT)  # whole, or not there
-
-
 def load(model, optimizer):
     if not os.path.exists(CHECKPOINT):
         return 0
@@ -42,9 +37,10 @@ def train(steps: int, call: inprocess.CallWrapper = None) -> float:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if (step + 1) % 10 == 0 and dist.get_rank() == 0:
-            with call.atomic():  # a restart waits until it is written
-                save(model.module, optimizer, step + 1)
+        if (step + 1) % 10 == 0:  # rank 0 writes, whole or not at all; a restart waits until it is written
+            call.save(
+                {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, CHECKPOINT
+            )
     dist.destroy_process_group()
     return (model.module.weight - 1).abs().max().item()
 

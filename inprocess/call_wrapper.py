@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import weakref
 from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any, Protocol
 
 from inprocess.events import stream
-from inprocess.exception import RestartError
+from inprocess.exception import OptionError, RestartError
 from inprocess.heartbeats.learned import LearnedTimeouts
 from inprocess.interrupt.frames import leave_alone
 from inprocess.interrupt.gate import Gate
@@ -20,10 +22,13 @@ from inprocess.monitor import lease
 from inprocess.monitor.board import ATOMIC, LEASE, PING, Board
 from inprocess.options import seconds
 from inprocess.state import FrozenState
-from inprocess.system import clock
+from inprocess.system import clock, whole_files
 from inprocess.system.clock import monotonic_ns
 
 __all__ = ["CallWrapper", "Leaving", "current_call"]
+
+#: how one begins, as text or made a Path
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 class Leaving:
@@ -65,7 +70,8 @@ class CallWrapper:
 
     So is an argument named ``inprocess_call_wrapper``, whatever its annotation. With ``enabled=False`` only an argument
     annotated plain ``CallWrapper`` is filled in, with one that does nothing: ``iteration`` is 0, ``state`` that of a
-    job without faults, ``store`` raises RestartError, and ``timeouts`` keeps what it is given, for checkpoints.
+    job without faults, ``store`` raises RestartError, ``timeouts`` keeps what it is given, for checkpoints, and
+    ``save`` writes.
 
     Usable only while the function runs. ``inprocess.current_call()`` gives the same object to code that has no such
     argument.
@@ -153,6 +159,43 @@ class CallWrapper:
         if self._atomic is None:
             raise RestartError("atomic() can be used only while the wrapped function runs")
         return self._atomic
+
+    def save(self, obj: object, path: str | os.PathLike[str], rank: int = 0) -> bool:
+        """Write a checkpoint with ``torch.save``, whole or not at all, inside :meth:`atomic`.
+
+        It is written into a new file in the same folder, put on the disk, and renamed. On the other ranks this returns
+        at once: it waits for nobody.
+
+        Args:
+            obj: what ``torch.save`` takes.
+            path: of a local file, or on a file system that is mounted.
+            rank: the rank that writes, as the function sees ranks.
+
+        Returns: whether this rank has written.
+
+        Raises:
+            OptionError: there is no such rank, or ``path`` is a URL or no path. On every rank.
+            RankShouldRestart: an abort has begun.
+
+        What ``torch.save`` and the file system raise is passed on. Then the new file is removed, and a file that stood
+        there before stays. A rank that is killed meanwhile leaves ``.<name>.<random>.new`` beside it.
+        """
+        state = self.state
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < state.active_world_size:
+            raise OptionError(f"save: rank={rank!r} must be one of the {state.active_world_size} active ranks, from 0")
+        where = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+        if not isinstance(where, str) or _URL.match(where):
+            raise OptionError(
+                f"save: path={path!r} must be a path of a file system. For a URL, write with fsspec and torch.save "
+                "inside call.atomic()"
+            )
+        if state.active_rank != rank:
+            return False
+        import torch  # noqa: PLC0415  (programs that import this library need not have torch)
+
+        with self.atomic():
+            whole_files.put_in_place(where, lambda beside: torch.save(obj, beside))
+        return True
 
     @contextlib.contextmanager
     def disable_hang_protection(self) -> Iterator[None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from inprocess.exception import OptionError
 from inprocess.finalize import run_in_thread
 from inprocess.options import Options
 from inprocess.protocol.timing import SILENCE_SHARE
-from inprocess.stores.addresses import await_name
+from inprocess.stores.addresses import address_towards, await_name
 from inprocess.stores.spec import JobIdentity, StoreSpec
 from inprocess.stores.tcp import TCPStore
 from inprocess.system import descriptors, strict_json
@@ -182,10 +181,7 @@ def own_address(spec: StoreSpec, timeout: float) -> str:
     """The address under which the other ranks reach this host: that of the route to MASTER_ADDR."""
     await_name(spec.host, timeout)
     try:
-        family, kind, _, _, where = socket.getaddrinfo(spec.host, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(where)  # sends nothing
-            return str(probe.getsockname()[0])
+        return address_towards(spec.host)
     except OSError as error:
         if descriptors.shortage(error):
             raise

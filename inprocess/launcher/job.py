@@ -11,7 +11,6 @@ import dataclasses
 import logging
 import os
 import shutil
-import socket
 import sys
 import tempfile
 import uuid
@@ -45,6 +44,7 @@ from inprocess.launcher.signals import Signals
 from inprocess.launcher.warm import WarmWorkers
 from inprocess.launcher.workers import GROW_VARIABLE, RESTART_VARIABLE
 from inprocess.options import did_you_mean
+from inprocess.stores.addresses import lookup
 from inprocess.system import descriptors, logs
 from inprocess.system.environment import StandardStreams
 from inprocess.system.inherited import children_are_waited_for
@@ -193,6 +193,7 @@ def _spec(
 def _meet(given: argparse.Namespace, config: LaunchConfig) -> NodeRendezvous:
     """The rendezvous, or an end without a traceback. May take as long as its store does to answer."""
     backend, endpoint = config.rdzv_backend, config.rdzv_endpoint
+    _refuse_unknown(config.local_addr)
     try:
         return _meeting(given, config)
     except (ValueError, ImportError) as error:  # wrong options; a backend that needs another package
@@ -220,6 +221,7 @@ def _meeting(given: argparse.Namespace, config: LaunchConfig) -> NodeRendezvous:
     return NodeRendezvous(
         lambda: get_rendezvous_handler(parameters),
         endpoint=endpoint if endpoint and endpoint[1] else None,
+        towards=endpoint[0] if endpoint else config.rdzv_endpoint.partition(":")[0],
         nodes=(config.min_nodes, config.max_nodes),
         size=config.nproc_per_node,
         local_addr=config.local_addr,
@@ -233,12 +235,29 @@ def _meeting(given: argparse.Namespace, config: LaunchConfig) -> NodeRendezvous:
     )
 
 
+def _refuse_unknown(local_addr: str | None) -> None:
+    """The name of this node for the others has to be known here, too: a store is served under it."""
+    try:
+        if local_addr:
+            lookup(local_addr, 0)
+    except OSError as error:
+        arguments.refuse(
+            f"--local-addr={local_addr}: does not resolve on this node ({error.strerror}). Pass the address of the "
+            "interface by which the other nodes reach this one, or leave it out"
+        )
+
+
 def _look_up(host: str, port: int) -> None:
     """Say so where a name is unknown: torch tries again for a long time, and does not say so by default."""
     try:
-        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        lookup(host, port)
     except OSError as error:
-        log.warning("the host of the rendezvous, %s, is unknown (%s); trying again until its timeout", host, error)
+        log.warning(
+            "the host of the rendezvous, %s, is unknown (%s); trying again until its timeout. Pass a name or address "
+            "that every node can resolve as --rdzv-endpoint (static: --master-addr)",
+            host,
+            error.strerror,
+        )
 
 
 def _grace(config: LaunchConfig) -> float:

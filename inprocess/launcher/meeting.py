@@ -37,7 +37,7 @@ from inprocess.launcher.generation import Generation, NodeEvent, agree_on_rank
 from inprocess.launcher.node_watch import NodeWatch, Shortage
 from inprocess.launcher.nodes import DONE, LEFT, LOST, RUNNING, Block, Table
 from inprocess.launcher.shared_table import Silence
-from inprocess.stores import connecting, serving
+from inprocess.stores import addresses, connecting, serving
 from inprocess.stores.tcp import PrefixStore
 from inprocess.system import clock, strict_json
 from inprocess.system.logs import get_logger
@@ -65,6 +65,7 @@ class NodeRendezvous:
     Args:
         make: makes torch's handler; blocks until the store of the rendezvous answers.
         endpoint: where that store is; None: unknown, what is lost stays lost.
+        towards: a host that all nodes know: by the route to it this node finds its own address, where need be.
         nodes: fewest and most that the job has.
         size: how many workers this node has.
         local_addr: the address of this node for the others; None: it is found out.
@@ -81,6 +82,7 @@ class NodeRendezvous:
         make: Callable[[], RendezvousHandler],
         *,
         endpoint: tuple[str, int] | None,
+        towards: str,
         nodes: tuple[int, int],
         size: int,
         local_addr: str | None,
@@ -92,7 +94,7 @@ class NodeRendezvous:
         join_timeout: float,
     ) -> None:
         self.handler = make()
-        self._make, self._endpoint = make, endpoint
+        self._make, self._endpoint, self._towards = make, endpoint, towards
         self._size, self._interval, self._patience = size, interval, patience
         self._join_timeout, self._preferred_rank = join_timeout, preferred_rank
         self._fewest, self._most = nodes
@@ -231,7 +233,8 @@ class NodeRendezvous:
     def _own_address(self) -> str:
         if self._local_addr or self._master_addr:
             return str(self._local_addr or self._master_addr)
-        return str(getattr(getattr(self.handler, "_this_node", None), "addr", "") or socket.getfqdn())
+        name = str(getattr(getattr(self.handler, "_this_node", None), "addr", "") or socket.getfqdn())
+        return addresses.name_or_address(name, self._towards)
 
     # --- joining a generation that runs -------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 from typing import Any
@@ -11,7 +12,17 @@ from inprocess.system import clock, descriptors
 from inprocess.system.interpreter import sleep_with_progress
 from inprocess.system.logs import get_logger
 
-__all__ = ["NAME_PAUSE", "addresses_of", "await_name", "is_any", "is_loopback", "is_numeric", "lookup"]
+__all__ = [
+    "NAME_PAUSE",
+    "address_towards",
+    "addresses_of",
+    "await_name",
+    "is_any",
+    "is_loopback",
+    "is_numeric",
+    "lookup",
+    "name_or_address",
+]
 
 log = get_logger(__name__)
 #: pause between two attempts to resolve a name (seconds): first, and at most
@@ -45,6 +56,30 @@ def await_name(host: str, seconds: float) -> None:
 
 def addresses_of(host: str) -> list[str]:
     return [str(where[0]) for _, _, where in lookup(host, 0)]
+
+
+def address_towards(host: str) -> str:
+    """That of this machine on the route to a host, by which the host can answer. Raises OSError where there is none."""
+    family, _, where = lookup(host, 9)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(where)  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+def name_or_address(name: str, towards: str) -> str:
+    """A name of this machine that others are to use; where it does not even resolve here, the address on the route
+    ``towards`` a host that they know. The name again where there is no such route either."""
+    try:
+        lookup(name, 0)
+        return name
+    except OSError as error:
+        if descriptors.shortage(error):
+            raise
+        with contextlib.suppress(OSError):
+            address = address_towards(towards)
+            log.warning("the name of this host, %r, does not resolve (%s): using %s", name, error.strerror, address)
+            return address
+        return name
 
 
 def lookup(host: str, port: int) -> list[tuple[socket.AddressFamily, int, Any]]:

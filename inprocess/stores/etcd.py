@@ -1,4 +1,4 @@
-"""A store in an etcd cluster, for those who have one. Its client library, the extra ``[etcd]``, is imported when used.
+"""A store in an etcd cluster, for those who have one.
 
 Every operation is one transaction, sent to whichever endpoint answers. It may be sent twice, since an endpoint can die
 between carrying it out and answering, so each is made to have the effect of one. A wait is a watch, one HTTP response
@@ -6,6 +6,9 @@ that goes on until the key is there.
 
 Keys, below those of a generation, see ``etcd_job``: ``data/<key>``, what the store holds; ``mark/<id>``, the last
 addition of one connection.
+
+A counter to which only ones were added holds ``COUNTED``, and its number is the key's version: etcd counts how often a
+key was set. So any number of ranks count at once, with one operation each, none of which can lose against another.
 """
 
 from __future__ import annotations
@@ -19,7 +22,19 @@ from typing import Any
 from torch._C._distributed_c10d import Store as _Store
 
 from inprocess.exception import OptionError, StoreLost
-from inprocess.stores.etcd_cluster import Cluster, Done, Found, delete, is_value, is_version, put, range_of, raw
+from inprocess.stores.etcd_cluster import (
+    Cluster,
+    Done,
+    Found,
+    delete,
+    is_unchanged,
+    is_value,
+    is_version,
+    otherwise,
+    put,
+    range_of,
+    raw,
+)
 from inprocess.stores.etcd_job import Entrance, Generations, leave_at_exit
 from inprocess.stores.spec import JobIdentity
 from inprocess.stores.tcp import StoreMixin
@@ -29,6 +44,8 @@ __all__ = ["EtcdStore"]
 
 #: operations in one transaction; etcd takes 128, unless it is told otherwise
 MAX_KEYS_PER_REQUEST = 100
+#: in place of a number, see above
+COUNTED = b"\0counted"
 #: how long the last words of a process may take (seconds)
 LAST_WORDS = 2.0
 
@@ -48,13 +65,13 @@ class EtcdStore(StoreMixin, _Store):
             leader, in seconds; default 10. Keep it below three quarters of ``heartbeat_timeout``.
         user: where the cluster asks for authentication; default: it does not.
         password: of the user.
-        ca_cert: path of the certificates by which servers are judged; default: those of the client library.
+        ca_cert: path of the certificates by which servers are judged; default: those of the system.
         cert: path of this client's certificate, where the cluster wants one.
         key: path of its private key.
         generation: set by the library; leave it out.
 
     Raises:
-        OptionError: an argument is wrong, or the client library is not installed.
+        OptionError: an argument is wrong, or a certificate cannot be read.
     """
 
     __module__ = "inprocess.etcd_store"  # where users import it
@@ -85,7 +102,6 @@ class EtcdStore(StoreMixin, _Store):
         self._mark, self._marked = secrets.token_hex(8), 0
         # protects what is known about the counters: the mark's version says which additions were carried out
         self._adding = threading.Lock()
-        self._counts: dict[str, bytes] = {}
         self.set_timeout(timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout))
 
     # --- torch's methods ----------------------------------------------------------------------------------------
@@ -105,12 +121,10 @@ class EtcdStore(StoreMixin, _Store):
         if amount == 0:  # a read, in which an absent key is one that holds 0
             return _number(self.compare_set(key, b"0", b"0"), key)
         with self._adding:
-            while True:
-                known = self._counts.get(key, b"")
-                text = str(_number(known or b"0", key) + amount).encode()
-                found = self._add_once(key, known, text)
-                if found is not None:
-                    return _number(found, key)
+            number = self._count(key) if amount == 1 else None
+            while number is None:
+                number = self._add_once(key, amount)
+            return number
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Set the key where it holds ``expected``, or, where that is empty, where it is absent. Answers what it holds
@@ -120,11 +134,17 @@ class EtcdStore(StoreMixin, _Store):
         if expected and expected == desired:  # changes nothing, so it need not be agreed on by the cluster
             done = self._do([], [range_of(place)])
         else:
-            done = self._do([is_value(place, expected)], [self._put(key, desired)], [range_of(place)])
-            if done.succeeded:
-                return desired
+            compare = is_value(place, expected)
+            while True:
+                done = self._do([compare], [self._put(key, desired)], [range_of(place)])
+                if done.succeeded:
+                    return desired
+                found = done.answers[0]
+                if found is None or found.value != COUNTED or _value(found) != expected:
+                    break
+                compare = is_unchanged(place, found)  # the number is the one expected, though in other words
         found = done.answers[0]
-        return expected if found is None else found.value
+        return expected if found is None else _value(found)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait for all keys. Raises RuntimeError after the timeout."""
@@ -139,7 +159,7 @@ class EtcdStore(StoreMixin, _Store):
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         return [
-            self.get(key) if found is None else found.value for key, found in zip(keys, self._find(keys), strict=True)
+            self.get(key) if found is None else _value(found) for key, found in zip(keys, self._find(keys), strict=True)
         ]
 
     def delete_key(self, key: str) -> bool:
@@ -213,33 +233,61 @@ class EtcdStore(StoreMixin, _Store):
         while True:
             done = self._do([], [range_of(place)])
             if (found := done.answers[0]) is not None:
-                return found.value
+                return _value(found)
             left = deadline - clock.monotonic()
             if left <= 0:
                 return None
-            value = self._cluster.watch(place, done.revision + 1, min(left, self._generations.ttl / 3))
-            if value is not None:
-                return value
+            found = self._cluster.watch(place, done.revision, min(left, self._generations.ttl / 3))
+            if found is not None:
+                return _value(found)
 
-    def _add_once(self, key: str, known: bytes, text: bytes) -> bytes | None:
-        """Set a counter that holds ``known``; what it holds then. None: it holds something else, known from now on.
-
-        The mark is written with it and counts them, so an addition that is sent twice is carried out once.
-        """
+    def _count(self, key: str) -> int | None:
+        """Count one up; the new number. None: the key holds something else than a count."""
         place, mark = self._place(key), self._place(self._mark, "mark")
-        done = self._do(
-            [is_value(place, known), is_version(mark, self._marked)],
-            [self._put(key, text), put(mark, text, self._lease)],
-            [range_of(place), range_of(mark)],
-        )
-        counter, marked = done.answers
-        if done.succeeded or (marked is not None and marked.version > self._marked):
+        known = is_version(mark, self._marked)
+        counts = [self._put(key, COUNTED), put(mark, b"", self._lease), range_of(place)]
+        first = otherwise([known, is_value(place, b"")], counts, [range_of(mark)])
+        done = self._do([known, is_value(place, COUNTED)], counts, [first])
+        if done.succeeded:
             self._marked += 1
-            text = text if done.succeeded or marked is None else marked.value
-            self._counts[key] = text
-            return text
-        self._counts[key] = b"" if counter is None else counter.value
-        return None
+            return _count_of(done.answers[-1])
+        marked = done.answers[0]
+        if not self._has_added(marked):
+            return None
+        assert marked is not None
+        return _count_of(self._do([], [range_of(place, marked.changed)]).answers[0])
+
+    def _add_once(self, key: str, amount: int) -> int | None:
+        """Add to a counter; the new number. None: it was changed meanwhile."""
+        place, mark = self._place(key), self._place(self._mark, "mark")
+        counter = self._do([], [range_of(place)]).answers[0]
+        text = str(_number(b"0" if counter is None else _value(counter), key) + amount).encode()
+        done = self._do(
+            [is_unchanged(place, counter), is_version(mark, self._marked)],
+            [self._put(key, text), put(mark, text, self._lease)],
+            [range_of(mark)],
+        )
+        if done.succeeded:
+            self._marked += 1
+            return int(text)
+        marked = done.answers[0]
+        return int(marked.value) if self._has_added(marked) and marked is not None else None
+
+    def _has_added(self, marked: Found | None) -> bool:
+        """Whether an addition that failed was carried out before: the mark is written with each and counts them."""
+        if marked is None or marked.version <= self._marked:
+            return False
+        self._marked += 1
+        return True
+
+
+def _value(found: Found) -> bytes:
+    return found.value if found.value != COUNTED else str(found.version).encode()
+
+
+def _count_of(found: Found | None) -> int:
+    assert found is not None  # it was set by the same transaction
+    return found.version
 
 
 def _number(text: bytes, key: str) -> int:

@@ -1,28 +1,41 @@
 """One connection to an etcd cluster: transactions, leases and watches, sent to whichever endpoint answers.
 
-The client library, the extra ``[etcd]``, is imported when a connection is made. A question is put again until
-``patience`` is over, whether an endpoint refuses, resets, is silent or has no leader: it may be about to start again.
-The one before may have been carried out, since an endpoint can die between that and its answer: who asks makes twice
-the same as once.
+A question is put again until ``patience`` is over, whether an endpoint refuses, resets, is silent or has no leader: it
+may be about to start again. The one before may have been carried out, since an endpoint can die between that and its
+answer: who asks makes twice the same as once.
 """
 
 from __future__ import annotations
 
 import base64
 import dataclasses
-import importlib
-import json
 import os
+import socket
+import ssl
 import threading
 import urllib.parse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from inprocess.exception import OptionError
 from inprocess.stores.connections import shut
+from inprocess.stores.etcd_gateway import NO_ANSWER, Gateway, Refused, Stream
 from inprocess.system import clock
 
-__all__ = ["Cluster", "Done", "Expired", "Found", "delete", "is_value", "is_version", "put", "range_of", "raw"]
+__all__ = [
+    "Cluster",
+    "Done",
+    "Expired",
+    "Found",
+    "delete",
+    "is_unchanged",
+    "is_value",
+    "is_version",
+    "otherwise",
+    "put",
+    "range_of",
+    "raw",
+]
 
 #: how long it takes at most to notice that an endpoint does not accept connections (seconds)
 CONNECT_TIMEOUT_S = 2.0
@@ -30,6 +43,8 @@ CONNECT_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 2.0
 #: pause before all endpoints are tried once more (seconds): first, and at most; each is twice as long as the one before
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 0.4
+#: how often etcd serves watches that begin in the past (seconds); first pause between looks meanwhile, then doubled
+CATCHING_UP_S, FIRST_LOOK_S = 0.1, 0.01
 #: gRPC's codes of a server that starts, stops or elects a leader: cancelled, deadline exceeded, unavailable
 PASSING = frozenset({1, 4, 14})
 
@@ -44,8 +59,10 @@ class Expired(RuntimeError):
 @dataclasses.dataclass(frozen=True)
 class Found:
     value: bytes
-    #: how often it was set
+    #: how often it was set since it is there
     version: int
+    #: the revision of the store at which it was set last
+    changed: int = 0
     key: str = ""
 
     @classmethod
@@ -53,14 +70,16 @@ class Found:
         return cls(
             base64.b64decode(pair.get("value", "")),
             int(pair.get("version", 0)),
+            int(pair.get("mod_revision", 0)),
             base64.b64decode(pair.get("key", "")).decode(),
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """What a transaction answered."""
+    """What a transaction answered, together with the transactions that it has inside."""
 
+    #: it, or one inside
     succeeded: bool
     #: of the whole store
     revision: int
@@ -69,8 +88,20 @@ class Done:
 
     @classmethod
     def of(cls, answer: dict[str, Any]) -> Done:
-        answers = [cls._first(response) for response in answer.get("responses", ())]
-        return cls(bool(answer.get("succeeded")), int(answer["header"]["revision"]), answers)
+        return cls(cls._succeeded(answer), int(answer["header"]["revision"]), cls._answers(answer))
+
+    @classmethod
+    def _succeeded(cls, answer: dict[str, Any]) -> bool:
+        inner = [response["response_txn"] for response in answer.get("responses", ()) if "response_txn" in response]
+        return bool(answer.get("succeeded")) or any(cls._succeeded(each) for each in inner)
+
+    @classmethod
+    def _answers(cls, answer: dict[str, Any]) -> list[Found | None]:
+        found: list[Found | None] = []
+        for response in answer.get("responses", ()):
+            inner = response.get("response_txn")
+            found += [cls._first(response)] if inner is None else cls._answers(inner)
+        return found
 
     @staticmethod
     def _first(response: dict[str, Any]) -> Found | None:
@@ -106,12 +137,23 @@ def is_version(place: str, version: int) -> dict[str, Any]:
     return {"key": encode(place), "target": "VERSION", "result": "EQUAL", "version": str(version)}
 
 
+def is_unchanged(place: str, since: Found | None) -> dict[str, Any]:
+    changed = 0 if since is None else since.changed
+    return {"key": encode(place), "target": "MOD", "result": "EQUAL", "mod_revision": str(changed)}
+
+
 def put(place: str, value: bytes, lease: str) -> dict[str, Any]:
     return {"request_put": {"key": encode(place), "value": encode(value), "lease": lease}}
 
 
-def range_of(place: str) -> dict[str, Any]:
-    return {"request_range": {"key": encode(place)}}
+def range_of(place: str, revision: int = 0) -> dict[str, Any]:
+    """``revision``: as it was then; 0: as it is."""
+    return {"request_range": {"key": encode(place), "revision": str(revision)}}
+
+
+def otherwise(compare: list[Any], success: list[Any], failure: list[Any]) -> dict[str, Any]:
+    """A transaction inside another one."""
+    return {"request_txn": {"compare": compare, "success": success, "failure": failure}}
 
 
 def delete(place: str) -> dict[str, Any]:
@@ -132,29 +174,18 @@ class Cluster:
         ca_cert: str,
         certificate: tuple[str, str],
     ) -> None:
-        self._library = _Library()
         self._login, self.patience = login, patience
-        verify, cert = ca_cert or True, certificate if any(certificate) else None
-        self._clients = [self._client(endpoint, verify, cert) for endpoint in _endpoints(endpoints)]
+        addresses = _endpoints(endpoints)
+        secure = any(address.scheme == "https" for address in addresses)
+        tls = _tls(ca_cert, certificate) if secure else None
+        limits = min(CONNECT_TIMEOUT_S, patience), max(min(ANSWER_TIMEOUT_S, patience / 2), 0.1)
+        self._members = [Gateway(address, *limits, tls if address.scheme == "https" else None) for address in addresses]
         # not all ranks ask the same one
-        self._current = os.getpid() % len(self._clients)
+        self._current = os.getpid() % len(self._members)
         self._gone = threading.Event()
         # protects the descriptor of the watch that goes on: it is shut down from other threads
         self._lock = threading.Lock()
         self._watching: int | None = None
-
-    def _client(self, endpoint: urllib.parse.SplitResult, verify: str | bool, cert: tuple[str, str] | None) -> Any:
-        session = self._library.requests.Session()
-        session.trust_env = False  # no proxy between a job and its store, no passwords of other programs
-        session.verify, session.cert = verify, cert
-        return self._library.Etcd3Client(
-            endpoint.hostname,
-            endpoint.port or 2379,
-            protocol=endpoint.scheme,
-            timeout=(min(CONNECT_TIMEOUT_S, self.patience), max(min(ANSWER_TIMEOUT_S, self.patience / 2), 0.1)),
-            api_path="/v3/",
-            session=session,
-        )
 
     def cut(self) -> None:
         with self._lock:
@@ -174,21 +205,21 @@ class Cluster:
 
     def _send(self, compare: list[Any], success: list[Any], failure: Iterable[Any]) -> dict[str, Any]:
         payload = {"compare": compare, "success": success, "failure": list(failure)}
-        return self.ask(lambda client: client.transaction(payload))  # type: ignore[no-any-return]
+        return self.ask("/kv/txn", payload)  # type: ignore[no-any-return]
 
     def grant(self, ttl: int) -> str:
         """A new lease of so many seconds."""
-        return str(self.ask(lambda client: client.lease(ttl)).id)
+        return str(self.ask("/lease/grant", {"TTL": ttl, "ID": 0})["ID"])
 
     def renew(self, lease: str) -> bool:
         """False: it has run out."""
-        return int(self.ask(lambda client: self._library.Lease(int(lease), client).refresh())) > 0
+        return int(self.ask("/lease/keepalive", {"ID": lease})["result"].get("TTL", 0)) > 0
 
     def revoke(self, lease: str) -> None:
         """End it, with all keys that are tied to it. Raises Expired where it has ended."""
-        self.ask(lambda client: self._library.Lease(int(lease), client).revoke())
+        self.ask("/kv/lease/revoke", {"ID": lease})
 
-    def ask(self, question: Any) -> Any:
+    def ask(self, path: str, question: Any) -> Any:
         """Put a question to one endpoint after the other until one answers, for ``patience`` seconds.
 
         Raises Expired, or RuntimeError where none answers.
@@ -196,21 +227,21 @@ class Cluster:
         deadline, pause, tries, login = clock.monotonic() + self.patience, FIRST_PAUSE_S, 0, False
         while True:
             self._refuse_cut()
-            client = self._clients[self._current]
+            member = self._members[self._current]
             try:
                 if login:
-                    self._authenticate(client)
-                return question(client)
-            except self._library.ERRORS as error:
-                if not self._library.may_pass(error):
+                    self._authenticate(member)
+                return member.post(path, question)
+            except (Refused, *NO_ANSWER) as error:
+                if not _may_pass(error):
                     if login or not self._wants_login(error):
                         raise _told(error) from None
                     login = True
                     continue
                 self._give_up_at(deadline, error)
             tries += 1
-            self._current = (self._current + 1) % len(self._clients)
-            if tries % len(self._clients) == 0:
+            self._current = (self._current + 1) % len(self._members)
+            if tries % len(self._members) == 0:
                 self._gone.wait(min(pause, max(0.0, deadline - clock.monotonic())))
                 pause = min(2 * pause, MAX_PAUSE_S)
 
@@ -225,100 +256,105 @@ class Cluster:
             ) from None
 
     def _names(self) -> str:
-        return ", ".join(client.base_url for client in self._clients)
+        return ", ".join(member.name for member in self._members)
 
     def _wants_login(self, error: Any) -> bool:
         """Whether the server wants to know who asks, or has forgotten it, and there is an answer to that."""
-        return all(self._login) and any(word in _text(error) for word in ("user name is empty", "invalid auth token"))
+        return all(self._login) and any(word in str(error) for word in ("user name is empty", "invalid auth token"))
 
-    def _authenticate(self, client: Any) -> None:
+    def _authenticate(self, member: Gateway) -> None:
         user, password = self._login
-        client.session.headers.pop("Authorization", None)
+        member.token = ""
         try:
-            answer = client.post(client.get_url("/auth/authenticate"), json={"name": user, "password": password})
-        except self._library.ERRORS as refusal:
-            if self._library.may_pass(refusal):
+            answer = member.post("/auth/authenticate", {"name": user, "password": password})
+        except Refused as refusal:
+            if _may_pass(refusal):
                 raise
             raise RuntimeError(f"etcd does not let user {user!r} in: {_reason(refusal)}") from None
-        client.session.headers["Authorization"] = answer["token"]
+        member.token = answer["token"]
 
     # --- watching -----------------------------------------------------------------------------------------------
 
-    def watch(self, place: str, revision: int, seconds: float, below: bool = False) -> bytes | None:
-        """Wait until something happens to a key (or to one that begins so) at this revision or later; its value, empty
-        where it was deleted. None: nothing within ``seconds``, or the watch ended for another reason; look, and begin
-        again."""
+    def watch(self, place: str, since: int, seconds: float) -> Found | None:
+        """Wait until a key is set that was absent at revision ``since``. None: it was not within ``seconds``, or the
+        watch ended for another reason; look, and begin again.
+
+        It begins now, not at ``since``: etcd serves a watch that begins in the past ten times a second. So the key is
+        read once more when the watch has begun.
+        """
+        return self._watch({"key": encode(place)}, since, seconds, place)
+
+    def watch_below(self, start: str, since: int, seconds: float) -> Found | None:
+        """The same for whatever happens, after that revision, to keys that begin so; a tenth of a second late."""
+        return self._watch(_below(start) | {"start_revision": str(since + 1)}, since, seconds)
+
+    def _watch(self, request: dict[str, str], since: int, seconds: float, place: str = "") -> Found | None:
         self._refuse_cut()
-        client, begun = self._clients[self._current], clock.monotonic()
-        request = (_below(place) if below else {"key": encode(place)}) | {"start_revision": str(revision)}
+        member, begun = self._members[self._current], clock.monotonic()
+        found = None
         try:
-            with client.session.post(
-                client.get_url("/watch"),
-                json={"create_request": request},
-                stream=True,
-                timeout=(min(CONNECT_TIMEOUT_S, self.patience), max(seconds, 0.001)),
-            ) as response:
-                value = self._first_event(response)
-        except self._library.requests.RequestException:
-            value = None
-        if value is None and clock.monotonic() - begun < seconds:
+            with member.stream("/watch", {"create_request": request}, seconds, self._note_watch) as results:
+                found = self._first_event(results, since, place)
+        except NO_ANSWER:
+            pass
+        if found is None and clock.monotonic() - begun < seconds:
             self._gone.wait(min(FIRST_PAUSE_S, seconds))  # it was refused, or the endpoint has gone
-        return value
+        return found
 
-    def _first_event(self, response: Any) -> bytes | None:
+    def _note_watch(self, connection: socket.socket | None) -> None:
         with self._lock:
-            self._refuse_cut()
-            self._watching = response.raw.fileno()
-        try:
-            for result in _messages(response):
-                if result is None or result.get("canceled"):
-                    return None
-                if result.get("events"):
-                    return Found.of(result["events"][0]["kv"]).value
-        finally:
-            with self._lock:
-                self._watching = None
+            self._watching = None if connection is None else connection.fileno()
+            if connection is not None:
+                self._refuse_cut()
+
+    def _first_event(self, stream: Stream, since: int, place: str) -> Found | None:
+        for each in stream:
+            result = each.get("result")
+            if result is None or result.get("canceled"):
+                return None
+            if place and result.get("created"):
+                found = self._read_again(place, int(result["header"]["revision"]), stream)
+                if found is not None:
+                    return found
+            for event in result.get("events", ()):
+                found = Found.of(event["kv"])
+                if found.changed > since:  # a member that lags behind tells of what was before
+                    return found
         return None
 
+    def _read_again(self, place: str, begun: int, stream: Stream) -> Found | None:
+        """What was written before the watch had begun, at this revision.
 
-def _messages(response: Any) -> Iterator[dict[str, Any] | None]:
-    """What a watch tells, as it comes: one line each; None for an error."""
-    rest = b""
-    for chunk in response.iter_content(chunk_size=None):
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from (json.loads(line).get("result") for line in lines if line.strip())
-
-
-class _Library:
-    """What is used of the client library."""
-
-    def __init__(self) -> None:
-        try:
-            client = importlib.import_module("etcd3gw.client")
-            errors = importlib.import_module("etcd3gw.exceptions")
-            self.requests = importlib.import_module("requests")
-        except ImportError as error:
-            raise OptionError(
-                f"EtcdStore needs the package etcd3gw ({error}): pip install 'inprocess[etcd]' on every host"
-            ) from None
-        self.Etcd3Client, self.Lease = client.Etcd3Client, client.Lease
-        self._no_answer = (errors.ConnectionFailedError, errors.ConnectionTimeoutError)
-        #: the second is an answer that breaks off: the client library does not translate it
-        self.ERRORS = (errors.Etcd3Exception, self.requests.RequestException)
-
-    def may_pass(self, error: Any) -> bool:
-        """Whether the same question may be answered later, or by another endpoint."""
-        silent = isinstance(error, (*self._no_answer, self.requests.RequestException))
-        return silent or _code(error) in PASSING
+        A write that overtook it puts it among those that begin in the past: then it is looked until it has caught up.
+        """
+        until, pause = clock.monotonic() + CATCHING_UP_S, FIRST_LOOK_S
+        while True:
+            done = self.transact([], [range_of(place)])
+            (found,) = done.answers
+            if found is not None or done.revision == begun:
+                return found
+            if clock.monotonic() >= until or stream.comes_within(pause):
+                return None
+            pause *= 2
 
 
-def _code(error: Any) -> int | None:
-    """gRPC's code in the answer of the gateway; the HTTP status that goes with it depends on etcd's version."""
+def _may_pass(error: Exception) -> bool:
+    """Whether the same question may be answered later, or by another endpoint."""
+    return not isinstance(error, Refused) or error.code in PASSING
+
+
+def _tls(ca_cert: str, certificate: tuple[str, str]) -> ssl.SSLContext:
+    cert, key = certificate
     try:
-        answer = json.loads(error.detail_text or "")
-    except ValueError:
-        return None
-    return answer.get("code") if isinstance(answer, dict) else None
+        context = ssl.create_default_context(cafile=ca_cert or None)
+        if cert:
+            context.load_cert_chain(cert, key or None)
+    except (OSError, ValueError) as error:
+        raise OptionError(
+            f"EtcdStore: ca_cert={ca_cert!r}, cert={cert!r} and key={key!r} cannot be used: {error}. They are paths of "
+            "files in PEM format"
+        ) from None
+    return context
 
 
 def _endpoints(given: str | Sequence[str]) -> list[urllib.parse.SplitResult]:
@@ -341,20 +377,15 @@ def _endpoint(text: str) -> urllib.parse.SplitResult | None:
     return parts if good else None
 
 
-def _text(error: Any) -> str:
-    return f"{getattr(error, 'detail_text', '') or ''} {error}".strip()
-
-
-def _reason(error: Any) -> str:
+def _reason(error: Exception) -> str:
     """In one line. None of these is a wait that has ended, for which the driver takes what speaks of a timeout."""
-    line = " ".join(_text(error).split())
-    line = (line.partition("(Caused by ")[2] or line)[:300]
+    line = " ".join(str(error).split())[:300]
     for word, other in (("timed out", "took too long"), ("timeout", "time limit"), ("Timeout", "TimeLimit")):
         line = line.replace(word, other)
     return line or type(error).__name__
 
 
-def _told(error: Any) -> RuntimeError:
-    if "lease not found" in _text(error):
+def _told(error: Exception) -> RuntimeError:
+    if "lease not found" in str(error):
         return Expired("the keys of this job have expired: none of its processes used them within ttl")
     return RuntimeError(f"etcd refuses it: {_reason(error)}")

@@ -182,7 +182,7 @@ class Entrance:
             elif self._left() <= 0:
                 return False
             else:
-                self._cluster.watch(place, done.revision + 1, min(self._left(), MAX_WATCH_S))
+                self._cluster.watch(place, done.revision, min(self._left(), MAX_WATCH_S))
 
     def _place(self, generation: str, name: str) -> str:
         return self._generations.place(generation, name)
@@ -213,7 +213,7 @@ class Entrance:
                 return True
             watched = job if not generation else self._place(generation, "data/" if begun else "")
             patience = min(self._left(), self._generations.ttl / 3)
-            seen = self._cluster.watch(watched, done.revision + 1, patience, below=True)
+            seen = self._cluster.watch_below(watched, done.revision, patience)
             alive = begun is not None and seen is not None
         return False
 

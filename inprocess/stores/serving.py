@@ -16,6 +16,7 @@ from inprocess.exception import OptionError
 from inprocess.stores.addresses import addresses_of, is_any, is_loopback, is_numeric
 from inprocess.stores.connections import send_again_soon
 from inprocess.stores.raw import with_libuv_or_without
+from inprocess.system import descriptors
 from inprocess.system.errors import first_line
 
 __all__ = ["PortTaken", "listen", "serve"]
@@ -85,7 +86,7 @@ def _listen(family: socket.AddressFamily, address: str, port: int, bind: str) ->
 
 
 def _bind_address(host: str) -> tuple[socket.AddressFamily, str]:
-    addresses = addresses_of(host)
+    addresses = _known_here(host)
     # a machine's own name is often 127.0.1.1 on itself, and another address for the others
     if all(map(is_loopback, addresses)) and (is_numeric(host) or "localhost" in host):
         v4 = [address for address in addresses if ":" not in address]
@@ -98,9 +99,12 @@ def _bound_to(bind: str, host: str) -> tuple[socket.AddressFamily, str]:
     try:
         address = addresses_of(bind)[0]
     except OSError as error:
-        raise OptionError(f"store_kwargs: bind={bind!r} is no address and no name of one: {error.strerror}") from None
+        raise OptionError(
+            f"store_kwargs: bind={bind!r} is no address and no name of one: {error.strerror}. Set it to that of an "
+            "interface of this machine, or leave it out"
+        ) from None
     if not is_any(address):
-        here = addresses_of(host)
+        here = _known_here(host)
         if all(map(is_loopback, here)) and address not in here:
             raise OptionError(
                 f"store_kwargs: bind={bind!r} is {address}, but the ranks of this machine look for the store at "
@@ -108,3 +112,16 @@ def _bound_to(bind: str, host: str) -> tuple[socket.AddressFamily, str]:
                 f"store_kwargs, to {address} on every rank."
             )
     return (socket.AF_INET6 if ":" in address else socket.AF_INET), address
+
+
+def _known_here(host: str) -> list[str]:
+    try:
+        return addresses_of(host)
+    except OSError as error:
+        if descriptors.shortage(error):
+            raise
+        raise OptionError(
+            f"the host name {host!r}, by which others are to find a store of this machine, does not resolve here: "
+            f"{error.strerror}. Use an address in its place: for inprocess run with --local-addr on this node, else in "
+            "MASTER_ADDR or as host_name in store_kwargs on every rank"
+        ) from None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import stat
+from collections.abc import Callable
 
-__all__ = ["open_regular", "read", "replace"]
+__all__ = ["open_regular", "put_in_place", "read", "replace"]
 
 
 def replace(path: str, data: bytes) -> None:
@@ -23,6 +25,34 @@ def replace(path: str, data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(beside)
         raise
+    finally:
+        os.close(fd)
+
+
+def put_in_place(path: str, write: Callable[[str], object]) -> None:
+    """Have ``write`` fill a new file in the same folder, put it on the disk, then in the place of ``path`` in one step.
+
+    Its mode is that of any new file. Where that fails, the file is removed, and what stood there before stays.
+    """
+    path = os.path.realpath(path)  # a link stays one
+    folder, name = os.path.split(path)
+    beside = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.new")  # another host may write the same path
+    os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    try:
+        write(beside)
+        _sync(beside)
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise
+    _sync(folder)
+
+
+def _sync(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
     finally:
         os.close(fd)
 

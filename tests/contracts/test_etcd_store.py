@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
-import importlib
+import http.client
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,11 +25,11 @@ from inprocess.stores import driver, etcd_job
 from inprocess.stores import tcp as store
 from inprocess.stores.connections import cut
 from inprocess.stores.etcd_cluster import Expired, range_of
+from inprocess.stores.etcd_gateway import Refused
 from inprocess.stores.spec import JobIdentity
 from tests.harness.etcd import ETCD, MISSING, EtcdCluster
 
 pytestmark = pytest.mark.skipif(not ETCD, reason=MISSING)
-pytest.importorskip("etcd3gw", reason="the extra [etcd] is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +129,7 @@ def test_several_endpoints_in_one_text(shared: EtcdCluster, tmp_path: Path) -> N
 def lost_after(make: Callable[..., EtcdStore], error: BaseException) -> tuple[EtcdStore, list[Any]]:
     """A connection, and what is lost next: called with each operation after it was carried out, before it fails."""
     connection, lose = make(), []
-    (client,) = connection._cluster._clients
+    (client,) = connection._cluster._members
     send = client.post
 
     def post(*args: Any, **kwargs: Any) -> Any:
@@ -145,26 +144,34 @@ def lost_after(make: Callable[..., EtcdStore], error: BaseException) -> tuple[Et
 
 
 LOST = {
-    "reset": lambda: importlib.import_module("etcd3gw.exceptions").ConnectionFailedError("the connection was reset"),
-    "cut short": lambda: importlib.import_module("requests").exceptions.ChunkedEncodingError("Connection broken"),
-    "stopping": lambda: importlib.import_module("etcd3gw.exceptions").Etcd3Exception(
-        '{"error":"etcdserver: server stopped","code":14,"message":"etcdserver: server stopped"}', "Unavailable"
+    "reset": lambda: ConnectionResetError("the connection was reset"),
+    "cut short": lambda: http.client.IncompleteRead(b"{"),
+    "stopping": lambda: Refused(
+        '{"error":"etcdserver: server stopped","code":14,"message":"etcdserver: server stopped"}'
     ),
 }
 
 
+@pytest.mark.parametrize("amount", [1, 10])
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("how", LOST)
-def test_an_answer_that_is_lost(make: Callable[..., EtcdStore], how: str, times: int) -> None:
+def test_an_answer_that_is_lost(make: Callable[..., EtcdStore], how: str, times: int, amount: int) -> None:
     """The endpoint dies after it has carried an operation out: sent again, it is carried out once."""
     connection, lose = lost_after(make, LOST[how]())
     other = make()
     assert connection.add("n", 1) == 1
-    lose += [lambda: other.add("n", 10)] * times
+    lose += [lambda: other.add("n", amount)] * times
     assert connection.add("n", 1) == 2
-    lose += [lambda: other.add("n", 10)] * times
+    lose += [lambda: other.add("n", amount)] * times
     assert connection.compare_set("key", "", "mine") == b"mine"
-    assert connection.add("n", 0) == 2 + 20 * times
+    assert connection.add("n", 0) == 2 + 2 * times * amount
+    before = connection.add("m", 7)
+    lose.append(lambda: None)
+    assert (before, connection.add("n", 3), connection.add("n", 1)) == (
+        7,
+        5 + 2 * times * amount,
+        6 + 2 * times * amount,
+    )
 
 
 def test_the_answer_to_a_new_generation_is_lost(make: Callable[..., EtcdStore]) -> None:
@@ -242,9 +249,9 @@ def test_a_waiting_thread_is_cut_off(make: Callable[..., EtcdStore]) -> None:
     watching = threading.Event()
     send = connection._cluster._first_event
 
-    def noticed(response: Any) -> Any:
+    def noticed(*told: Any) -> Any:
         watching.set()
-        return send(response)
+        return send(*told)
 
     connection._cluster._first_event = noticed  # type: ignore[method-assign]
     with ThreadPoolExecutor(1) as pool:
@@ -255,6 +262,101 @@ def test_a_waiting_thread_is_cut_off(make: Callable[..., EtcdStore]) -> None:
             waiting.result(20)
 
 
+# --- many at once -------------------------------------------------------------------------------------------------
+
+
+def test_those_who_count_at_once_do_not_disturb_each_other(make: Callable[..., EtcdStore]) -> None:
+    """One transaction each: of many ranks that arrive at once none has to try again."""
+    connections, sent = [make() for _ in range(8)], []
+    for connection in connections:
+        connection.set("there", "1")
+        send = connection._cluster._send
+
+        def sends(*args: Any, send: Any = send) -> Any:
+            sent.append(args)
+            return send(*args)
+
+        connection._cluster._send = sends  # type: ignore[method-assign]
+    with ThreadPoolExecutor(len(connections)) as pool:
+        counted = list(pool.map(lambda each: [each.add("n", 1) for _ in range(10)], connections))
+    assert sorted(number for each in counted for number in each) == list(range(1, 81))
+    assert len(sent) == 80
+
+
+def test_a_count_is_a_number_like_any_other(make: Callable[..., EtcdStore]) -> None:
+    """However it was made: it is read, waited for, compared, set, added to and deleted."""
+    connection = make()
+    assert [connection.add("n", 1) for _ in range(3)] == [1, 2, 3]
+    assert connection.get("n") == b"3"
+    assert connection.multi_get(["n"]) == [b"3"]
+    assert connection.inprocess_read("n") == b"3"
+    assert connection.compare_set("n", "2", "9") == b"3"
+    assert connection.compare_set("n", "3", "9") == b"9"
+    assert [connection.add("n", 1), connection.add("n", -4), connection.add("n", 1)] == [10, 6, 7]
+    assert connection.delete_key("n")
+    assert [connection.add("n", 1), connection.add("n", 5)] == [1, 6]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(make().get, "later")
+        connection.add("later", 1)
+        assert waiting.result(20) == b"1"
+
+
+def overtaken(connection: EtcdStore, write: Callable[[], Any]) -> list[dict[str, Any]]:
+    """The watches of this connection, before each of which somebody writes."""
+    (member,) = connection._cluster._members
+    stream, requests = member.stream, []
+
+    def streams(path: str, body: Any, *more: Any) -> Any:
+        requests.append(body["create_request"])
+        write()
+        return stream(path, body, *more)
+
+    member.stream = streams  # type: ignore[method-assign]
+    return requests
+
+
+def test_what_is_written_between_the_look_and_the_watch(make: Callable[..., EtcdStore]) -> None:
+    """The key itself is found at once. The watch begins now: etcd serves those that begin in the past only ten times a
+    second, which a restart would wait for."""
+    connection, other = make(), make()
+    requests = overtaken(connection, lambda: other.set("key", "1"))
+    assert connection.get("key") == b"1"
+    assert len(requests) == 1
+    assert "start_revision" not in requests[0]
+
+
+def test_a_watch_that_a_write_overtakes_while_it_begins(make: Callable[..., EtcdStore]) -> None:
+    """etcd counts it among those that begin in the past. Until it has caught up the key is looked for."""
+    connection, other = make(), make()
+    other.set("noise", "1")
+
+    class Silent:
+        looks = 0
+
+        def comes_within(self, seconds: float) -> bool:
+            self.looks += 1
+            if self.looks == 2:
+                other.set("key", "1")
+            return False
+
+    silent: Any = Silent()
+    found = connection._cluster._read_again(connection._place("key"), 1, silent)
+    assert found is not None
+    assert (found.value, silent.looks) == (b"1", 2)
+
+
+def test_a_connection_that_the_server_has_closed_is_made_anew(start: Callable[..., EtcdCluster]) -> None:
+    """Before the next question, which is asked once."""
+    cluster = start()
+    connection = EtcdStore(cluster.endpoints, "job", patience=20)
+    connection.set("a", "1")
+    cluster.kill()
+    cluster.start(0)
+    connection._cluster.patience = 0.0
+    connection.set("a", "2")
+    assert connection.get("a") == b"2"
+
+
 # --- keys that expire ---------------------------------------------------------------------------------------------
 
 
@@ -263,7 +365,7 @@ def test_keys_expire_when_nobody_uses_them(make: Callable[..., EtcdStore]) -> No
     connection.set("a", "1")
     job = range_of(watcher._generations.job)
     while (done := watcher._cluster.transact([], [job])).answers[0] is not None:
-        watcher._cluster.watch(watcher._generations.job, done.revision + 1, 20.0)
+        watcher._cluster.watch_below(watcher._generations.job, done.revision, 20.0)
     with pytest.raises(Expired, match="expired"):
         connection.set("a", "2")
     assert watcher.inprocess_read("a") is None  # a generation of its own
@@ -496,14 +598,14 @@ def test_two_processes_with_one_rank(members: Members, monkeypatch: pytest.Monke
 def test_user_and_password(start: Callable[..., EtcdCluster]) -> None:
     """Tokens are forgotten when the server starts again."""
     cluster = start()
-    client = EtcdStore(cluster.endpoints)._cluster._clients[0]
+    client = EtcdStore(cluster.endpoints)._cluster._members[0]
     for path, body in (
         ("user/add", {"name": "root", "password": "secret"}),
         ("role/add", {"name": "root"}),
         ("user/grant", {"user": "root", "role": "root"}),
         ("enable", {}),
     ):
-        client.post(client.get_url(f"/auth/{path}"), json=body)
+        client.post(f"/auth/{path}", body)
     with pytest.raises(RuntimeError, match=r"etcd refuses it: .*user name is empty"):
         EtcdStore(cluster.endpoints).set("a", "1")
     with pytest.raises(RuntimeError, match="does not let user 'root' in"):
@@ -543,15 +645,10 @@ def test_certificates(start: Callable[..., EtcdCluster], tmp_path: Path) -> None
         ({"endpoints": [3]}, "must be addresses"),
         ({"ttl": 2}, "ttl=2"),
         ({"namespace": ""}, "namespace=''"),
+        ({"endpoints": "https://10.0.0.1", "ca_cert": "/nowhere"}, "ca_cert='/nowhere'"),
     ],
     ids=str,
 )
 def test_wrong_arguments(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(OptionError, match=says):
         EtcdStore(**wrong)
-
-
-def test_without_the_client_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "etcd3gw.client", None)
-    with pytest.raises(OptionError, match=r"needs the package etcd3gw .*pip install 'inprocess\[etcd\]'"):
-        EtcdStore()

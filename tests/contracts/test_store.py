@@ -121,7 +121,6 @@ class Etcd:
     def __init__(self, cluster: etcd.EtcdCluster | None, namespace: str, prefix: str) -> None:
         if cluster is None:
             pytest.skip(etcd.MISSING)
-        pytest.importorskip("etcd3gw", reason="the extra [etcd] is not installed")
         self._prefix, self._arguments = prefix, {"endpoints": cluster.endpoints, "namespace": namespace, "timeout": 20}
         self.clients: list[Driving] = []
 

@@ -153,6 +153,7 @@ def test_limit_of_descriptors(run: Run, hub: Hub) -> None:
         (["--nnodes", "some"], "--nnodes=some: pass a number of nodes, 1 or more, or MIN:MAX"),
         (["--nnodes", "3:2"], "--nnodes=3:2: pass a number of nodes"),
         (["--event-log-handler", "letter"], "--event-log-handler=letter is not registered"),
+        (["--local-addr", "no-host.invalid"], "--local-addr=no-host.invalid: does not resolve on this node"),
         (["--rdzv-backend", "c10b"], "--rdzv-backend=c10b is unknown: did you mean 'c10d'?"),
         (["--rdzv-backend", "paper"], "--rdzv-backend=paper is unknown: pass one of c10d, etcd, etcd-v2, static"),
         (["--rdzv-backend", "c10d", "--rdzv-endpoint", "host:x"], "--rdzv-endpoint=host:x): The port number"),

@@ -17,7 +17,6 @@ from tests.harness.launch import BEATING, PATIENT
 from . import checks, targets
 
 pytestmark = pytest.mark.skipif(not ETCD, reason=MISSING)
-pytest.importorskip("etcd3gw", reason="the extra [etcd] is not installed")
 
 
 @pytest.fixture(scope="module")

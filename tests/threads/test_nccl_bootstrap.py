@@ -56,7 +56,6 @@ def test_what_belongs_to_others_goes_on(name: str) -> None:
 
 @pytest.mark.skipif(not ETCD, reason=MISSING)
 def test_etcds_goes_on(tmp_path: Path) -> None:
-    pytest.importorskip("etcd3gw", reason="the extra [etcd] is not installed")
     cluster = EtcdCluster(tmp_path)
     try:
         neighbours.check(lambda: neighbours.etcd(cluster.endpoints))

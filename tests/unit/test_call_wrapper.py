@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import gc
+import io
+import os
+import pickle
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from inprocess import call_wrapper
 from inprocess.call_wrapper import CallWrapper
@@ -14,6 +20,7 @@ from inprocess.exception import OptionError, RankShouldRestart, RestartError
 from inprocess.interrupt.gate import Gate
 from inprocess.interrupt.signals import Interrupter
 from inprocess.monitor.board import Board, Snapshot
+from inprocess.state import State
 
 S = 1_000_000_000
 
@@ -215,3 +222,76 @@ def test_ping_and_store(call: Call) -> None:
 def test_state_is_known_only_in_an_iteration(call: Call) -> None:
     with pytest.raises(RestartError, match="known only while"):
         call.iteration
+
+
+# --- save ---------------------------------------------------------------------------------------------------------
+
+
+def of_rank(call: Call, rank: int, size: int = 2) -> Call:
+    state = State(rank, size)
+    state.activate_all_ranks()
+    call._state = state.freeze()
+    return call
+
+
+def test_save_puts_a_whole_file_in_place(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside `atomic`; on the disk before its name is; a link stays one, the file behind it is replaced."""
+    seen: list[str] = []
+    for name in ("fsync", "replace"):
+        does = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *args, name=name, does=does: (seen.append(name), does(*args)))
+    (tmp_path / "folder").mkdir()
+    path, link = tmp_path / "folder" / "a.pt", tmp_path / "link.pt"
+    link.symlink_to(path)
+
+    class Told:
+        def __reduce__(self) -> tuple[type[int], tuple[int]]:
+            seen.append("atomic" if call.seen.atomic else "not atomic")
+            return int, (5,)
+
+    assert of_rank(call, 1).save({"step": Told()}, link, rank=1)
+    assert seen == ["atomic", "fsync", "replace", "fsync"]
+    assert torch.load(path, weights_only=False) == {"step": 5}
+    assert link.is_symlink()
+    assert os.listdir(path.parent) == ["a.pt"]
+    assert not call.seen.atomic and call._progressed
+    umask = os.umask(0)
+    os.umask(umask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_save_on_another_rank(call: Call, tmp_path: Path) -> None:
+    assert not of_rank(call, 1).save({}, tmp_path / "a.pt")
+    assert not os.listdir(tmp_path) and not call._progressed
+
+
+def test_save_that_fails_leaves_what_was_there(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    of_rank(call, 0).save({"step": 1}, path)
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        call.save({"step": 2, "cannot": lambda: None}, str(path))
+    assert torch.load(path) == {"step": 1}
+    assert os.listdir(tmp_path) == ["a.pt"]
+    with pytest.raises(FileNotFoundError):
+        call.save({}, tmp_path / "nowhere" / "a.pt")
+    assert not call.seen.atomic
+
+
+def test_save_begins_no_file_after_an_abort(call: Call, tmp_path: Path) -> None:
+    of_rank(call, 0)._gate.close_for_abort()
+    with pytest.raises(RankShouldRestart):
+        call.save({}, tmp_path / "a.pt")
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("rank", [-1, 2, True, "0", None])
+def test_save_on_no_rank(call: Call, tmp_path: Path, rank: Any) -> None:
+    """On every rank, not only on the one that would write."""
+    with pytest.raises(OptionError, match=r"rank=.* must be one of the 2 active ranks"):
+        of_rank(call, 1).save({}, tmp_path / "a.pt", rank=rank)
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/a.pt", Path("gs://bucket/a.pt"), io.BytesIO(), b"a.pt"], ids=repr)
+def test_save_to_no_path(call: Call, path: Any) -> None:
+    with pytest.raises(OptionError, match=r"must be a path of a file system\. For a URL, write with fsspec"):
+        of_rank(call, 1).save({}, path)

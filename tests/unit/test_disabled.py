@@ -7,9 +7,11 @@ import inspect
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Optional
 
 import pytest
+import torch
 
 from inprocess import call_wrapper
 from inprocess.call.disabled import DisabledCall, disabled
@@ -119,10 +121,10 @@ def test_it_has_everything_that_the_other_one_has(call: DisabledCall) -> None:
     names = {name for name in dir(CallWrapper) if not name.startswith("_")}
     assert names == {
         *("iteration", "leaving", "state", "store", "timeouts"),
-        *("ping", "atomic", "section", "disable_hang_protection"),
+        *("ping", "atomic", "section", "disable_hang_protection", "save"),
     }
     inherited = {name for name in names if name not in vars(DisabledCall)}
-    assert inherited == {"timeouts"}
+    assert inherited == {"timeouts", "save"}
 
 
 def test_it_does_nothing(call: DisabledCall) -> None:
@@ -280,3 +282,14 @@ def test_beside_a_call_that_restarts() -> None:
             assert current_call() is call
 
     assert outer() == [real] * 4
+
+
+def test_save(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    call = DisabledCall()
+    assert not call.save({"step": 3}, tmp_path / "a.pt")
+    assert call.save({"step": 3}, tmp_path / "a.pt", rank=1)
+    assert torch.load(tmp_path / "a.pt") == {"step": 3}
+    with pytest.raises(OptionError, match="2 active ranks"):
+        call.save({}, tmp_path / "a.pt", rank=2)

@@ -41,7 +41,6 @@ REASONS = {
     ("launcher/warm_worker.py", "import_module"): "what a worker of this job has imported, or the user names",
     ("system/light_torch.py", "import_module"): "constant names",
     ("tools/inject_fault.py", "import_module"): "constant names",
-    ("stores/etcd_cluster.py", "import_module"): "constant names",
     (
         "live/tree.py",
         "torch.load",
