@@ -23,7 +23,7 @@ from inprocess.call.rank import Handover, Hooks, Rank
 from inprocess.call.restart import Restarting
 from inprocess.call.start import Starting
 from inprocess.call.user_code import UserCode
-from inprocess.call_wrapper import CallWrapper, set_current
+from inprocess.call_wrapper import CallWrapper, restarting_call, set_current
 from inprocess.collectives import nccl
 from inprocess.collectives.coalescing import contexts
 from inprocess.collectives.default_group import default_groups
@@ -123,7 +123,7 @@ class Loop:
             shutdowns.begin(wakes=rank.hooks.wakes_nccl)
             contexts.begin()
             default_groups.begin()
-            store_clients.begin(rank.options.soft_timeout)
+            store_clients.begin(self._patience)
             nccl.graphs.begin()
             rank.agents.open()
             self._leave_signals.begin(rank)
@@ -142,6 +142,11 @@ class Loop:
             self._raise_leaving()
         value, rank.value = rank.value, None  # this object lives until garbage is collected
         return value
+
+    def _patience(self) -> float | None:
+        """For how long the function may show no progress now (seconds); None: for any time, or it does not run."""
+        rank = self._rank
+        return None if restarting_call() is None else rank.agents.board.patience(rank.options.soft_timeout)
 
     def _raise_leaving(self) -> None:
         error, self._rank.leaving = self._rank.leaving, None

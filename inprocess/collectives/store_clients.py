@@ -13,11 +13,11 @@ from __future__ import annotations
 import datetime
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from torch._C import _distributed_c10d as bindings
 
-from inprocess.call_wrapper import restarting_call
 from inprocess.collectives.nccl_shutdown import Method, Replaced
 
 __all__ = ["StoreClients", "store_clients"]
@@ -48,10 +48,15 @@ class StoreClients:
     def __init__(self) -> None:
         self._replaced: Replaced | None = None
 
-    def begin(self, soft_timeout: float) -> None:
-        """A call begins; seconds."""
+    def begin(self, patience: Callable[[], float | None]) -> None:
+        """A call begins.
+
+        Args:
+            patience: for how long the function may show no progress where it is now (seconds); None: for any time, or
+                it does not run.
+        """
         if self._replaced is None:
-            make = functools.partial(_make, soft_timeout)
+            make = functools.partial(_make, patience)
             self._replaced = Replaced(bindings.TCPStore, "__init__", make)
 
     def end(self) -> None:
@@ -61,9 +66,8 @@ class StoreClients:
             self._replaced = None
 
 
-def _make(soft_timeout: float, original: Method, *args: Any, **kwargs: Any) -> None:
-    call = restarting_call()
-    allowed = None if call is None else call._board.patience(soft_timeout)
+def _make(patience: Callable[[], float | None], original: Method, *args: Any, **kwargs: Any) -> None:
+    allowed = patience()
     try:
         given = inspect.signature(_parameters).bind(*args, **kwargs)
     except TypeError:  # torch is to say what is wrong
