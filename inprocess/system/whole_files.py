@@ -32,25 +32,24 @@ def replace(path: str, data: bytes) -> None:
 def put_in_place(path: str, write: Callable[[str], object]) -> None:
     """Have ``write`` fill a new file in the same folder, put it on the disk, then in the place of ``path`` in one step.
 
-    Its mode is that of any new file. Where that fails, the file is removed, and what stood there before stays.
+    ``write`` makes that file, as the user's own: with the mode of any new file. Where something fails, the file is
+    removed, and what stood there before stays.
     """
     path = os.path.realpath(path)  # a link stays one
     folder, name = os.path.split(path)
-    beside = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.new")  # another host may write the same path
-    os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    beside = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.new")  # another host may write the same path
     try:
         write(beside)
-        _sync(beside)
+        _sync(open_regular(beside))
         os.replace(beside, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(beside)
         raise
-    _sync(folder)
+    _sync(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
 
 
-def _sync(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _sync(fd: int) -> None:
     try:
         os.fsync(fd)
     finally:
