@@ -11,7 +11,7 @@ from inprocess.doctor.findings import Check, Finding, NothingToLookAt, Settings
 __all__ = ["CHECKS"]
 
 #: lowest and highest that were run, see docs/versions.md
-PYTHONS, TORCHES = ((3, 10), (3, 14)), ((2, 9), (2, 13))
+PYTHONS, TORCHES = ((3, 10), (3, 14)), ((2, 9), (2, 15))
 
 
 def python(_: Settings, found: tuple[int, ...] = sys.version_info[:2]) -> Iterator[Finding]:
