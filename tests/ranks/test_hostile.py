@@ -74,7 +74,7 @@ def all_name(ranks: Ranks, key: str) -> None:
 
 #: read before the function is called
 BEFORE = {
-    "-1/next": b'{"removed":[2]}',
+    "-1/next": b'{"removed":["2"]}',
     "-1/end/0": b'{"kind":"alive","rank":7,"world_size":2}',
     "-1/end#": GARBAGE,
     "0/rendezvous": b"127.0.0.1:99999",
@@ -97,6 +97,13 @@ AFTER = {
 LONG = hostile.EXAMPLES > 0
 CASES = [*BEFORE.items(), *AFTER.items()]
 GARBLED = [(key, GARBAGE) for key in ([*BEFORE, *AFTER] if LONG else ("0/start/1", "0/outcome", "0/record#"))]
+
+
+def test_a_verdict_on_a_job_that_has_not_begun(play: Play) -> None:
+    """As after the begin of another job: nobody takes part in that."""
+    for rank in play("-1/next", b'{"removed":[2]}'):
+        assert rank.exception == "OptionError"
+        assert "a job runs here in which this process, RANK=" in rank.message
 
 
 @pytest.mark.parametrize(("key", "value"), [*CASES, *GARBLED])
