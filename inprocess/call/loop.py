@@ -23,7 +23,7 @@ from inprocess.call.rank import Handover, Hooks, Rank
 from inprocess.call.restart import Restarting
 from inprocess.call.start import Starting
 from inprocess.call.user_code import UserCode
-from inprocess.call_wrapper import CallWrapper, restarting_call, set_current
+from inprocess.call_wrapper import CallWrapper, set_current
 from inprocess.collectives import nccl
 from inprocess.collectives.coalescing import contexts
 from inprocess.collectives.default_group import default_groups
@@ -37,6 +37,7 @@ from inprocess.exception import Fenced, NobodyLeft, Preempted, RankDiscarded, Re
 from inprocess.hardware.leftovers import leftovers
 from inprocess.heartbeats.launcher import announce_nobody_left
 from inprocess.interrupt import forks
+from inprocess.monitor.policy import RUNNING
 from inprocess.options import Options
 from inprocess.protocol.phases import TRANSITIONS, Event, Phase, next_phase
 from inprocess.system.errors import in_words
@@ -144,9 +145,9 @@ class Loop:
         return value
 
     def _patience(self) -> float | None:
-        """For how long the function may show no progress now (seconds); None: for any time, or it does not run."""
+        """For how long the main thread may show no progress now (seconds); None: for any time."""
         rank = self._rank
-        return None if restarting_call() is None else rank.agents.board.patience(rank.options.soft_timeout)
+        return rank.agents.board.patience(rank.options.soft_timeout) if rank.phase in RUNNING else None
 
     def _raise_leaving(self) -> None:
         error, self._rank.leaving = self._rank.leaving, None

@@ -13,7 +13,8 @@ from __future__ import annotations
 import datetime
 import functools
 import inspect
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch._C import _distributed_c10d as bindings
@@ -42,6 +43,9 @@ def _parameters(
     """As torch's constructor has them."""
 
 
+_SIGNATURE = inspect.signature(_parameters)
+
+
 class StoreClients:
     """The constructor of torch's TCPStore, from `begin` to `end`."""
 
@@ -52,8 +56,7 @@ class StoreClients:
         """A call begins.
 
         Args:
-            patience: for how long the function may show no progress where it is now (seconds); None: for any time, or
-                it does not run.
+            patience: for how long the main thread may show no progress where it is now (seconds); None: for any time.
         """
         if self._replaced is None:
             make = functools.partial(_make, patience)
@@ -67,15 +70,12 @@ class StoreClients:
 
 
 def _make(patience: Callable[[], float | None], original: Method, *args: Any, **kwargs: Any) -> None:
-    allowed = patience()
-    try:
-        given = inspect.signature(_parameters).bind(*args, **kwargs)
-    except TypeError:  # torch is to say what is wrong
-        allowed = None
-    if allowed is None:
+    # no other thread's standstill ends the rank; of these are most of this library's own connections
+    allowed = patience() if threading.current_thread() is threading.main_thread() else None
+    given = None if allowed is None else _bound(args, kwargs)
+    if allowed is None or given is None:
         original(*args, **kwargs)
         return
-    given.apply_defaults()
     wanted = given.arguments["timeout"]
     limit = datetime.timedelta(seconds=max(LEAST_PART * allowed, PART * allowed - RESERVE_S))
     if not isinstance(wanted, datetime.timedelta) or wanted <= limit:
@@ -84,6 +84,16 @@ def _make(patience: Callable[[], float | None], original: Method, *args: Any, **
     given.arguments["timeout"] = limit
     original(*given.args, **given.kwargs)
     given.arguments["self"].set_timeout(wanted)
+
+
+def _bound(args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments | None:
+    """The arguments by name; None: torch is to say what is wrong with them."""
+    try:
+        given = _SIGNATURE.bind(*args, **kwargs)
+    except TypeError:
+        return None
+    given.apply_defaults()
+    return given
 
 
 #: one per process; the loop begins and ends it

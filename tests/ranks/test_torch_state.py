@@ -52,8 +52,8 @@ def test_a_profiler_is_not_interrupted_while_it_ends_a_trace(launch):
     faults = {At(1, step="fault", iteration=0): Raise(when=When("ready", 1))}
     ranks = launch(torch_state.traced, 2, faults=faults, as_program=True).wait(30)
     assert [rank.value for rank in ranks] == [1, 1]
-    events = [(event["event"], event.get("iteration")) for event in ranks[0].events]
-    assert ("written", 0) in events
+    (written,), (fault,) = ranks[0].of("written", iteration=0), ranks[1].of("fault")
+    assert written["t"] > fault["t"]  # which struck while it was being written
 
 
 def test_rpc(launch):
