@@ -47,8 +47,8 @@ __all__ = [
     "TimeoutError",
 ]
 
-#: since Python 3.11
-_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
+#: what holds several exceptions, since Python 3.11
+GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
 
 
 class RestartError(Exception):
@@ -165,5 +165,5 @@ ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit, RestartAbort)
 def asks_for_end(error: BaseException, ends: tuple[type[BaseException], ...] = ENDS) -> bool:
     """Whether a rank whose function raises this leaves the job. A group does where it holds one of these."""
     return isinstance(error, ends) or (
-        isinstance(error, _GROUP) and any(asks_for_end(each, ends) for each in error.exceptions)
+        isinstance(error, GROUP) and any(asks_for_end(each, ends) for each in error.exceptions)
     )

@@ -208,10 +208,10 @@ def _recount(nccl: Any, end: Callable[[], object]) -> None:
 def _group_end(context: _Context) -> Callable[[], object] | None:
     """What ends a group call of NCCL's as torch does it; None where the group has none."""
     try:
-        backend = context.group._get_backend(context.device)
+        backend = groups.backend_of(context.group, context.device)
     except Exception:  # none for this device
         return None
-    end: Callable[[], object] | None = getattr(getattr(backend, "wrapped_pg", backend), "_group_end", None)
+    end: Callable[[], object] | None = getattr(backend, "_group_end", None)
     return end
 
 

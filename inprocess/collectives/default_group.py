@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 import torch.distributed as dist
 
+from inprocess.collectives import groups
 from inprocess.collectives.nccl_shutdown import Method, Replaced
 from inprocess.exception import OptionError
 from inprocess.system.environment import meet_at
@@ -42,7 +43,7 @@ class DefaultGroups:
         self._replaced: list[Replaced] = []
         #: by size: how many this iteration has begun to make
         self._begun: Counter[int] = Counter()
-        #: rank and world size: of this iteration, and ranks and world sizes from before
+        #: rank and world size of this iteration; and all ranks and world sizes of this call so far
         self._place = (0, 1)
         self._ranks: set[int] = set()
         self._sizes: set[int] = set()
@@ -54,15 +55,15 @@ class DefaultGroups:
         if not self._replaced:
             replaced = ((MAKER, self._make), (RENDEZVOUS, self._meet))
             self._replaced = [Replaced(module, *each) for each in replaced if hasattr(module, each[0])]
-        self._ranks, self._sizes = set(), set()
         with contextlib.suppress(KeyError, ValueError):
             self._place = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._ranks, self._sizes = {self._place[0]}, {self._place[1]}
 
     def begin_iteration(self, rank: int, world_size: int, address: tuple[str, int]) -> None:
         """With this rank and size, and a store that is new, at this host and port."""
         self._begun.clear()
-        self._ranks.add(self._place[0])
-        self._sizes.add(self._place[1])
+        self._ranks.add(rank)
+        self._sizes.add(world_size)
         self._place, self._address = (rank, world_size), address
 
     def end(self) -> None:
@@ -72,9 +73,7 @@ class DefaultGroups:
 
     def _check(self, rank: int, size: int) -> None:
         """Raises OptionError where they are from before. Any others may be those of a group of some of the ranks."""
-        if (rank, size) == self._place or rank not in {*self._ranks, self._place[0]}:
-            return
-        if size in {*self._sizes, self._place[1]}:
+        if (rank, size) != self._place and rank in self._ranks and size in self._sizes:
             raise OptionError(
                 f"rank={rank}, world_size={size} were passed to init_process_group(), but this iteration has rank "
                 f"{self._place[0]} of {self._place[1]}: read RANK and WORLD_SIZE again in the function, or leave both "
@@ -137,8 +136,7 @@ def _place_in(url: Any, rank: int, world_size: int) -> tuple[int, int]:
 def _fill_in_ranks(group: Any) -> None:
     for device in getattr(group, "_device_types", ()):
         with contextlib.suppress(RuntimeError, AttributeError, TypeError):  # a backend of another kind
-            backend = group._get_backend(device)
-            options = getattr(backend, "wrapped_pg", backend).options
+            options = groups.backend_of(group, device).options
             if options.global_ranks_in_group == []:
                 options.global_ranks_in_group = list(range(group.size()))
 

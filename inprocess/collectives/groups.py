@@ -84,6 +84,12 @@ def name_of(group: Any) -> str:
     return str(getattr(group, "group_name", "?"))
 
 
+def backend_of(group: Any, device: torch.device) -> Any:
+    """What a group has for tensors on a device, out of its wrapper for debugging. Raises RuntimeError for none."""
+    backend = group._get_backend(device)
+    return getattr(backend, "wrapped_pg", backend)
+
+
 def unfinished() -> bool:
     """Whether torch.distributed has process groups, or only began to make some: then the abort is needed again."""
     return dist.is_available() and (dist.is_initialized() or _groups_begun() > 0)

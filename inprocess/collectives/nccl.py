@@ -31,6 +31,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from inprocess.collectives import groups
 from inprocess.system import clock
 from inprocess.system.interpreter import running_frames
 from inprocess.system.logs import get_logger
@@ -167,7 +168,7 @@ def is_used_by(group: Any) -> bool:
 
 def is_recorded_by_itself(group: Any) -> bool:
     """Whether its backend has a flight record for NCCL alone, as the old class has. Others share that of all."""
-    return is_used_by(group) and hasattr(_backend_of(group), "_group_start")
+    return hasattr(_backend_of(group), "_group_start")
 
 
 def _backend_of(group: Any) -> Any:
@@ -175,10 +176,9 @@ def _backend_of(group: Any) -> Any:
     if not dist.is_nccl_available():
         return None
     try:
-        backend = group._get_backend(torch.device("cuda"))
+        return groups.backend_of(group, torch.device("cuda"))
     except (RuntimeError, AttributeError):
         return None
-    return getattr(backend, "wrapped_pg", backend)
 
 
 # --- CUDA graphs --------------------------------------------------------------------------------------------------

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import ctypes
 import inspect
 import traceback
 from collections.abc import Iterator
-from typing import Any
 
-from inprocess.exception import RankShouldRestart, RestartAbort
+from inprocess.exception import GROUP, RankShouldRestart, RestartAbort
 
 __all__ = ["answers_interruption", "behind", "let_go", "set_handled", "under_way"]
 
-#: since Python 3.11
-_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -51,7 +47,7 @@ def behind(error: BaseException, *outside: BaseException | None) -> Iterator[Bas
             continue
         seen.add(id(each))
         yield each
-        found = [each.__cause__, each.__context__, *(each.exceptions if isinstance(each, _GROUP) else ())]
+        found = [each.__cause__, each.__context__, *(each.exceptions if isinstance(each, GROUP) else ())]
         waiting += [one for one in found if one is not None]
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from inprocess.exception import OptionError
+from inprocess.live.plan import NOTHING
+from inprocess.live.present import checked
 from inprocess.live.tree import Stateful
 from inprocess.system.logs import get_logger
 
@@ -36,7 +38,7 @@ class RankParts:
         #: of parts that were replaced since the last commit: what they were then
         self._before: dict[str, Any] = {}
         self._kept: dict[str, Any] = {}
-        self._step = -1
+        self._step = NOTHING
         #: rank and number of ranks
         self._place = (-1, -1)
 
@@ -51,9 +53,8 @@ class RankParts:
                     f"per_rank={name!r} is a {type(part).__name__}: modules and optimizers are the same on all ranks, "
                     "or sharded; give recover(shard=(index, count)) where each rank has another one"
                 )
-            if not isinstance(part, Stateful):
-                raise OptionError(f"{name}={part!r} must have state_dict() and load_state_dict()")
-            if name in self._parts and self._step >= 0:
+            part = checked(name, part)
+            if name in self._parts and self._step != NOTHING:
                 self._before.setdefault(name, copy.deepcopy(self._parts[name].state_dict()))
             self._parts[name] = part
         return {name: part for name, part in parts.items() if name not in self.names}
@@ -72,7 +73,7 @@ class RankParts:
         elif self._step == step:
             for name, part in self._parts.items():
                 part.load_state_dict(copy.deepcopy(self._kept[name]))
-        elif self._step >= 0:
+        elif self._step != NOTHING:
             for name, state in self._before.items():
                 self._parts[name].load_state_dict(state)
         self._place = place

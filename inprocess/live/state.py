@@ -168,6 +168,7 @@ class LiveState:
             LiveStateError: something arrived damaged, or does not fit the parts.
         """
         around, saving, before = self._around, self._saving, self._present
+        iteration = call.iteration if call is not None else 0
         around.call = weakref.ref(call) if call is not None else None
         if call is not None and saving.disk is not None:
             call._to_free.add(saving.disk)
@@ -186,7 +187,7 @@ class LiveState:
         saving.end_sending(wire)
         around.rank = dist.get_rank(group) if wire is not None else 0
         have = Holdings(present.shard, step, saving.held(), present.began, had)
-        haves, found, is_newer_there = self._agree(wire, have, before, present)
+        haves, found, is_newer_there = self._agree(wire, have, before, present, iteration)
         self._introduce()
         saving.begin_groups(group)
         saving.begin_saving(haves, shard)
@@ -280,12 +281,11 @@ class LiveState:
         return HttpWire(group, call.store)
 
     def _agree(
-        self, wire: Wire | None, have: Holdings, before: LiveParts, present: LiveParts
+        self, wire: Wire | None, have: Holdings, before: LiveParts, present: LiveParts, iteration: int
     ) -> tuple[list[Holdings], Plan | None, bool]:
         """What each rank has, where all get theirs, and whether there may be a newer checkpoint."""
-        call, disk = self._around.call() if self._around.call is not None else None, self._saving.disk
+        disk = self._saving.disk
         saved = disk.newest if disk is not None else NOTHING
-        iteration = call.iteration if call is not None else 0
         # where nobody here was in the iteration before, there may be one that nobody here knows of
         was_there, self._iteration = self._iteration >= iteration - 1, iteration
         names = sorted(present.small)

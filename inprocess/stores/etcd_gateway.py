@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import select
 import socket
 import ssl
 import threading
@@ -17,6 +16,8 @@ import urllib.parse
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from inprocess.system.descriptors import await_readable
 
 __all__ = ["NO_ANSWER", "Gateway", "Refused", "Stream"]
 
@@ -128,16 +129,10 @@ def _close(connections: list[http.client.HTTPConnection]) -> None:
 
 def _has_ended(connection: http.client.HTTPConnection) -> bool:
     """Between two questions nothing comes but the end of the connection."""
-    if connection.sock is None or not _is_readable(connection.sock.fileno(), 0.0):
+    if connection.sock is None or not await_readable(connection.sock.fileno(), 0.0):
         return False
     connection.close()
     return True
-
-
-def _is_readable(descriptor: int, seconds: float) -> bool:
-    poll = select.poll()  # takes any descriptor, unlike select
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(seconds * 1e3))
 
 
 class Stream:
@@ -154,4 +149,4 @@ class Stream:
 
     def comes_within(self, seconds: float) -> bool:
         """Whether something arrives. What was received with the line before does not count."""
-        return _is_readable(self._descriptor, seconds)
+        return await_readable(self._descriptor, seconds)

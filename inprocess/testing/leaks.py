@@ -26,6 +26,8 @@ IGNORED_VARIABLES = frozenset({"PYTEST_CURRENT_TEST"})
 IGNORED_HANDLERS = frozenset(
     {"LogCaptureHandler", "_LiveLoggingNullHandler", "_FileHandler", "_LiveLoggingStreamHandler"}
 )
+#: threads that torch starts once for each kind of device, and never ends
+TORCHS_OWN = "[pt_autograd_"
 
 
 def children_of(pid: int) -> list[int]:
@@ -49,10 +51,6 @@ def descendants_of(pid: int, without: Collection[int] = ()) -> list[int]:
         if child not in without:
             found.append(child)
     return found
-
-
-#: threads that torch starts once for each kind of device, and never ends
-TORCHS_OWN = "[pt_autograd_"
 
 
 def command_of(pid: int) -> str:

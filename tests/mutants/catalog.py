@@ -2067,7 +2067,7 @@ LEFTOVERS = (
     left(
         "grouped_frames_stay",
         "those of a group of exceptions do",
-        "*(each.exceptions if isinstance(each, _GROUP) else ())",
+        "*(each.exceptions if isinstance(each, GROUP) else ())",
     ),
     _loop(
         "test_leftovers",
