@@ -195,14 +195,15 @@ class Entrance:
         Its heartbeats are one. Where all processes are dead there is none until the keys expire.
         """
         job, full = self._generations.job, self._place(generation, "full")
-        alive = False
-        if self._generations.standing() == generation:
-            self._tell_that_it_waits()
+        alive = told = False
         while self._left() > 0:
             done = self._cluster.transact([], [range_of(job), range_of(full)])
             standing, begun = done.answers
             if ("" if standing is None else standing.value.decode()) != generation:
                 return False
+            if not told:
+                self._tell_that_it_waits()
+                told = True
             if alive and self._seat.entry is JoinMode.FOUND:
                 raise OptionError(
                     f"a job {self._generations.namespace!r} runs in etcd, and RANK={self._seat.rank} has no part in "

@@ -180,10 +180,12 @@ def test_the_others_keep_the_step_where_one_leaves(launch, tmp_path):
     ranks = run.wait()
     checks.failed(ranks, {0: "Preempted"})
     (left,) = [event["step"] for event in ranks[0].of("at")]
-    for rank in ranks[1:]:
-        first, second = rank.of("recovered")
+    recovered = [rank.of("recovered") for rank in ranks[1:]]
+    for first, second in recovered:
         assert first["step"] == 0 and left <= second["step"] <= left + 1, (first, second, left)
-        assert second["source"] == "own memory"
+    sources = [second["source"] for _, second in recovered]
+    # one was perhaps interrupted right before its commit of the step that the other one has
+    assert "own memory" in sources and set(sources) <= {"own memory", "rank 0", "rank 1"}, sources
 
 
 @pytest.mark.parametrize("raises", [False, True])
