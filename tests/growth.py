@@ -228,9 +228,7 @@ UNCHECKED = (*CONTROLS, "ddp")
 
 def _sample(context: Context, call: Any) -> dict[str, float]:
     """What this process and its monitor hold now, once the groups of the last iteration have ended."""
-    for thread in [*held.free(), *threading.enumerate()]:  # the MonitorThread frees them, perhaps just now
-        if thread.name == FREEING and thread._started.wait(1.0):
-            thread.join(1.0)  # where Gloo does not end an operation, that thread waits for its timeout
+    wait_for_groups()
     if context.args["collect"]:
         gc.collect()
     else:
@@ -247,6 +245,13 @@ def _sample(context: Context, call: Any) -> dict[str, float]:
     if context.rank == 0:
         numbers["keys"] = _base_store(context).num_keys()
     return numbers
+
+
+def wait_for_groups() -> None:
+    """Until those of the last iteration have ended."""
+    for thread in [*held.free(), *threading.enumerate()]:  # the MonitorThread frees them, perhaps just now
+        if thread.name == FREEING and thread._started.wait(1.0):
+            thread.join(1.0)  # where Gloo does not end an operation, that thread waits for its timeout
 
 
 def _link(name: str) -> str:

@@ -202,6 +202,7 @@ class UserCode:
 
     def collect(self) -> None:
         """Free what is in reference cycles, as far as it matters."""
+        torch_state.forget_backward()
         held.collect()
         leftovers.collect()
         self._restore_torch_state()  # again: something in a cycle may have changed it on its way out

@@ -8,6 +8,9 @@ not those of the other.
 
 So the function begins each iteration with what it began the one before with, also as far as it has set such things
 itself: it is called again from its beginning. What is set when it returns stays.
+
+What a backward pass that an error has left had still to do stays in its thread, too: nodes that were ready to run, with
+activations, gradients, hooks and process groups, until the thread's next pass. `forget_backward` runs an empty one.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import torch
 from inprocess.system.errors import in_words
 from inprocess.system.logs import get_logger, once
 
-__all__ = ["TorchState", "capture"]
+__all__ = ["TorchState", "capture", "forget_backward"]
 
 log = get_logger(__name__)
 
@@ -39,6 +42,17 @@ def capture() -> TorchState | None:
             in_words(error),
         )
         return None
+
+
+def forget_backward() -> None:
+    """Let go of what a backward pass that an error has left keeps in this thread; 11 us. Never raises."""
+    try:
+        if _C._autograd._get_sequence_nr() == 0:  # of the next node: none was made, and no engine is to be started
+            return
+        with torch.enable_grad():
+            torch.zeros((), device="cpu", requires_grad=True).backward()
+    except Exception as error:
+        log.debug("what a backward pass has left could not be let go of: %s", in_words(error))
 
 
 class TorchState:

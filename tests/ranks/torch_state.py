@@ -14,6 +14,7 @@ from torch import nn
 
 from inprocess import Compose
 from inprocess.rank_assignment import FillGaps, MaxActiveWorldSize
+from tests import growth
 from tests.harness.child import Context
 from tests.harness.launch import PATIENT
 
@@ -69,6 +70,7 @@ def attention(context: Context) -> Any:
     dist.init_process_group("gloo", timeout=targets.LONG)
     mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
     with context_parallel(mesh, buffers=[torch.ones(1, 2, 4, 8)], buffer_seq_dims=[2]):
+        growth.wait_for_groups()
         context.emit("descriptors", count=len(os.listdir("/proc/self/fd")))
         context.point("fault")
     dist.destroy_process_group()

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import random
 import sys
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -216,3 +217,43 @@ def step() -> None:
     with torch.no_grad():
         model(torch.ones(4, 8))
     model(torch.ones(4, 8)).sum().backward()
+
+
+class Node(torch.autograd.Function):
+    """Keeps a thing, or raises."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, thing: object) -> torch.Tensor:
+        ctx.thing = thing
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        if ctx.thing is None:
+            raise ValueError("interrupted")
+        return gradient, None
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_what_a_backward_pass_kept_that_was_interrupted(grad: bool) -> None:
+    thing, x = TorchState(), torch.ones(3, requires_grad=True)
+    kept = weakref.ref(thing)
+    with pytest.raises(ValueError, match="interrupted"):
+        (Node.apply(x, thing) + Node.apply(x, None)).sum().backward()
+    del thing, x
+    gc.collect()
+    assert kept() is not None, "torch keeps it no more"
+    with torch.set_grad_enabled(grad):
+        torch_state.forget_backward()
+    assert kept() is None
+
+
+def test_no_backward_pass_is_run_in_a_thread_that_had_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "backward", lambda tensor: pytest.fail("a pass was run"))
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(torch_state.forget_backward).result()
+
+
+def test_a_torch_without_such_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(C._autograd, "_get_sequence_nr")
+    torch_state.forget_backward()
