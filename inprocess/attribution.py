@@ -157,12 +157,13 @@ def within(found: Iterable[tuple[int, int]]) -> tuple[int, ...]:
     return tuple(number for first, last in found for number in range(first, last + 1))
 
 
-def summary(records: Sequence[InterruptionRecord], count: int | None = None) -> str:
+def summary(records: Sequence[InterruptionRecord], count: int | None = None, longest: int = SHORT) -> str:
     """One line for people: who failed and how; ranks that only saw it happen are counted.
 
     Args:
         records: those that are known.
         count: how many there were in all; default: as many as `records`.
+        longest: characters of a message; of a longer one its beginning and its end are shown.
     """
     total = len(records) if count is None else count
     causes = [record for record in records if record.interruption in _GONE]
@@ -173,7 +174,7 @@ def summary(records: Sequence[InterruptionRecord], count: int | None = None) -> 
     causes = causes or [record for record in records if not is_echo(record)] or list(records)
     groups: dict[tuple[str, str], list[InterruptionRecord]] = {}
     for record in sorted(causes, key=lambda record: record.rank):
-        groups.setdefault((_deed(record), _place(record)), []).append(record)
+        groups.setdefault((_deed(record, longest), _place(record)), []).append(record)
     text = "; ".join(f"{_ranks(group)} {deed}{place}" for (deed, place), group in groups.items())
     others = total - len(causes)
     also = f" (also reported by {others} rank{'s' if others > 1 else ''})" if others > 0 else ""
@@ -252,9 +253,8 @@ def _ranks(group: Sequence[InterruptionRecord]) -> str:
     return f"{some} {numbers}{'' if known else f' (initial {some} {initial})'}"
 
 
-def _deed(record: InterruptionRecord) -> str:
-    message = one_line(record.message)
-    message = message if len(message) <= SHORT else f"{message[: SHORT - 3]}..."
+def _deed(record: InterruptionRecord, longest: int = SHORT) -> str:
+    message = one_line(record.message, longest)
     return f"{_WORDS[record.interruption]}{': ' if message else ''}{message}"
 
 
@@ -291,7 +291,10 @@ def _seconds(name: str, value: object) -> float:
 def _cut(name: str, value: object, limit: int) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{name} must be a string, not {type(value).__name__}")
-    return value if len(value) <= limit else value[: limit - 3] + "..."
+    if len(value) <= limit:
+        return value
+    end = (limit - 3) // 3  # what is said last is often what is wrong
+    return f"{value[: limit - 3 - end]}...{value[len(value) - end :]}"
 
 
 def one_line(text: str, limit: int | None = None) -> str:

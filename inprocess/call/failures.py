@@ -25,7 +25,9 @@ class Failures:
     """The exceptions of one rank."""
 
     def __init__(self, limit: int | None) -> None:
-        self._limit = limit
+        self._max_repeats = limit
+        #: how many times in a row the error of this iteration may come; None: for ever
+        self.limit = limit
         #: type and line of the errors whose traceback is in the log
         self._told: deque[tuple[str, str]] = deque(maxlen=TOLD)
         self._portrait: Portrait | None = None
@@ -39,7 +41,9 @@ class Failures:
         portrait = self._portrait = Portrait(error)
         record = record_of(portrait, membership, pings)
         self.error = error
-        self.repeats = 0 if self._limit is None else membership.row.count_with(record)
+        if self._max_repeats is not None:
+            self.repeats = membership.row.count_with(record)
+            self.limit = membership.row.limit_with(record, self._max_repeats)
         return record
 
     def lines(self) -> list[str]:
@@ -66,7 +70,7 @@ class Failures:
         if decision.records and all(map(is_echo, decision.records)):
             self._tell(who)
         if self.repeats == decision.repeats == 2:
-            ends = f"the job ends after max_repeats={self._limit} of them, unless it made progress before"
+            ends = f"the job ends after {self.limit} of them, unless it made progress before"
             log.warning(
                 "%s: the same error again, 2 times in a row without progress. From the third time on each restart "
                 "waits, and %s. Its traceback:",
@@ -86,7 +90,7 @@ class Failures:
 
     def begin(self) -> None:
         """Another iteration begins; what it is interrupted for before the function runs may still be that error."""
-        self.repeats, self._portrait = 0, None
+        self.repeats, self.limit, self._portrait = 0, self._max_repeats, None
 
     def drop(self) -> None:
         """The function runs again, or the call is over."""

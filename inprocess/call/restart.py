@@ -92,7 +92,7 @@ class Restarting:
         arrival = verbs.alive(
             rank.membership,
             repeats=rank.failures.repeats,
-            limit=rank.options.max_repeats,
+            limit=rank.failures.limit,
             progressed=rank.call._progressed,
             spot=self._spot(),
         )

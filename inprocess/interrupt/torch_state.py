@@ -50,7 +50,7 @@ def forget_backward() -> None:
         if _C._autograd._get_sequence_nr() == 0:  # of the next node: none was made, and no engine is to be started
             return
         with torch.enable_grad():
-            torch.zeros((), device="cpu", requires_grad=True).backward()
+            torch.autograd.backward(torch.zeros((), device="cpu", requires_grad=True))
     except Exception as error:
         log.debug("what a backward pass has left could not be let go of: %s", in_words(error))
 

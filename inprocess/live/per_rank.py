@@ -2,8 +2,9 @@
 
 What one was at a commit belongs to that rank of that many. A rank that goes on as the same one gets it back. One that
 was interrupted before its commit of the step that all go on with keeps what it has: it has done the work of that step,
-since the others needed its gradients. In a new process, with another rank or world size, or at an earlier step, nobody
-knows what it would be: the part stays as it is, and a warning says so.
+since the others needed its gradients. In a new process, with another rank or world size, at an earlier step, or where
+the others made steps without it while it was in reserve, nobody knows what it would be: the part stays as it is, and a
+warning says so. The program sets it, and what that was is known with the next commit.
 """
 
 from __future__ import annotations
@@ -41,6 +42,14 @@ class RankParts:
         self._step = NOTHING
         #: rank and number of ranks
         self._place = (-1, -1)
+        #: the last iteration with this rank, and whether there were some without it since `_step`
+        self._iteration = NOTHING
+        self._was_away = False
+
+    def enter(self, iteration: int) -> None:
+        """This rank takes part in the iteration, so nobody makes a step without it."""
+        self._was_away |= self._iteration != NOTHING and iteration > self._iteration + 1
+        self._iteration = iteration
 
     def split(self, parts: Mapping[str, Stateful]) -> dict[str, Stateful]:
         """Takes its own, and returns the others."""
@@ -63,7 +72,8 @@ class RankParts:
         """All go on with this step, and this is that rank of so many. Raises OptionError for a name without a part."""
         if missing := [name for name in self.names if name not in self._parts]:
             raise OptionError(f"per_rank={missing[0]!r} is no part: give it to LiveState() or to recover()")
-        unknown = step > 0 and (place != self._place or step < self._step)
+        lost = self._step == NOTHING or step < self._step or (self._was_away and step > self._step)
+        unknown = step > 0 and (place != self._place or lost)
         if unknown and self._parts:
             log.warning(
                 "rank %d of %d: what %s would be at step %d is not known here, since per_rank parts belong to the rank "
@@ -77,10 +87,11 @@ class RankParts:
             for name, state in self._before.items():
                 self._parts[name].load_state_dict(state)
         self._place = place
-        self.at(step)
+        self.at(NOTHING if unknown else step)
 
     def at(self, step: int) -> None:
-        """They are those of this step."""
+        """They are those of this step; `NOTHING`: of none."""
         self._kept = {name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()}
         self._step = step
+        self._was_away = False
         self._before.clear()

@@ -177,6 +177,7 @@ class LiveState:
                 what = "parameters were changed after commit(%d): call recover() before what does that"
                 log.error(what, before.step)
             before.tear()
+        self._own.enter(iteration)
         shared = self._own.split(parts)
         present = LiveParts(before.parts | shared) if shared else before
         present.shard, had = Shard(*shard) if shard is not None else present.find_shard(), before.shard

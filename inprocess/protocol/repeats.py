@@ -15,11 +15,28 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from inprocess.attribution import RETURNED, Interruption, InterruptionRecord, is_error, summary
+from inprocess.attribution import MESSAGE_LIMIT, RETURNED, Interruption, InterruptionRecord, is_error, summary
 from inprocess.protocol.messages import MAX_PAUSE_MS, Arrival, Decision
 
 __all__ = ["Finding", "Row", "explains_standstill", "find", "pause"]
 
+#: what only an edit of the program mends, in an iteration without a ping() of a call that never made progress: it may
+#: come so many times in a row
+MISTAKES = frozenset(
+    {
+        "AttributeError",
+        "ImportError",
+        "IndentationError",
+        "ModuleNotFoundError",
+        "NameError",
+        "NotImplementedError",
+        "OptionError",
+        "SyntaxError",
+        "TypeError",
+        "UnboundLocalError",
+    }
+)
+TRIES = 3
 #: from which repeat on the restart waits, and how long at first; doubled with each more (ms)
 PATIENCE, FIRST_PAUSE_MS = 3, 50
 
@@ -46,6 +63,10 @@ class Row:
     def count_with(self, record: InterruptionRecord) -> int:
         """How many times in a row it would be with this one."""
         return self.count + 1 if _identity(record) in self.errors else 1
+
+    def limit_with(self, record: InterruptionRecord, limit: int) -> int:
+        """How many times in a row it may come, where ``max_repeats`` is ``limit``."""
+        return min(limit, TRIES) if not self.progressed and _is_mistake(record) else limit
 
     def after(self, decision: Decision) -> Row:
         """What is known with the verdict on an iteration."""
@@ -103,15 +124,26 @@ def pause(count: int) -> int:
 
 def _hopeless(count: int, limit: int, records: Sequence[InterruptionRecord]) -> str:
     times = "once" if count == 1 else f"{count} times in a row"
+    remedy = "Fix the error, or raise max_repeats; max_repeats=None restarts for ever. "
+    if limit == TRIES and any(map(_is_mistake, _causes(records))):
+        remedy = f"Fix the error: one of the program before its first ping() may come {TRIES} times at most. "
     return (
         f"the same error {times}, and no iteration of this call ever made progress (max_repeats={limit}): "
-        f"{summary(_causes(records))}. Fix the error, or raise max_repeats; max_repeats=None restarts for ever. "
+        f"{summary(_causes(records), longest=MESSAGE_LIMIT)}. {remedy}"
         "Progress is a commit of a LiveState, an atomic() that was left, or 60 s inside the function"
     )
 
 
 def _identity(record: InterruptionRecord) -> Error:
-    return Error(record.message.partition(":")[0], record.where, record.pings)
+    return Error(_kind(record), record.where, record.pings)
+
+
+def _kind(record: InterruptionRecord) -> str:
+    return record.message.partition(":")[0]
+
+
+def _is_mistake(record: InterruptionRecord) -> bool:
+    return not record.pings and _kind(record) in MISTAKES
 
 
 def _causes(records: Sequence[InterruptionRecord]) -> Sequence[InterruptionRecord]:

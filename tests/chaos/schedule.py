@@ -136,8 +136,9 @@ EVENTS = ("leave", "enter", *(f"phase {name}" for name in ("abort", "finalize", 
 DEADLY_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV)
 LEAVING = (SystemExit, KeyboardInterrupt)
 HOOKS = ("initialize", "health_check", "abort", "finalize", "rank_assignment")
-#: in its commit, before a copy in memory or for the disk, before a rank sends its state or receives one, before a load
-LIVE = ("inside", "inside", "copy", "stage", "send", "receive", "load")
+#: between two backward passes of a step, in its commit, before a copy in memory or for the disk, before a rank sends
+#: its state or receives one, before a load
+LIVE = ("accumulate", "accumulate", "inside", "inside", "copy", "stage", "send", "receive", "load")
 STEPS = ("step", "step", "step", "commit", "atomic")
 
 
@@ -194,6 +195,12 @@ class _Plan:
     def raise_many(self) -> None:
         for rank in self.rng.sample(self.alive, self.rng.randint(2, len(self.alive))):
             self.add("step", Raise(), rank)
+
+    def twice(self) -> None:
+        """Another rank fails in the same step, or in the recovery from the first fault."""
+        self.raise_one()
+        self.raise_one()
+        self.kill_inside()
 
     def raise_in_hook(self) -> None:
         self.add(self.rng.choice(("initialize", "abort")), Raise())
@@ -275,6 +282,7 @@ class _Plan:
 _WEIGHTS: tuple[tuple[Callable[[Any], None], float], ...] = (
     (_Plan.raise_one, 22),
     (_Plan.raise_many, 6),
+    (_Plan.twice, 3),
     (_Plan.raise_in_hook, 5),
     (_Plan.hang, 4),
     (_Plan.hold, 4),

@@ -4,6 +4,9 @@ Its checkpoint is a log. Rank 0 appends one line for each step, with one write, 
 commit. A rank that begins an iteration appends `resume` first and reads afterwards, so whatever an older iteration's
 rank 0 might still write stands behind that line, and counts for nothing. A fault between all-reduce and commit makes
 the step be done again, by all: nobody takes the state from its own memory.
+
+Or the state is in a LiveState. Then a rank adds up its samples as gradients, in several backward passes, and clears
+them after the commit: those of an interrupted step must not count in the next one. Each rank has a loader of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +34,10 @@ PRIME = 2**31 - 1
 BATCH = 24
 #: steps, of a LiveState
 COPY_EVERY, SAVE_EVERY = 3, 20
+#: samples of a backward pass
+MICRO = 2
+#: no step
+NOTHING = -2
 #: seconds that a step takes besides
 STEP = 0.002
 
@@ -128,7 +136,9 @@ def train(context: Context, call: Any) -> list[int]:
         context.point("step")
         time.sleep(STEP)
         late = time.monotonic() - origin > context.args["job"].seconds
-        step, value, over = _step(context, step, value, rank, size, late)
+        mine = batch(step)[rank::size]
+        total = sum(map(sample, mine)) if state is None else state.accumulate(context, mine)
+        step, value, over = _step(context, step, value, size, torch.tensor([total, len(mine), late, step]))
         if state is not None:
             state.commit(context, step, value)
         if rank == 0:
@@ -165,9 +175,7 @@ def _resume(context: Context, call: Any, log: Log, rank: int) -> tuple[int, int,
     return int(state[0]), int(state[1]), _origin(context)
 
 
-def _step(context: Context, step: int, value: int, rank: int, size: int, late: bool) -> tuple[int, int, int]:
-    mine = batch(step)[rank::size]
-    sums = torch.tensor([sum(map(sample, mine)), len(mine), late, step])
+def _step(context: Context, step: int, value: int, size: int, sums: torch.Tensor) -> tuple[int, int, int]:
     dist.all_reduce(sums)
     total, count, votes, steps = sums.tolist()
     _expect(context, count == BATCH, f"step {step}: {count} samples of {BATCH}")
@@ -188,6 +196,19 @@ def _expect(context: Context, condition: bool, text: str) -> None:
         context.emit("wrong", text=text)
 
 
+class Loader:
+    """How many steps this rank has loaded, of one process."""
+
+    def __init__(self, process: int) -> None:
+        self.step, self.process = 0, process
+
+    def state_dict(self) -> dict[str, int]:
+        return vars(self).copy()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        vars(self).update(state)
+
+
 class State:
     """The model in a LiveState, with a point for faults before whatever that does."""
 
@@ -197,8 +218,20 @@ class State:
 
         self.model = torch.nn.Module()
         self.model.value = torch.nn.Parameter(torch.zeros((), dtype=torch.int64), requires_grad=False)
+        #: its gradient is exact: a sum of samples is below 2**53
+        self.model.weight = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
+        self.loader = Loader(os.getpid())
+        #: iteration, rank and size of the last run, and the last step at which its loader is known
+        self._run = (-1, 0, 0)
+        self._known = 0
         self.live = LiveState(
-            model=self.model, copy_every=COPY_EVERY, folder=context.args["folder"], save_every=SAVE_EVERY, keep=2
+            model=self.model,
+            loader=self.loader,
+            per_rank="loader",
+            copy_every=COPY_EVERY,
+            folder=context.args["folder"],
+            save_every=SAVE_EVERY,
+            keep=2,
         )
         traced = {"copy": (copies.Copies, "take"), "load": (checkpoints.Checkpoints, "load")}
         traced |= {"stage": (checkpoints.Checkpoints, "stage"), "send": (transfer.Wire, "send")}
@@ -209,13 +242,30 @@ class State:
     def recover(self, context: Context, call: Any) -> tuple[int, int]:
         step = self.live.recover(call)
         context.emit("recovered", step=step, source=self.live.source.partition(" /")[0])
+        run = (call.iteration, *place_in_world())
+        known = (run[0] - 1, *run[1:]) == self._run and step in (self._known, self._known + 1)
+        if known or step == 0:  # else nobody knows, and the program sets it
+            _expect(context, self.loader.step == step, f"the loader is at step {self.loader.step}, recovered is {step}")
+        _expect(context, self.loader.process == os.getpid(), "the loader is that of another rank")
+        self.loader.step, self._run, self._known = step, run, step if known or step == 0 else NOTHING
         return step, int(self.model.value)
+
+    def accumulate(self, context: Context, mine: Sequence[int]) -> int:
+        """The sum of these samples, as the gradient of several backward passes."""
+        self.loader.step += 1
+        for start in range(0, len(mine), MICRO):
+            (self.model.weight * sum(map(sample, mine[start : start + MICRO]))).backward()
+            context.point("accumulate")
+        assert self.model.weight.grad is not None
+        return int(self.model.weight.grad)
 
     def commit(self, context: Context, step: int, value: int) -> None:
         with self.live.commit(step):
             self.model.value.fill_(-1)
             context.point("inside")
             self.model.value.fill_(value)
+        self._known = step
+        self.model.weight.grad = None
 
 
 # --- the faults -------------------------------------------------------------------------------------------------

@@ -451,6 +451,42 @@ def test_whose_a_part_of_a_rank_is(
     assert bool(caplog.records) == (value == "now" and step < 3)
 
 
+@pytest.mark.parametrize(("iteration", "step", "value"), [(1, 3, "kept"), (2, 3, "warned"), (2, 2, "back")])
+def test_a_rank_that_was_in_reserve_meanwhile(
+    caplog: pytest.LogCaptureFixture, iteration: int, step: int, value: str
+) -> None:
+    """What the others did without it moved no part of its own."""
+    part, own = Part("back"), RankParts(["own"])
+    own.split({"own": part})
+    own.enter(0)
+    own.recover(0, (1, 3))
+    own.at(2)
+    part.value = "kept"
+    own.enter(iteration)
+    own.recover(step, (1, 3))
+    assert ("warned" if caplog.records else part.value) == value
+    own.at(step)
+    own.enter(iteration + 1)  # from then on it takes part again
+    own.recover(step + 1, (1, 3))
+    assert len(caplog.records) == (value == "warned")
+
+
+def test_a_part_that_the_program_sets_is_known_with_the_next_commit(caplog: pytest.LogCaptureFixture) -> None:
+    """Not what it was before: a fault right after a recovery is followed by a second one to the same step."""
+    part, own = Part("of another place"), RankParts(["own"])
+    own.split({"own": part})
+    own.recover(0, (0, 2))
+    for _ in range(2):
+        own.recover(5, (1, 2))
+        part.value = "set"
+    own.recover(5, (1, 2))
+    assert part.value == "set" and len(caplog.records) == 3
+    own.at(6)
+    part.value = "later"
+    own.recover(6, (1, 2))
+    assert part.value == "set" and len(caplog.records) == 3
+
+
 def test_a_part_of_this_rank_that_is_made_anew() -> None:
     (model, optim), old, new = parts(), Part(1), Part(7)
     live = LiveState(model=model, optim=optim, per_rank=("own",))

@@ -249,7 +249,7 @@ def test_what_a_backward_pass_kept_that_was_interrupted(grad: bool) -> None:
 
 
 def test_no_backward_pass_is_run_in_a_thread_that_had_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "backward", lambda tensor: pytest.fail("a pass was run"))
+    monkeypatch.setattr(torch.autograd, "backward", lambda tensor: pytest.fail("a pass was run"))
     with ThreadPoolExecutor(1) as thread:
         thread.submit(torch_state.forget_backward).result()
 

@@ -36,9 +36,11 @@ def test_every_kind_has_words() -> None:
 
 
 def test_long_texts_are_cut() -> None:
-    record = InterruptionRecord(0, Interruption.EXCEPTION, message="m" * 5000, where="w" * 5000)
+    """Their beginning and their end are shown: an error often says last what is wrong."""
+    record = InterruptionRecord(0, Interruption.EXCEPTION, message="E: " + "m" * 5000 + " the end", where="w" * 5000)
     assert (len(record.message), len(record.where)) == (500, 200)
-    assert record.message.endswith("m...")
+    assert record.message.startswith("E: mm") and "m...m" in record.message and record.message.endswith("m the end")
+    assert "m the end" in summary([record]) and len(summary([record])) < 400
 
 
 @pytest.mark.parametrize(

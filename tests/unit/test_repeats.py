@@ -82,6 +82,31 @@ def test_an_echo_counts_where_there_is_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "limit"),
+    [
+        ({}, 3),
+        ({"message": "TypeError: train() takes 1 argument"}, 3),
+        ({"message": "OSError: no file"}, 10),
+        ({"message": "NameErrors: x"}, 10),
+        ({"pings": 1}, 10),
+    ],
+    ids=["mistake", "another one", "passes perhaps", "longer type", "it ran"],
+)
+def test_a_mistake_before_anything_ran_is_tried_three_times(change: dict[str, object], limit: int) -> None:
+    record = other(**{"pings": 0} | change)
+    assert Row().limit_with(record, 10) == limit
+    assert Row().limit_with(record, 2) == 2
+    assert Row(progressed=True).limit_with(record, 10) == 10
+
+
+def test_the_end_after_a_mistake_names_the_remedy_that_helps() -> None:
+    words = "NameError: " + "x" * 200 + " is not defined"
+    tried = find([said(repeats=3, limit=3)], [other(message=words, pings=0)]).abort
+    assert words in tried and "may come 3 times at most" in tried and "raise max_repeats" not in tried
+    assert "raise max_repeats" in find([said(repeats=3, limit=3)], [A]).abort
+
+
+@pytest.mark.parametrize(
     ("decision", "count", "same", "progressed"),
     [
         (Decision(records=(DEATH,), record_count=1), 4, 5, False),
