@@ -34,6 +34,7 @@ from inprocess.interrupt.frames import (
 )
 from inprocess.interrupt.in_flight import InFlight
 from inprocess.interrupt.judging import answers_interruption, behind, let_go, set_handled, under_way
+from inprocess.interrupt.latch import Latch
 from inprocess.system import clock
 from inprocess.system.errors import in_words
 
@@ -109,7 +110,7 @@ class Gate:
         #: context manager around what a restart must not cut in half
         self.atomic = Atomic()
         #: set when `run` is over
-        self.left = threading.Event()
+        self.left = Latch()
         #: whether an interruption was asked for; never false again
         self.interrupting = False
         #: whether the main thread was asked to wait for the abort; never false again, since a signal may come late
@@ -152,15 +153,22 @@ class Gate:
             self._interrupter.raised()
             return self._judge(error, handled)
         finally:
-            if sys.exc_info()[1] is not handled:
-                set_handled(handled)
-            del handled
-            self._in_flight = None
-            self.atomic.drop()
-            self._running = False
-            self.left.set()
-            # this frame lives as long as a traceback that somebody keeps
-            del self, fn, args, kwargs
+            try:
+                if sys.exc_info()[1] is not handled:
+                    set_handled(handled)
+                self._leave()
+            finally:
+                if not self.left.is_set():  # Ctrl-C came before that
+                    self._leave()
+                # this frame lives as long as a traceback that somebody keeps
+                del self, handled, fn, args, kwargs
+
+    def _leave(self) -> None:
+        """The monitor thread waits for this, without a limit."""
+        self._in_flight = None
+        self.atomic.drop()
+        self._running = False
+        self.left.set()
 
     def note(self, in_flight: InFlight | None, stood_still: bool) -> None:
         """What the main thread handles. Monitor thread, once it hears of the interruption.

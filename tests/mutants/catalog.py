@@ -1057,7 +1057,7 @@ INTERRUPTION = (
     closed(
         "atomic_is_kept",
         "what Ctrl-C leaves locked blocks the abort for ever",
-        "            self.atomic.drop()\n",
+        "        self.atomic.drop()\n",
     ),
     parked(
         "never_parked",

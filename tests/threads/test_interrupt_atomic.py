@@ -442,3 +442,35 @@ def test_atomic_is_cheap(atomic: Any) -> None:
         best = min(best, (time.perf_counter() - begin) / 10_000)
     print(f"atomic: {best * 1e6:.2f} us")
     assert best < 50e-6  # a ceiling for any machine; the target is 0.6 us
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_ctrl_c_as_the_function_is_being_left(interrupter: Interrupter, raises: bool) -> None:
+    """The monitor thread waits for that without a limit, and for what is held of `atomic`."""
+    number, struck = 1, True
+    while struck:
+        gate, left_to = interrupter.new_gate(), [number]
+
+        def ctrl_c(frame: Any, event: str, argument: object, left_to: list[int] = left_to) -> None:
+            left_to[0] -= event in ("call", "c_return")  # there Python looks for signals
+            if left_to[0] == 0:
+                raise KeyboardInterrupt
+
+        def leave(gate: Gate = gate, ctrl_c: Any = ctrl_c) -> None:
+            gate.atomic._lock.acquire()
+            sys.setprofile(ctrl_c)
+            if raises:
+                raise ValueError("the function's own")
+
+        try:
+            gate.run(leave)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        closing = threading.Thread(target=gate.close_for_abort, daemon=True)
+        closing.start()
+        closing.join(CEILING)
+        assert gate.left.is_set() and not closing.is_alive(), f"at call {number}"
+        number, struck = number + 1, left_to[0] <= 0
+    assert number > 10
