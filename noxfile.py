@@ -91,7 +91,7 @@ def fuzz(session: nox.Session) -> None:
     """Long: many random values for every parser, and hostile values in a real store; an argument says how many."""
     install(session, "-e", ".[test]")
     examples = session.posargs[0] if session.posargs else "20000"
-    tests = [f"tests/unit/test_{name}.py" for name in ("messages", "parsers", "launcher_timeouts")]
+    tests = [f"tests/unit/test_{name}.py" for name in ("messages", "parsers", "readers", "launcher_timeouts")]
     tests.append("tests/ranks/test_hostile.py")
     settings = ["--timeout=3600", "--hypothesis-show-statistics", "-p", "no:cacheprovider"]
     session.run("python", "-m", "pytest", *settings, *tests, env={"INPROCESS_FUZZ_EXAMPLES": examples})

@@ -23,7 +23,7 @@ MAX_LINE_BYTES = 1 << 16
 #: of a text in the attributes (characters), and the most items of a list
 MAX_TEXT, MAX_ITEMS = 4000, 512
 #: of another text, where the line is too long (characters), and of a number (bits)
-MAX_NAME, MAX_BITS = 200, 1024
+MAX_NAME, MAX_BITS = 200, strict_json.MAX_BITS
 #: of dicts and lists in the attributes: so that `strict_json` takes the line again
 MAX_DEPTH = strict_json.MAX_DEPTH - 1
 

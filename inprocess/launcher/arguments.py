@@ -12,6 +12,7 @@ from typing import NoReturn
 from torch.distributed import run as torchrun
 from torch.distributed.argparse_util import env
 
+from inprocess.attribution import one_line
 from inprocess.exception import OptionError
 from inprocess.launcher import ft_config
 from inprocess.launcher.decisions import ANY_FAILED, DEFAULT_RESPAWNS, MIN_HEALTHY, Rules
@@ -61,7 +62,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def refuse(why: object) -> NoReturn:
     """End with exit code 2 and three lines: what is wrong, the form of the command, where its options are."""
     sys.stderr.write(
-        f"inprocess run: {' '.join(str(why).split())}\n"
+        f"inprocess run: {one_line(str(why))}\n"
         "usage: inprocess run [OPTION ...] SCRIPT [ITS OPTIONS ...]\n"
         "`inprocess run --help` has the options.\n"
     )

@@ -10,49 +10,51 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 
 from inprocess.options import did_you_mean
+from inprocess.system.descriptors import shortage
 
 __all__ = ["COMMANDS", "main"]
 
 USAGE = "usage: inprocess COMMAND ..."
 
 
-def _run(arguments: list[str]) -> None:
+def _run(arguments: list[str]) -> int:
     from inprocess.launcher.program import program  # noqa: PLC0415  (imports torch)
 
     program(arguments)
+    return 0
 
 
-def _report(arguments: list[str]) -> None:
+def _report(arguments: list[str]) -> int:
     from inprocess.reports.program import main as report  # noqa: PLC0415  (`run` does not need it)
 
-    sys.exit(report(arguments))
+    return report(arguments)
 
 
-def _timeline(arguments: list[str]) -> None:
+def _timeline(arguments: list[str]) -> int:
     from inprocess.reports.timeline import main as timeline  # noqa: PLC0415  (`run` does not need it)
 
-    sys.exit(timeline(arguments))
+    return timeline(arguments)
 
 
-def _status(arguments: list[str]) -> None:
+def _status(arguments: list[str]) -> int:
     from inprocess.reports.status import main as status  # noqa: PLC0415  (`run` does not need it)
 
-    sys.exit(status(arguments))
+    return status(arguments)
 
 
-def _metrics(arguments: list[str]) -> None:
+def _metrics(arguments: list[str]) -> int:
     from inprocess.reports.endpoint import main as metrics  # noqa: PLC0415  (`run` does not need it)
 
-    sys.exit(metrics(arguments))
+    return metrics(arguments)
 
 
-def _doctor(arguments: list[str]) -> None:
+def _doctor(arguments: list[str]) -> int:
     # by its name: the doctor stands on `testing`, which runs this command itself
-    sys.exit(importlib.import_module("inprocess.doctor.program").main(arguments))
+    return int(importlib.import_module("inprocess.doctor.program").main(arguments))
 
 
 #: subcommand -> (what it calls, what it does)
-COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
+COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "run": (_run, "start the workers of a training job (torchrun's options and more)"),
     "doctor": (_doctor, "what would go wrong with restarts here, before it does"),
     "status": (_status, "how every rank of a job is now, and where it is"),
@@ -72,8 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     first = given[0]
     if first in COMMANDS:
-        COMMANDS[first][0](given[1:])
-    elif first in ("-h", "--help"):
+        return _run(given[1:]) if first == "run" else _in_one_line(first, given[1:])
+    if first in ("-h", "--help"):
         print(_help())
     elif first == "--version":
         print(_versions())
@@ -81,6 +83,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"inprocess: {_unknown(first)}\n{USAGE}\n`inprocess --help` has the commands.", file=sys.stderr)
         return 2
     return 0
+
+
+def _in_one_line(name: str, arguments: list[str]) -> int:
+    """Run a subcommand that only reads. Who reads its output may stop, as `head` does."""
+    try:
+        code = COMMANDS[name][0](arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        nothing = os.open(os.devnull, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(nothing, stream.fileno())
+        return 0
+    except OSError as error:
+        if not (text := shortage(error)):
+            raise
+        print(f"inprocess {name}: {text}", file=sys.stderr)
+        return 2
 
 
 def _unknown(name: str) -> str:

@@ -73,6 +73,7 @@ def _run(given: argparse.Namespace) -> None:
         _choose_rendezvous(given)
         _check_backend(given)
         _choose_threads(given)
+        _make_log_directory(given)
         config, entrypoint, args = torchrun.config_from_args(given)
         _check_event_log_handler(given)
         script.check(given)
@@ -172,6 +173,18 @@ def _check_event_log_handler(given: argparse.Namespace) -> None:
     except KeyError:
         raise OptionError(
             f"--event-log-handler={given.event_log_handler} is not registered with torch: pass null or console"
+        ) from None
+
+
+def _make_log_directory(given: argparse.Namespace) -> None:
+    """As torch does, with its mode; to say which option is wrong where it cannot be made."""
+    if not given.log_dir:
+        return
+    try:
+        os.makedirs(given.log_dir, exist_ok=True)
+    except OSError as error:
+        raise OptionError(
+            f"--log-dir={given.log_dir} cannot be made: {error.strerror}: pass a directory in which this user may write"
         ) from None
 
 

@@ -13,6 +13,7 @@ from inprocess.reports.accounting import Accounting, account, total
 from inprocess.reports.history import History, histories
 from inprocess.reports.incident import Incident, all_incidents
 from inprocess.reports.reading import read
+from inprocess.system.descriptors import shortage
 
 __all__ = ["main"]
 
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         trails, problems = read(given.run_dir)
     except OSError as error:
-        print(f"inprocess report: {error}", file=sys.stderr)
+        print(f"inprocess report: {one_line(shortage(error) or str(error))}", file=sys.stderr)
         return 2
     jobs = list(all_incidents(trails))
     found = [incident for _, each in jobs for incident in each]
@@ -41,7 +42,8 @@ def main(arguments: Sequence[str]) -> int:
     if given.incident is not None:
         found = [incident for incident in found if incident.number == given.incident]
         if not found:
-            print(f"inprocess report: there is no incident {given.incident} in {given.run_dir}", file=sys.stderr)
+            text = f"there is no incident {given.incident} in {one_line(given.run_dir)}"
+            print(f"inprocess report: {text}", file=sys.stderr)
             return 2
     for problem in problems:
         print(f"inprocess report: {problem}", file=sys.stderr)

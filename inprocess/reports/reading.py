@@ -126,7 +126,7 @@ class _Files:
 
     def blame(self, problem: str) -> None:
         if len(self.problems) < MAX_PROBLEMS:
-            self.problems.append(problem)
+            self.problems.append(one_line(problem))
 
 
 def read(run_dir: str) -> tuple[list[Trail], list[str]]:
@@ -151,12 +151,12 @@ def read(run_dir: str) -> tuple[list[Trail], list[str]]:
     names = [name for name in names if not (name.startswith(RELAYED) and f"rank{name.removeprefix(RELAYED)}" in there)]
     for name in names[:MAX_FILES]:
         if not name.endswith((".jsonl", ".jsonl.1")):
-            files.blame(f"{one_line(name, 200)}: no file of events")
+            files.blame(f"{name[:200]}: no file of events")
             continue
         try:
             files.read(os.path.join(below, name))
         except OSError as error:
-            files.blame(f"{one_line(name, 200)}: {error.strerror or error}")
+            files.blame(f"{name[:200]}: {error.strerror or error}")
     trails = [trail for trail in files.trails.values() if trail.entries]
     for trail in trails:
         trail.settle()

@@ -15,6 +15,7 @@ from inprocess.attribution import one_line
 from inprocess.reports import dump
 from inprocess.reports.live_reading import RankNow, current, fetch, read
 from inprocess.system import clock
+from inprocess.system.descriptors import shortage
 
 __all__ = ["main", "table"]
 
@@ -40,11 +41,10 @@ def main(arguments: Sequence[str]) -> int:
         if given.dump:
             return _dump(source, given.timeout, given.json)
         return _watch(source, given.json) if given.watch else _show(source, given.json)
+    except BrokenPipeError:  # `| head`
+        raise
     except OSError as error:
-        if isinstance(error, BrokenPipeError):  # `| head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK), sys.stdout.fileno())
-            return 0
-        print(f"inprocess status: {one_line(str(error))}", file=sys.stderr)
+        print(f"inprocess status: {one_line(shortage(error) or str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 0 if given.watch else 130

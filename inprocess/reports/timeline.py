@@ -25,6 +25,7 @@ from inprocess.reports.drawing import svg
 from inprocess.reports.incident import Incident, all_incidents
 from inprocess.reports.reading import Entry, Trail, read
 from inprocess.reports.slices import Lane, Slice, lanes, sizes
+from inprocess.system.descriptors import shortage
 
 __all__ = ["NotInstalledError", "main", "write_trace"]
 
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
             with _open(given.output) as file:
                 write_trace(jobs, file)
     except (OSError, NotInstalledError) as error:
-        print(f"inprocess timeline: {error}", file=sys.stderr)
+        print(f"inprocess timeline: {one_line(shortage(error) or str(error))}", file=sys.stderr)
         return 2
     for problem in problems:
         print(f"inprocess timeline: {problem}", file=sys.stderr)

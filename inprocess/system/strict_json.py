@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from typing import Any, NoReturn
 
 __all__ = ["MAX_LENGTH", "parse"]
@@ -11,14 +13,19 @@ __all__ = ["MAX_LENGTH", "parse"]
 MAX_LENGTH = 8 << 20
 #: nothing of ours is nested deeper; what is not can be compared and printed without a thought
 MAX_DEPTH = 8
+#: longest number (bits): each is below what a float can be
+MAX_BITS = 1023
+#: half of a character, as file names in another encoding have them in Python: UTF-8 has none
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parse(raw: bytes | str, limit: int | None = MAX_LENGTH) -> Any:
-    """The value; `limit`: longest text (None: any).
+    """The value; `limit`: longest text (None: any). All numbers fit into a float, all texts into UTF-8: what is no
+    character becomes its escape.
 
     Raises:
-        ValueError: too long, no UTF-8, no JSON, a name that appears twice in an object, NaN, a number of
-            thousands of digits, or nested too deep.
+        ValueError: too long, no UTF-8, no JSON, a name that appears twice in an object, NaN, a number that is infinite
+            or has hundreds of digits, or nested too deep.
     """
     if limit is not None and len(raw) > limit:
         raise ValueError(f"{len(raw)} bytes are more than {limit}")
@@ -27,9 +34,8 @@ def parse(raw: bytes | str, limit: int | None = MAX_LENGTH) -> Any:
         value = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
     except RecursionError:
         raise ValueError("nested too deep") from None
-    if not _is_flat(value, MAX_DEPTH):
-        raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
-    return value
+    _check(value, MAX_DEPTH)
+    return _whole(value) if _HALF.search(text) else value
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -42,8 +48,21 @@ def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is no number")
 
 
-def _is_flat(value: Any, depth: int) -> bool:
-    if not isinstance(value, dict | list):
-        return True
-    inner = value.values() if isinstance(value, dict) else value
-    return depth > 0 and all(_is_flat(each, depth - 1) for each in inner)
+def _check(value: Any, depth: int) -> None:
+    if isinstance(value, dict | list):
+        if not depth:
+            raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+        for each in value.values() if isinstance(value, dict) else value:
+            _check(each, depth - 1)
+    elif isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise ValueError(f"a number has more than {MAX_BITS} bits")
+    elif isinstance(value, float) and math.isinf(value):
+        raise ValueError("a number is infinite")
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_whole(name): _whole(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_whole(each) for each in value]
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
