@@ -14,10 +14,10 @@ from torch.distributed.argparse_util import env
 
 from inprocess.attribution import one_line
 from inprocess.exception import OptionError
-from inprocess.launcher import ft_config
+from inprocess.launcher import ft_config, wrapped
 from inprocess.launcher.decisions import ANY_FAILED, DEFAULT_RESPAWNS, MIN_HEALTHY, Rules
 from inprocess.launcher.run_dir import chosen
-from inprocess.options import did_you_mean
+from inprocess.options import Options, did_you_mean
 from inprocess.system import slurm
 from inprocess.system.environment import LAUNCH
 from inprocess.system.listening import listen_address
@@ -96,6 +96,12 @@ def _add(parser: argparse.ArgumentParser) -> None:
         help="min-healthy (default): a wrapped worker that failed is replaced alone and joins the others, which go on; "
         "any-failed: all workers are restarted, as torchrun does.",
     )
+    group.add_argument(
+        "--wrap",
+        action="store_true",
+        help="The script is not wrapped: run it, unchanged, as the function that restarts, see `inprocess wrap`.",
+    )
+    wrapped.add_option(group)
     group.add_argument(
         "--restart-backoff",
         "--restart_backoff",
@@ -181,6 +187,7 @@ def _check(given: argparse.Namespace) -> None:
         refuse(f"--max-restarts={given.max_restarts}: must be 0 or more")
     if given.metrics is not None:
         _check_metrics(given)
+    _check_wrap(given)
     if not _is_range(given.nnodes):
         refuse(f"--nnodes={given.nnodes}: pass a number of nodes, 1 or more, or MIN:MAX")
 
@@ -192,6 +199,18 @@ def _check_metrics(given: argparse.Namespace) -> None:
         refuse(f"--metrics={given.metrics}: {error}")
     if chosen(given.run_dir, os.environ) == "":
         refuse(f"--metrics={given.metrics}: it reads a run directory, and there is to be none: pass --run-dir DIR")
+
+
+def _check_wrap(given: argparse.Namespace) -> None:
+    if given.option and not given.wrap:
+        refuse(f"--option {given.option[0]}: it is for --wrap; a script that is wrapped gives it to Wrapper()")
+    other = "--no-python" if given.no_python else "--run-path"
+    if given.wrap and (given.no_python or given.run_path):
+        refuse(f"--wrap runs a Python script or, with -m, a module: leave {other} out")
+    try:
+        Options.build(**wrapped.options(given.option))
+    except OptionError as error:
+        refuse(error)
 
 
 def _is_range(nnodes: str) -> bool:

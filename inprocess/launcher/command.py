@@ -24,6 +24,12 @@ def _run(arguments: list[str]) -> int:
     return 0
 
 
+def _wrap(arguments: list[str]) -> int:
+    from inprocess.launcher.wrapped import main as wrap  # noqa: PLC0415  (imports torch)
+
+    return wrap(arguments)
+
+
 def _report(arguments: list[str]) -> int:
     from inprocess.reports.program import main as report  # noqa: PLC0415  (`run` does not need it)
 
@@ -56,6 +62,7 @@ def _doctor(arguments: list[str]) -> int:
 #: subcommand -> (what it calls, what it does)
 COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "run": (_run, "start the workers of a training job (torchrun's options and more)"),
+    "wrap": (_wrap, "run a script as the wrapped function, as one rank of a job"),
     "doctor": (_doctor, "what would go wrong with restarts here, before it does"),
     "status": (_status, "how every rank of a job is now, and where it is"),
     "report": (_report, "what happened in a job: its restarts, and why"),
@@ -74,7 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     first = given[0]
     if first in COMMANDS:
-        return _run(given[1:]) if first == "run" else _in_one_line(first, given[1:])
+        runs = first in ("run", "wrap")  # programs of the user, which may end as they like
+        return COMMANDS[first][0](given[1:]) if runs else _in_one_line(first, given[1:])
     if first in ("-h", "--help"):
         print(_help())
     elif first == "--version":

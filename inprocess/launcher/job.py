@@ -33,7 +33,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
 from inprocess.exception import OptionError
-from inprocess.launcher import arguments, ft_config, script
+from inprocess.launcher import arguments, ft_config, script, wrapped
 from inprocess.launcher.agent import Agent, JobOver, NodeExcluded, Setup
 from inprocess.launcher.control import ControlServer
 from inprocess.launcher.decisions import MIN_HEALTHY
@@ -74,9 +74,10 @@ def _run(given: argparse.Namespace) -> None:
         _check_backend(given)
         _choose_threads(given)
         _make_log_directory(given)
+        script.check(given)
+        _wrap(given)
         config, entrypoint, args = torchrun.config_from_args(given)
         _check_event_log_handler(given)
-        script.check(given)
     except (OptionError, AssertionError, ValueError) as error:
         arguments.refuse(error)
     for name in (RESTART_VARIABLE, GROW_VARIABLE):  # of a launcher that is itself a worker
@@ -174,6 +175,12 @@ def _check_event_log_handler(given: argparse.Namespace) -> None:
         raise OptionError(
             f"--event-log-handler={given.event_log_handler} is not registered with torch: pass null or console"
         ) from None
+
+
+def _wrap(given: argparse.Namespace) -> None:
+    if given.wrap:
+        words = wrapped.command(given.training_script, given.training_script_args, given.module, given.option)
+        given.module, (given.training_script, *given.training_script_args) = True, words
 
 
 def _make_log_directory(given: argparse.Namespace) -> None:

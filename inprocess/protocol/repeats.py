@@ -31,6 +31,7 @@ MISTAKES = frozenset(
         "NameError",
         "NotImplementedError",
         "OptionError",
+        "RestartError",
         "SyntaxError",
         "TypeError",
         "UnboundLocalError",

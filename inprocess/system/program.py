@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable
 from types import TracebackType
 
-__all__ = ["first_on_path", "module", "run", "script", "set_first"]
+__all__ = ["anew", "first_on_path", "module", "run", "script", "set_first"]
 
 
 def module(arguments: list[str]) -> Callable[[], object]:
@@ -57,10 +57,8 @@ def run(program: Callable[[], object]) -> None:
 
     What it raises reaches Python, which knows what to do with it; only the traceback begins in the program.
     """
-    sys.modules["__main__"] = main = types.ModuleType("__main__")
-    vars(main)["__builtins__"] = sys.modules["builtins"]
     try:
-        program()
+        anew(program)
     except BaseException:
         hook = sys.excepthook
 
@@ -70,6 +68,13 @@ def run(program: Callable[[], object]) -> None:
 
         sys.excepthook = show
         raise
+
+
+def anew(program: Callable[[], object]) -> None:
+    """The same, more than once in a process; what it raises, the caller handles."""
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    vars(main)["__builtins__"] = sys.modules["builtins"]
+    program()
 
 
 def _as_script(path: str, source: bytes) -> None:

@@ -1,0 +1,81 @@
+"""`inprocess run --wrap`: a training at the level of the module restarts, and is not changed for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.harness import ROOT, Launcher
+
+SCRIPT = str(Path(__file__).with_name("unwrapped_script.py"))
+NESTED = str(Path(__file__).with_name("restarting_script.py"))
+Start = Callable[..., Launcher]
+
+
+def lines(launcher: Launcher) -> list[str]:
+    return sorted(re.findall("<(.*)>", launcher.out))
+
+
+@pytest.mark.parametrize("fault", ["", "raise", "kill"])
+def test_a_script(start: Start, fault: str) -> None:
+    """Argument, folder, name and names of the module are as in the first run; the model of that is gone."""
+    launcher = start("--standalone", "--nproc-per-node", "2", "--wrap", SCRIPT, f"--fault={fault}")
+    assert launcher.finish() == 0, launcher.err
+    iterations = 1 if fault else 0
+    found = lines(launcher)
+    if fault == "kill":  # it may be let in at once, or when the others have gone on without it
+        found = [re.sub("iteration [12]", "iteration 1", line) for line in found]
+    expected = [f"{rank} of 2, iteration {iterations}, 1 model alive, {ROOT} __main__" for rank in range(2)]
+    assert found == expected, launcher.err
+    assert launcher.left() == []
+
+
+def test_a_module(start: Start) -> None:
+    path = str(Path(SCRIPT).parent)
+    launcher = start(
+        "--standalone", "--nproc-per-node", "2", "--wrap", "-m", "tests.launcher.unwrapped_script", PYTHONPATH=path
+    )
+    assert launcher.finish() == 0, launcher.err
+    assert len(lines(launcher)) == 2
+
+
+def test_its_exit_code_is_that_of_the_job(start: Start) -> None:
+    launcher = start("--standalone", "--wrap", "--max-restarts", "0", SCRIPT, "--fault=exit")
+    assert launcher.finish() == 1
+    assert "exitcode  : 3" in launcher.err
+
+
+def test_one_that_is_wrapped_already(start: Start) -> None:
+    launcher = start("--standalone", "--wrap", "--max-restarts", "0", "--option", "max_repeats=5", NESTED)
+    assert launcher.finish() == 1
+    assert "wrap only the outermost function" in launcher.err
+    assert len(re.findall(r"^restart \d+: ", launcher.err, re.M)) == 2, launcher.err  # a mistake is tried three times
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--wrap", "--option", "soft_timeut=20"], "unknown option soft_timeut=20: did you mean 'soft_timeout'?"),
+        (
+            ["--wrap", "--option", "soft_timeout"],
+            "--option soft_timeout: write NAME=VALUE, such as --option",
+        ),
+        (["--wrap", "--option", "soft_timeout=x"], "soft_timeout='x'"),
+        (["--option", "soft_timeout=20"], "--option soft_timeout=20: it is for --wrap"),
+        (["--wrap", "--no-python"], "--wrap runs a Python script or, with -m, a module: leave --no-python out"),
+        (["--wrap", "--run-path"], "--wrap runs a Python script or, with -m, a module: leave --run-path out"),
+    ],
+)
+def test_wrong_options(start: Start, options: list[str], message: str) -> None:
+    launcher = start(*options, SCRIPT)
+    assert launcher.finish() == 2
+    assert message in launcher.err.splitlines()[0]
+
+
+def test_the_script_is_looked_for_before_workers_start(start: Start) -> None:
+    launcher = start("--wrap", "tests/launcher/unwraped_script.py")
+    assert launcher.finish() == 2
+    assert "did you mean 'unwrapped_script.py'?" in launcher.err
