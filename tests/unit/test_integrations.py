@@ -105,6 +105,31 @@ def test_the_newest_checkpoint_that_is_whole(
     assert transformers.last_complete_checkpoint(tmp_path) == str(tmp_path / f"checkpoint-{20 if is_whole else 10}")
 
 
+@pytest.mark.parametrize("newest", [20, 10, None])
+def test_the_trainer_finds_it_by_itself(transformers: Any, tmp_path: Path, newest: int | None) -> None:
+    """The Trainer's own way takes the newest folder, also a torn one, and raises where there is none."""
+
+    class Standing:
+        args, seen = SimpleNamespace(output_dir=str(tmp_path)), []
+        _keeping = SimpleNamespace(found=lambda: 0, fail=None)
+
+        def train(self, resume_from_checkpoint: Any) -> None:
+            self.seen.append(resume_from_checkpoint)
+
+    class Trainer(transformers.RestartMixin, Standing):
+        __init__ = object.__init__
+        _memory = None
+
+        def _refuse_shards(self) -> None: ...
+
+    for step in (10, 20) if newest else ():
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        if step <= newest:
+            (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    Trainer().train(resume_from_checkpoint=True)
+    assert Standing.seen == [newest and str(tmp_path / f"checkpoint-{newest}")]
+
+
 def test_no_checkpoint_yet(transformers: Any, tmp_path: Path) -> None:
     assert transformers.last_complete_checkpoint(tmp_path) is None
     assert transformers.last_complete_checkpoint(tmp_path / "none") is None
