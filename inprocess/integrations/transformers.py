@@ -141,8 +141,8 @@ class RestartMixin:
         self.add_callback(_DueCallback(self, first))  # after all others
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's; the checkpoint counts where no rank has a state in memory. True: `last_complete_checkpoint`,
-        or the beginning, where there is none."""
+        """As the Trainer's; the checkpoint counts where no rank has a state in memory. True: the newest one that is
+        whole, or the beginning, where there is none."""
         self._refuse_shards()
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_complete_checkpoint(self.args.output_dir)
