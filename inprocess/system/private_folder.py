@@ -29,8 +29,8 @@ class NotPrivate(OSError):
     """Somebody else's folder, file or link. The text names it, its owner, its mode, and the remedy."""
 
 
-def own(path: str, *names: str) -> Folder:
-    """The folder of these names below ``path``, each private; what is missing, also above, is made with mode 0700.
+def own(path: str, *names: str, mode: int = 0o700) -> Folder:
+    """The folder of these names below ``path``, each private; what is missing, also above, is made with this mode.
 
     Without names: ``path`` itself, which may be anybody's.
 
@@ -38,20 +38,20 @@ def own(path: str, *names: str) -> Folder:
         NotPrivate: see there.
         OSError: it cannot be opened or made.
     """
-    return _opened(path, names, makes=True)
+    return _opened(path, names, mode)
 
 
 def look(path: str, *names: str) -> Folder:
     """As `own`, where it is there already. Root may look at what belongs to others."""
-    return _opened(path, names, makes=False)
+    return _opened(path, names, None)
 
 
-def _opened(path: str, names: tuple[str, ...], makes: bool) -> Folder:
+def _opened(path: str, names: tuple[str, ...], mode: int | None) -> Folder:
     user = os.geteuid()
-    folder = Folder(_walk(path, makes), path, user, looks=not makes and user == 0)
+    folder = Folder(_walk(path, mode), path, user, looks=mode is None and user == 0)
     for name in names:
         with folder:
-            folder = folder.below(name, makes)
+            folder = folder.below(name, makes=mode is not None)
     return folder
 
 
@@ -85,24 +85,25 @@ class Folder:
         """A private folder in it; ``makes``: with mode 0700, where there is none."""
         path = os.path.join(self.path, name)
         try:
-            fd = _place(name, self._fd, makes)
+            fd = _place(name, self._fd, 0o700 if makes else None)
         except NotADirectoryError:
             what = "a link" if stat.S_ISLNK(self.stat(name).st_mode) else "no folder"
             raise NotPrivate(f"{path} is {what}: remove it, or choose another directory") from None
-        try:
-            found = os.fstat(fd)
-            if not (self._looks or found.st_uid == os.geteuid()) or found.st_mode & _OTHERS_WRITE:
-                raise _refusal(path, found)
-            listed = os.open(".", os.O_RDONLY | _FOLDER | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=fd)
-            return Folder(listed, path, found.st_uid, self._looks)
-        finally:
+        found = os.fstat(fd)
+        if not (self._looks or found.st_uid == os.geteuid()) or found.st_mode & _OTHERS_WRITE:
             os.close(fd)
+            raise _refusal(path, found)
+        return Folder(fd, path, found.st_uid, self._looks)
 
     # --- files ------------------------------------------------------------------------------------------------------
 
     def names(self, pattern: re.Pattern[str] = _ANY) -> list[str]:
         """Of what lies in it, as far as all of the name fits the pattern; in order."""
-        return sorted(name for name in os.listdir(self._fd) if pattern.fullmatch(name))
+        fd = os.open(".", os.O_RDONLY | _FOLDER | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._fd)
+        try:
+            return sorted(name for name in os.listdir(fd) if pattern.fullmatch(name))
+        finally:
+            os.close(fd)
 
     def stat(self, name: str) -> os.stat_result:
         return os.stat(name, dir_fd=self._fd, follow_symlinks=False)
@@ -162,11 +163,17 @@ class Folder:
     def remove_empty(self, name: str) -> None:
         os.rmdir(name, dir_fd=self._fd)
 
-    def remove_tree(self, name: str) -> None:
-        """A private folder with all that is in it, as far as that can be removed."""
-        self.below(name, makes=False).close()
+    def remove_tree(self, name: str, first: str = "") -> None:
+        """A folder with all that is in it; ``first``: a file that goes before all else."""
+        fd = _place(name, self._fd)
+        try:
+            if first:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(first, dir_fd=fd)
+        finally:
+            os.close(fd)
         # Python before 3.11 takes no descriptor; below that folder it uses descriptors itself
-        shutil.rmtree(f"/proc/self/fd/{self._fd}/{name}", ignore_errors=True)
+        shutil.rmtree(f"/proc/self/fd/{self._fd}/{name}")
 
     def _checked(self, name: str, fd: int) -> int:
         found = os.fstat(fd)
@@ -182,15 +189,19 @@ class Folder:
 # --- on the way -------------------------------------------------------------------------------------------------------
 
 
-def _walk(path: str, makes: bool) -> int:
-    """The place of a folder. Links on the way there have to be root's or this user's."""
+def _walk(path: str, mode: int | None) -> int:
+    """The place of a folder; what is missing is made with this mode, if there is one.
+
+    Links on the way there have to be root's, this user's, or of the owner of the folder that they lie in: whoever else
+    may write to that folder leads nobody elsewhere.
+    """
     fd, links = _place("/" if path.startswith("/") else "."), 0
     names = _parts(path)
     try:
         while names:
             name = names.pop()
             try:
-                below = _place(name, fd, makes)
+                below = _place(name, fd, mode)
             except NotADirectoryError:
                 links += 1
                 if links > MAX_LINKS:
@@ -211,16 +222,16 @@ def _parts(path: str) -> list[str]:
     return [name for name in reversed(path.split("/")) if name not in ("", ".")]
 
 
-def _place(name: str, fd: int | None = None, makes: bool = False) -> int:
+def _place(name: str, fd: int | None = None, mode: int | None = None) -> int:
     """A descriptor of a folder: enough for what is below it, not to list it. Raises NotADirectoryError."""
     flags = os.O_PATH | _FOLDER | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         return os.open(name, flags, dir_fd=fd)
     except FileNotFoundError:
-        if not makes:
+        if mode is None:
             raise
     with contextlib.suppress(FileExistsError):  # somebody was quicker
-        os.mkdir(name, 0o700, dir_fd=fd)
+        os.mkdir(name, mode, dir_fd=fd)
     return os.open(name, flags, dir_fd=fd)
 
 
@@ -231,10 +242,10 @@ def _target(name: str, fd: int, path: str) -> str:
         found = os.fstat(link)
         if not stat.S_ISLNK(found.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-        if found.st_uid not in (0, os.geteuid()):
+        if found.st_uid not in (0, os.geteuid(), os.fstat(fd).st_uid):
             raise NotPrivate(
-                f"{name!r} in {path} is a link that belongs to uid {found.st_uid}, and only links of your own "
-                f"(uid {os.geteuid()}) and of root are followed: name what it leads to, or choose another directory"
+                f"{name!r} in {path} is a link of uid {found.st_uid} in somebody else's folder, and you are uid "
+                f"{os.geteuid()}: name what it leads to, or choose another directory"
             )
         return os.readlink("", dir_fd=link)
     finally:
