@@ -45,7 +45,7 @@ from inprocess.launcher.warm import WarmWorkers
 from inprocess.launcher.workers import GROW_VARIABLE, RESTART_VARIABLE
 from inprocess.options import did_you_mean
 from inprocess.stores.addresses import lookup
-from inprocess.system import descriptors, logs
+from inprocess.system import descriptors, logs, private_folder
 from inprocess.system.environment import StandardStreams
 from inprocess.system.inherited import children_are_waited_for
 from inprocess.system.logs import get_logger
@@ -73,6 +73,7 @@ def _run(given: argparse.Namespace) -> None:
         _choose_rendezvous(given)
         _check_backend(given)
         _choose_threads(given)
+        _make_log_directory(given.log_dir)
         config, entrypoint, args = torchrun.config_from_args(given)
         _check_event_log_handler(given)
         script.check(given)
@@ -293,6 +294,15 @@ def _logging() -> Iterator[None]:
         logs.leave()
         logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+def _make_log_directory(path: str | None) -> None:
+    """torch would make it, and those above, with whatever mode the umask leaves, and follow anybody's link."""
+    if path and path != os.devnull:
+        try:
+            private_folder.own(path).close()
+        except OSError as error:
+            raise OptionError(f"--log-dir={path} cannot be made or opened: {error}") from None
 
 
 @contextlib.contextmanager
