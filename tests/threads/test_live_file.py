@@ -382,6 +382,32 @@ def test_old_files_go(kept: Kept) -> None:
     assert all(path.exists() for path in stays)
 
 
+@pytest.mark.parametrize("name", ["live", "live/requests", "live/dump-1"])
+def test_nothing_goes_behind_a_link(
+    kept: Kept, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user, who may write to the run directory, has put it there. It is told of once."""
+    victim = tmp_path / "victim"
+    victim.mkdir(0o700)
+    names = ("monitor-0-a-1.json", "monitor-7-a-2.json.2", "precious")
+    for each in (*names, "dump-2", "requests"):
+        made(victim, each, live_file.OLD_S + 60)
+    link = Path(kept.run_dir, name)
+    link.parent.mkdir(0o700, parents=True, exist_ok=True)
+    link.symlink_to(victim)
+    os.utime(link, (1, 1), follow_symlinks=False)
+    monkeypatch.setattr(live_file, "TIDY_S", 0.0)
+    monkeypatch.setattr(live_file, "LOOK_S", 0.01)
+    rounds = []
+    monkeypatch.setattr(kept.live, "_tidy", lambda tidy=kept.live._tidy: rounds.append(1) or tidy())
+    kept.live.start()
+    until(lambda: len(rounds) > 5)
+    kept.live.leave()
+    assert sorted(os.listdir(victim)) == sorted((*names, "dump-2", "requests"))
+    told = [line for line in caplog.messages if f"{link} is a link" in line]
+    assert len(told) == (name != "live/dump-1")
+
+
 def test_only_the_first_rank_tidies(tmp_path: Path) -> None:
     kept = Kept(tmp_path, member=1)
     folder = Path(kept.run_dir, live_files.FOLDER)
