@@ -33,7 +33,6 @@ STRANGER = 54321
 ELSEWHERE = {
     "without a launcher": "tests/threads/test_bind.py",
     "`EtcdStore`": "tests/contracts/test_etcd_store.py",
-    "torch's process groups": "torch's own, with or without this library",
     "`inprocess run` without": "tests/unit/test_run_dir.py",
     "you call it": "the user's own files",
     "`transformers`": "tests/frameworks",
@@ -106,14 +105,22 @@ def rows() -> list[Row]:
 # --- what is there ------------------------------------------------------------------------------------------------
 
 
+def processes(command: Command) -> Iterator[psutil.Process]:
+    """Of the job, that live."""
+    launcher = psutil.Process(command.pid)
+    for process in (launcher, *launcher.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+
+
 def ports(command: Command) -> dict[str, set[int]]:
     """Who listens: role -> ports."""
-    launcher = psutil.Process(command.pid)
     found: dict[str, set[int]] = {}
-    for process in (launcher, *launcher.children(recursive=True)):
-        line = " ".join(process.cmdline())
-        role = "the launcher" if process == launcher else "a rank" if SCRIPT in line else "the metrics program"
+    for process in processes(command):
+        role = "a rank" if SCRIPT in " ".join(process.cmdline()) else "the metrics program"
         role = "a monitor" if pidfile.is_monitor(process.pid) else role
+        role = "the launcher" if process.pid == command.pid else role
         listening = [each for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
         found.setdefault(role, set()).update(each.laddr.port for each in listening)
     return found
@@ -121,9 +128,8 @@ def ports(command: Command) -> dict[str, set[int]]:
 
 def opened(command: Command) -> set[tuple[int, str]]:
     """(process, descriptor's path) of all that is open, files or memory."""
-    launcher = psutil.Process(command.pid)
     found = set()
-    for process in (launcher, *launcher.children(recursive=True)):
+    for process in processes(command):
         for name in os.listdir(f"/proc/{process.pid}/fd"):
             with contextlib.suppress(FileNotFoundError):
                 found.add((process.pid, os.readlink(f"/proc/{process.pid}/fd/{name}").removesuffix(" (deleted)")))
@@ -141,7 +147,9 @@ def symbolic(path: Path, place: Path) -> str:
     ):
         if path.is_relative_to(text):
             return str(name / path.relative_to(text))
-    return {".log": "LOGFILE", ".pid": "PIDFILE"}.get(path.suffix, str(path))
+    if (found := re.fullmatch(r"\d\.(log|pid)(\.\d+)?", path.name)) and path.parent == place / "job/logs":
+        return f"{found[1].upper()}FILE{found[2] or ''}"
+    return str(path)
 
 
 def made(place: Path) -> list[Path]:
@@ -181,9 +189,10 @@ class Seen:
     def listens(self, found: Mapping[str, set[int]]) -> None:
         for role, numbers in found.items():
             fitting = [row for row in self.rows if f"a port of {role}" in row.where]
-            for row in fitting if numbers else ():
+            any_number = [row for row in self.rows if role == "a rank" and "ports of the ranks" in row.where]
+            for row in (*fitting, *any_number) if numbers else ():
                 row.met.add(role)
-            if len(numbers) > len(fitting):
+            if len(numbers) > len(fitting) and not any_number:
                 self.unknown.add(f"{role} listens on {len(numbers)} ports, and the page has {len(fitting)}")
 
     def has_open(self, found: set[tuple[int, str]]) -> None:
