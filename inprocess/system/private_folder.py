@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 import shutil
 import stat
 from types import TracebackType
@@ -23,6 +24,8 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _FOLDER = os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_CLOEXEC | os.O_NOCTTY
 _ANY = re.compile(".*", re.DOTALL)
+#: (file system, user id there) that are this user
+_mapped: set[tuple[int, int]] = set()
 
 
 class NotPrivate(OSError):
@@ -90,7 +93,7 @@ class Folder:
             what = "a link" if stat.S_ISLNK(self.stat(name).st_mode) else "no folder"
             raise NotPrivate(f"{path} is {what}: remove it, or choose another directory") from None
         found = os.fstat(fd)
-        if not (self._looks or found.st_uid == os.geteuid()) or found.st_mode & _OTHERS_WRITE:
+        if found.st_mode & _OTHERS_WRITE or not (self._looks or _is_own(fd, found)):
             os.close(fd)
             raise _refusal(path, found)
         return Folder(fd, path, found.st_uid, self._looks)
@@ -250,6 +253,25 @@ def _target(name: str, fd: int, path: str) -> str:
         return os.readlink("", dir_fd=link)
     finally:
         os.close(link)
+
+
+def _is_own(fd: int, found: os.stat_result) -> bool:
+    """Whether it belongs to this user, under whatever number its file system has for it (NFS: root is nobody)."""
+    if found.st_uid == os.geteuid() or (found.st_dev, found.st_uid) in _mapped:
+        return True
+    name = f".{secrets.token_hex(8)}.mine"
+    try:
+        mine = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | _FILE, 0o600, dir_fd=fd)
+    except OSError:
+        return False
+    try:
+        os.unlink(name, dir_fd=fd)
+        if os.fstat(mine).st_uid != found.st_uid:
+            return False
+    finally:
+        os.close(mine)
+    _mapped.add((found.st_dev, found.st_uid))
+    return True
 
 
 def _refusal(path: str, found: os.stat_result) -> NotPrivate:

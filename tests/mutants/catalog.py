@@ -2554,6 +2554,7 @@ TESTING = (
 
 on_disk = _in("events/files.py", "tests/threads/test_events.py")
 private = _in("system/private_folder.py", "tests/threads/test_events.py")
+folders = _in("system/private_folder.py", "tests/unit/test_private_folder.py")
 streamed = _in("events/stream.py", "tests/threads/test_events.py")
 EVENTS = (
     _in("events/record.py", "tests/unit/test_events.py::test_what_is_nested_deep_can_be_read_again")(
@@ -2576,6 +2577,37 @@ EVENTS = (
         "events are written through a link",
         "os.O_RDWR | os.O_CREAT | os.O_APPEND | _FILE | os.O_NOFOLLOW",
         "os.O_RDWR | os.O_CREAT | os.O_APPEND | _FILE",
+    ),
+    folders(
+        "a_folder_of_anybody",
+        "another user's folder is used",
+        "or not (self._looks or _is_own(fd, found))",
+        "",
+    ),
+    folders("a_folder_that_others_write_to", "others may write to the folder", "found.st_mode & _OTHERS_WRITE or ", ""),
+    folders(
+        "a_link_of_anybody",
+        "another user's link on the way is followed",
+        "if found.st_uid not in (0, os.geteuid(), os.fstat(fd).st_uid):",
+        "if False:",
+    ),
+    folders(
+        "folders_above_by_umask",
+        "the umask says who may use folders",
+        "os.mkdir(name, mode, dir_fd",
+        "os.mkdir(name, dir_fd",
+    ),
+    folders(
+        "through_the_path",
+        "a folder that is swapped meanwhile is written to",
+        "os.replace(old, new, src_dir_fd=self._fd, dst_dir_fd=self._fd)",
+        "os.replace(os.path.join(self.path, old), os.path.join(self.path, new))",
+    ),
+    folders(
+        "files_of_anybody",
+        "root reads files that its own folder does not vouch for",
+        " and found.st_uid == self._owner:",
+        ":",
     ),
     private("others_read_events", "everybody can read the events", "name, flags, 0o600", "name, flags, 0o644"),
     on_disk(

@@ -13,6 +13,7 @@ import pytest
 from inprocess.launcher import run_dir
 from inprocess.live.shelf import Name, Shelf
 from inprocess.reports import writer
+from inprocess.system import private_folder
 from inprocess.system.private_folder import Folder, NotPrivate, look, own
 
 #: another user
@@ -92,6 +93,23 @@ def test_nobody_else_is_in_its_place(tmp_path: Path, put: Callable[[Path], None]
         with pytest.raises(NotPrivate, match=f"{tmp_path}/live .*{says}" if "mode" not in says else says):
             own(str(tmp_path), *names)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@root_only
+def test_a_file_system_that_knows_the_user_under_another_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS does with root: what this user makes is not of its own number."""
+    monkeypatch.setattr(private_folder, "_mapped", set())
+    foreign(tmp_path / "theirs")
+    monkeypatch.setattr(private_folder.os, "geteuid", lambda: 777)
+    for _ in range(2):
+        with own(str(tmp_path), "live") as folder:
+            folder.replace("x", b"1")
+            assert folder.read("x", 1) == b"1" and folder.names() == ["x"]
+        with pytest.raises(NotPrivate, match=f"belongs to uid {STRANGER}"):
+            own(str(tmp_path), "theirs")
+    assert os.listdir(tmp_path / "theirs") == []
 
 
 @root_only
