@@ -75,6 +75,7 @@ class LiveFile:
     ) -> None:
         self._config, self._board, self._link, self._training, self._post = config, board, link, training, post
         self._run_dir = config.run_dir or ""
+        self._requests = os.path.join(self._run_dir, live_files.FOLDER, live_files.REQUESTS)
         self._host = socket.gethostname()
         self._name = file_name(Header(config.job, "monitor", config.rank, os.getpid(), self._host), ending="json")
         self._ending = threading.Event()
@@ -188,7 +189,7 @@ class LiveFile:
         """One `stat` where nobody asks. While there is a request all are listed: the next one may be of the same
         moment, as far as the disk's clock tells."""
         try:
-            changed = os.stat(os.path.join(self._run_dir, live_files.FOLDER, live_files.REQUESTS)).st_mtime_ns
+            changed = os.stat(self._requests).st_mtime_ns
         except FileNotFoundError:
             return
         if changed == self._changed and not self._answered:
