@@ -317,7 +317,7 @@ class _Memory:
     """
 
     def __init__(self, state: TrainerState) -> None:
-        with own(tempfile.gettempdir()) as folder:
+        with contextlib.suppress(OSError), own(tempfile.gettempdir()) as folder:
             for name in folder.names(re.compile(f"{_PREFIX}.*")):
                 with contextlib.suppress(OSError):  # also BlockingIOError: it is in use
                     folder.below(name, makes=False).close()  # it is this user's
