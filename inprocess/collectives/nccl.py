@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 from inprocess.collectives import groups
-from inprocess.system import clock
+from inprocess.system import clock, private_folder
 from inprocess.system.interpreter import running_frames
 from inprocess.system.logs import get_logger
 
@@ -287,12 +287,8 @@ def dump_flight_record(path: Path, of_nccl_alone: bool) -> None:
     # to tell where a collective was called from, torch imports its compiler: a second, while others may be importing
     record = dump(includeStackTraces="torch._inductor.codecache" in sys.modules)
     # the file last: where it hangs, and comes back an iteration later, the record is still the one of this iteration
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # not through a link, and without waiting for the other end of a pipe that somebody has put there
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(path, flags, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(record)
+    with private_folder.own(str(path.parent)) as folder:
+        folder.replace(path.name, record)
 
 
 def forget_flight_record() -> None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import stat
 
 from inprocess.events.record import Event, Header, to_line
-from inprocess.system import clock
+from inprocess.system import clock, private_folder
 from inprocess.system.logs import get_logger
 
-__all__ = ["RELAYED", "EventFile", "file_name", "folder", "host_in_names"]
+__all__ = ["FOLDER", "RELAYED", "EventFile", "file_name", "host_in_names"]
 
 log = get_logger("inprocess")
 #: a file that is larger (bytes) is set aside, in place of the one that was set aside before
@@ -26,11 +25,6 @@ RETRY_S = 5.0
 FOLDER = "events"
 #: the role in the name of a file that came through the store, see ``monitor/relay``
 RELAYED = "relayed"
-
-
-def folder(run_dir: str) -> str:
-    """Where the events of a run directory are."""
-    return os.path.join(run_dir, FOLDER)
 
 
 def host_in_names(host: str) -> str:
@@ -48,7 +42,8 @@ class EventFile:
 
     def __init__(self, run_dir: str, header: Header) -> None:
         self.run_dir, self._header = run_dir, header
-        self.path = os.path.join(folder(run_dir), file_name(header))
+        self._name = file_name(header)
+        self.path = os.path.join(run_dir, FOLDER, self._name)
         self._fd, self._size = -1, 0
         # the last write was cut short
         self._is_torn = False
@@ -81,14 +76,10 @@ class EventFile:
         if clock.monotonic() < self._try_again_at:
             raise OSError(self._reason)
         self._try_again_at = clock.monotonic() + RETRY_S
-        os.makedirs(folder(self.run_dir), mode=0o700, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(self.path, flags, 0o600)
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            os.close(fd)
-            raise OSError(f"{self.path} is not a regular file")
-        self._fd, self._size, self._is_torn = fd, found.st_size, found.st_size > 0
+        with private_folder.own(self.run_dir, FOLDER) as folder:
+            self._fd = folder.append(self._name)
+        self._size = os.fstat(self._fd).st_size
+        self._is_torn = self._size > 0
         try:
             self._append(to_line(self._header))
         except OSError:
@@ -97,8 +88,8 @@ class EventFile:
         self._try_again_at = 0.0
 
     def _set_aside(self) -> None:
-        with contextlib.suppress(FileNotFoundError):  # somebody has taken it away
-            os.replace(self.path, f"{self.path}.1")
+        with contextlib.suppress(FileNotFoundError), private_folder.own(self.run_dir, FOLDER) as folder:
+            folder.rename(self._name, f"{self._name}.1")  # somebody may have taken it away
         self.close()
         self._open()
 

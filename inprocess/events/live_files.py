@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,10 +17,9 @@ __all__ = [
     "FOLDER",
     "MAX_DUMP_BYTES",
     "MAX_FILE_BYTES",
-    "folder",
+    "REQUESTS",
     "parse",
     "parse_dump",
-    "requests",
     "stale_after",
 ]
 
@@ -64,16 +62,6 @@ FIELDS = {
 #: of an answer with stacks
 DUMP_FIELDS = {"job": "text", "host": "text", "pid": "count", "initial_rank": "count", "why": "text"}
 _MOST = 1 << 62
-
-
-def folder(run_dir: str) -> str:
-    """Where the live files of a run directory are."""
-    return os.path.join(run_dir, FOLDER)
-
-
-def requests(run_dir: str) -> str:
-    """Where requests for stacks are."""
-    return os.path.join(folder(run_dir), REQUESTS)
 
 
 def parse(data: Any) -> dict[str, Any]:

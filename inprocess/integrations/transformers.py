@@ -38,6 +38,7 @@ from inprocess.integrations.pacing import Pace
 from inprocess.live.state import LiveState
 from inprocess.live.tree import is_sharded
 from inprocess.system import clock
+from inprocess.system.private_folder import own
 
 __all__ = ["RestartCallback", "RestartMixin", "RestartTrainer", "last_complete_checkpoint"]
 
@@ -319,9 +320,11 @@ class _Memory:
     """
 
     def __init__(self, state: TrainerState) -> None:
-        for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-            with contextlib.suppress(OSError):  # also BlockingIOError: it is in use
-                _remove(left, _lock(left))
+        with contextlib.suppress(OSError), own(tempfile.gettempdir()) as folder:
+            for name in folder.names(re.compile(f"{_PREFIX}.*")):
+                with contextlib.suppress(OSError):  # also BlockingIOError: it is in use
+                    folder.below(name, makes=False).close()  # it is this user's
+                    _remove(left := Path(folder.path, name), _lock(left))
         self.step = state.global_step
         made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
         self._held = _lock(made)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import socket
 import struct
 import tempfile
 
+from inprocess.system.private_folder import own
+
 __all__ = ["PREFIX", "listen", "peer"]
 
 #: the directory's name begins so, and this is the socket in it
 PREFIX, NAME = "inprocess-run-", "control"
+_DIRECTORY, _SOCKET = re.compile(rf"{PREFIX}.*"), re.compile(rf"{NAME}(\.new)?")
 #: longest path of a Unix socket (bytes, without the zero at its end)
 MAX_PATH_BYTES = 107
 
@@ -44,23 +48,13 @@ def listen(backlog: int) -> tuple[str, socket.socket]:
 
 def _sweep(parent: str) -> None:
     """Remove what launchers of this user left that could not do so themselves."""
-    try:
-        with os.scandir(parent) as entries:
-            found = [entry.path for entry in entries if entry.name.startswith(PREFIX) and _is_mine(entry)]
-    except OSError:
-        return
-    for directory in found:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.setblocking(False)
-            if probe.connect_ex(os.path.join(directory, NAME)) == errno.ECONNREFUSED:
-                shutil.rmtree(directory, ignore_errors=True)
-
-
-def _is_mine(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
-    except OSError:  # gone meanwhile
-        return False
+    with contextlib.suppress(OSError), own(parent) as folder:
+        for name in folder.names(_DIRECTORY):
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                folder.below(name, makes=False).close()  # it is this user's
+                probe.setblocking(False)
+                if probe.connect_ex(os.path.join(parent, name, NAME)) == errno.ECONNREFUSED:
+                    folder.remove_below(name, _SOCKET)
 
 
 def peer(connection: socket.socket) -> int:

@@ -45,7 +45,7 @@ from inprocess.launcher.warm import WarmWorkers
 from inprocess.launcher.workers import GROW_VARIABLE, RESTART_VARIABLE
 from inprocess.options import did_you_mean
 from inprocess.stores.addresses import lookup
-from inprocess.system import descriptors, logs
+from inprocess.system import descriptors, logs, private_folder
 from inprocess.system.environment import StandardStreams
 from inprocess.system.inherited import children_are_waited_for
 from inprocess.system.logs import get_logger
@@ -73,7 +73,7 @@ def _run(given: argparse.Namespace) -> None:
         _choose_rendezvous(given)
         _check_backend(given)
         _choose_threads(given)
-        _make_log_directory(given)
+        _make_log_directory(given.log_dir)
         script.check(given)
         _wrap(given)
         config, entrypoint, args = torchrun.config_from_args(given)
@@ -181,18 +181,6 @@ def _wrap(given: argparse.Namespace) -> None:
     if given.wrap:
         words = wrapped.command(given.training_script, given.training_script_args, given.module, given.option)
         given.module, (given.training_script, *given.training_script_args) = True, words
-
-
-def _make_log_directory(given: argparse.Namespace) -> None:
-    """As torch does, with its mode; to say which option is wrong where it cannot be made."""
-    if not given.log_dir:
-        return
-    try:
-        os.makedirs(given.log_dir, exist_ok=True)
-    except OSError as error:
-        raise OptionError(
-            f"--log-dir={given.log_dir} cannot be made: {error.strerror}: pass a directory in which this user may write"
-        ) from None
 
 
 def _spec(
@@ -313,6 +301,15 @@ def _logging() -> Iterator[None]:
         logs.leave()
         logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+def _make_log_directory(path: str | None) -> None:
+    """torch would make it, and those above, with whatever mode the umask leaves, and follow anybody's link."""
+    if path and path != os.devnull:
+        try:
+            private_folder.own(path).close()
+        except OSError as error:
+            raise OptionError(f"--log-dir={path} cannot be made or opened: {error}") from None
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
 from inprocess.launcher.signals import Signals
-from inprocess.system import clock, descriptors, procfs
+from inprocess.system import clock, descriptors, private_folder, procfs
 from inprocess.system.logs import get_logger
 
 __all__ = ["WorkerPool", "Ended", "Process", "ProcessSpec", "StreamFilters"]
@@ -131,7 +131,7 @@ def _again(path: str, restart: int) -> str:
     if not restart or path in ("", os.devnull):
         return path
     folder = os.path.join(os.path.dirname(path), f"restart_{restart}")
-    os.makedirs(folder, exist_ok=True)
+    private_folder.own(folder).close()
     return os.path.join(folder, os.path.basename(path))
 
 

@@ -16,16 +16,15 @@ import os
 import re
 import secrets
 import shlex
-import shutil
 import socket
-import stat
 import threading
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 
-from inprocess.events.files import folder, host_in_names
+from inprocess.events.files import FOLDER, host_in_names
 from inprocess.system import clock
 from inprocess.system.logs import get_logger
+from inprocess.system.private_folder import Folder, look, own
 
 __all__ = ["KEPT", "VARIABLE", "RunDirectory", "chosen", "count_restarts", "new_name", "tidy"]
 
@@ -43,6 +42,7 @@ MARK = ".gitignore"
 #: of a name that the user gave the job (characters)
 MAX_NAME = 40
 _NAME = re.compile(r"\d{8}-\d{6}-[A-Za-z0-9._-]{1,40}")
+_OF_RANKS = re.compile(r"rank-.*")
 #: in a line of an event
 _RESTART, _ABORT = b'"kind":"restart"', b'"kind":"abort"'
 
@@ -128,19 +128,16 @@ class RunDirectory:
 
     def _look(self) -> None:
         """In a thread, as what follows."""
-        if self.path is not None and os.path.isdir(below := folder(self.path)):
-            self._earlier = frozenset(os.listdir(below))
+        if self.path is not None:
+            with contextlib.suppress(FileNotFoundError), look(self.path, FOLDER) as folder:
+                self._earlier = frozenset(folder.names())
 
     def _make(self, path: str) -> None:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        with contextlib.suppress(FileExistsError):  # another node was quicker
-            os.mkdir(path, mode=0o700)
-        mark = os.path.join(path, MARK)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(mark, flags, 0o600)
+        with own(*_parts(path)) as folder:
+            fd = folder.append(MARK)
         self._marks.append(fd)
         if os.fstat(fd).st_size == 0:
-            os.pwrite(fd, b"*\n", 0)
+            os.write(fd, b"*\n")
         with contextlib.suppress(OSError):  # a file system without locks; then nobody gets one to remove it either
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         threading.Thread(target=tidy, args=(os.path.dirname(path),), name="tidy", daemon=True).start()
@@ -171,51 +168,52 @@ def count_restarts(run_dir: str, earlier: Collection[str] = ()) -> tuple[int, bo
     seen: dict[str, int] = {}
     aborted = False
     host = f"-{host_in_names(socket.gethostname())}-"
-    below = folder(run_dir)
-    for name in os.listdir(below) if os.path.isdir(below) else ():
-        if not name.startswith("rank-") or host not in name or name in earlier:
-            continue
-        data = _read(os.path.join(below, name))
-        one = name.removesuffix(".1")
-        seen[one] = seen.get(one, 0) + data.count(_RESTART)
-        aborted = aborted or _ABORT in data
+    with contextlib.suppress(OSError), look(run_dir, FOLDER) as folder:
+        for name in folder.names(_OF_RANKS):
+            if host not in name or name in earlier:
+                continue
+            data = _read(folder, name)
+            one = name.removesuffix(".1")
+            seen[one] = seen.get(one, 0) + data.count(_RESTART)
+            aborted = aborted or _ABORT in data
     return max(seen.values(), default=0), aborted
 
 
-def _read(path: str) -> bytes:
+def _read(folder: Folder, name: str) -> bytes:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(folder.open(name), "rb") as file:
+            return file.read()
     except OSError:
         return b""
-    try:
-        with open(fd, "rb", closefd=False) as file:
-            return file.read() if stat.S_ISREG(os.fstat(fd).st_mode) else b""
-    finally:
-        os.close(fd)
 
 
 def _remove_unused(path: str) -> None:
     """Nobody wrote into it."""
-    if set(os.listdir(path)) <= {MARK} and not _is_in_use(path):
-        os.unlink(os.path.join(path, MARK))
-        os.rmdir(path)
-        os.rmdir(os.path.dirname(path))  # where it was the only one
+    above, parent, name = _parts(path)
+    with own(above, parent) as folder:
+        with folder.below(name, makes=False) as unused:
+            is_unused = set(unused.names()) <= {MARK} and not _is_in_use(unused)
+        if is_unused:
+            folder.remove_below(name, re.compile(re.escape(MARK)))
+    with own(above) as folder:
+        folder.remove_empty(parent)  # where it was the only one
 
 
 def tidy(parent: str, kept: int = KEPT) -> None:
     """Remove what is older than the latest ones; not what runs, and nothing that was not made here."""
-    with contextlib.suppress(OSError):
-        names = sorted(name for name in os.listdir(parent) if _NAME.fullmatch(name))
-        for name in names[:-kept]:
-            path = os.path.join(parent, name)
-            if not _is_in_use(path):
-                shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError), own(*os.path.split(parent)) as folder:
+        for name in folder.names(_NAME)[: -kept or None]:
+            with contextlib.suppress(OSError):
+                with folder.below(name, makes=False) as old:
+                    is_in_use = _is_in_use(old)
+                if not is_in_use:
+                    folder.remove_tree(name)
 
 
-def _is_in_use(path: str) -> bool:
+def _is_in_use(folder: Folder) -> bool:
     """Whether a launcher works with it, or it was not made here."""
     try:
-        fd = os.open(os.path.join(path, MARK), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = folder.update(MARK)
     except OSError:
         return True
     try:
@@ -225,3 +223,9 @@ def _is_in_use(path: str) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+def _parts(path: str) -> tuple[str, str, str]:
+    """What it lies in, which may be anybody's; the folder of all of them; its own name."""
+    parent, name = os.path.split(path)
+    return *os.path.split(parent), name

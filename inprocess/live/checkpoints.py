@@ -15,15 +15,15 @@ import io
 import json
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -34,6 +34,7 @@ from inprocess.live.plan import NOTHING
 from inprocess.live.shelf import Name, Shelf
 from inprocess.live.transfer import PIECE, checksum, view
 from inprocess.live.tree import Record, dotted, is_sharded, leaves, local, read, replaced, take
+from inprocess.system import private_folder
 from inprocess.system.errors import first_line
 from inprocess.system.logs import get_logger
 
@@ -73,12 +74,13 @@ class Checkpoints:
     Args:
         folder: a path, or what fsspec understands (``s3://bucket/run``); the same for all hosts.
         keep: how many are kept.
+        mode: of the folders that are made, on a file system of this host; of files without what only folders need.
     """
 
-    def __init__(self, folder: str, keep: int) -> None:
-        self.folder = folder if "://" in folder else os.path.abspath(os.path.expanduser(folder))
-        self.keep = keep
-        self._shelf = Shelf(self.folder)
+    def __init__(self, folder: str, keep: int, mode: int = 0o700) -> None:
+        self._shelf = Shelf(folder if "://" in folder else os.path.abspath(os.path.expanduser(folder)))
+        self.folder = self._shelf.root if self._shelf.is_local else folder
+        self.keep, self._mode = keep, mode
         #: threads that write, and that look at what is there
         self.writer, self.reader = Beside("inprocess-checkpoint"), Beside("inprocess-reader")
         #: the newest step that this rank has seen saved
@@ -136,7 +138,7 @@ class Checkpoints:
             family: put before each name; ranks with another one have other tensors of the same names.
             leads: this rank is the one of its family that writes what is no tensor.
         """
-        writer = _writer(self.folder)  # it hears of its own folder later
+        writer = _writer(self.folder, self._mode)  # it hears of its own folder later
         writer.beside = self.writer
         rooms = self._copies if self.writer.ended(0) else {}
         state = _tensors(present, family, leads)
@@ -164,7 +166,7 @@ class Checkpoints:
         self.writer.begin(staged.step, self._save, staged, group)
 
     def _save(self, staged: Staged, ref: weakref.ref[ProcessGroup] | None) -> None:
-        step = staged.step
+        step, name, group = staged.step, Name(NOTHING, staged.step), None
         try:
             group = there(ref) if ref is not None else None
             name = self._name(step, group)
@@ -181,13 +183,15 @@ class Checkpoints:
             )
         except (Exception, CheckpointException) as error:  # the disk is full, or the iteration is over
             log.error("the checkpoint of step %d is not finished: %s", step, _why(error))
+            # of torch's own error all ranks know: nobody writes any more
+            if isinstance(error, CheckpointException) and name.branch != NOTHING and _is_first(group):
+                self._quietly(lambda: self._shelf.tidy_unfinished(name))
             return
         self.newest = max(self.newest, step)
         self.writer.is_done = True
-        # not dist.get_rank: the iteration may be over by now, and with it the default group
-        if group is None or group.rank() == 0:
+        if _is_first(group):
             log.info("step %d is saved: %s", step, self.path(name))
-            self._tidy(name)
+            self._quietly(lambda: self._shelf.tidy(name, self.keep))
 
     def _name(self, step: int, group: ProcessGroup | None) -> Name:
         """The first rank looks at what is there; it tells the others, also where it cannot."""
@@ -208,11 +212,10 @@ class Checkpoints:
         self._damaged -= damaged  # on all ranks: this name, or one to come, may have been one of theirs
         return name
 
-    def _tidy(self, saved: Name) -> None:
-        """Those before are removed but for the last ones."""
+    def _quietly(self, tidy: Callable[[], object]) -> None:
         try:
             with on_disk(self.writer):
-                self._shelf.tidy(saved, self.keep)
+                tidy()
         except Exception as error:
             log.warning("old checkpoints in %s cannot be removed: %s", self, _why(error))
 
@@ -402,6 +405,37 @@ def on_disk(beside: Beside) -> Iterator[None]:
 class _Writer(_Summed, FileSystemWriter):
     """To a file system of this host."""
 
+    def __init__(self, path: str, mode: int) -> None:
+        super().__init__(path, per_thread_copy_ahead=0)  # no stream to a device: it is all here
+        self.fs = _Files(mode)
+
+
+class _Files(FileSystem):
+    """As torch's, but that the umask alone does not say who may read what is made.
+
+    Args:
+        mode: of folders; files have it without the right to execute.
+    """
+
+    def __init__(self, mode: int) -> None:
+        self._mode = mode
+
+    @contextlib.contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        with open(path, mode, opener=self._open) as stream:
+            yield cast(io.IOBase, stream)
+
+    def mkdir(self, path: str | os.PathLike[str]) -> None:
+        private_folder.own(os.fspath(path), mode=self._mode).close()
+
+    def _open(self, path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, self._mode & 0o666)
+
+
+def _is_first(group: ProcessGroup | None) -> bool:
+    """Not by dist.get_rank: the iteration may be over by now, and with it the default group."""
+    return group is None or group.rank() == 0
+
 
 def _sums(stream: Any) -> list[int]:
     found: list[int] = []
@@ -410,16 +444,15 @@ def _sums(stream: Any) -> list[int]:
     return found
 
 
-def _writer(path: str) -> Any:
+def _writer(path: str, mode: int) -> Any:
     if "://" not in path:
-        return _Writer(path, per_thread_copy_ahead=0)  # no stream to a device: it is all here
+        return _Writer(path, mode)
 
     class RemoteWriter(_Summed, _fsspec().FsspecWriter):  # type: ignore[misc]
         pass
 
     # what is no file of this host cannot be synchronized: it is there when its stream is closed (torch 2.14 warns)
-    is_local = path.startswith(("file://", "local://"))
-    return RemoteWriter(path, per_thread_copy_ahead=0, sync_files=is_local)
+    return RemoteWriter(path, per_thread_copy_ahead=0, sync_files=False)
 
 
 def _reader(path: str) -> Any:

@@ -235,13 +235,13 @@ class Saving:
             )
 
 
-def checkpoints(folder: str | os.PathLike[str] | None, keep: int) -> Checkpoints | None:
+def checkpoints(folder: str | os.PathLike[str] | None, keep: int, mode: int) -> Checkpoints | None:
     """Those in a folder; None without one."""
     if folder is None:
         return None
     from inprocess.live.checkpoints import Checkpoints  # noqa: PLC0415  (torch.distributed.checkpoint takes 0.7 s)
 
-    return Checkpoints(os.fspath(folder), keep)
+    return Checkpoints(os.fspath(folder), keep, mode)
 
 
 def _on_host(group: ProcessGroup | None, timeout: datetime.timedelta | None = None) -> ProcessGroup:

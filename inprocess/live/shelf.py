@@ -11,6 +11,7 @@ looked at. Any part of this may be cut off by the end of the process, and there 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inprocess.exception import OptionError
+from inprocess.system import private_folder
 
 __all__ = ["Name", "Shelf"]
 
@@ -59,6 +61,8 @@ class Shelf:
 
     def __init__(self, folder: str) -> None:
         self.files, self.root = _open(folder)
+        #: files of this host, or of a disk that looks so
+        self.is_local = _is_local(self.files)
 
     def all(self) -> list[tuple[Name, bool]]:
         """Each with whether it is finished; the last one first."""
@@ -79,6 +83,12 @@ class Shelf:
             if name not in kept:
                 self._remove(str(name))
 
+    def tidy_unfinished(self, failed: Name) -> None:
+        """What was left of this one, and of those before that nobody finished: the disk may be full."""
+        for name, finished in self.all():
+            if name <= failed and not finished:
+                self._remove(str(name))
+
     def set_aside(self, names: Iterable[Name]) -> None:
         """Those of them that are there get another name; of all that have one the last few stay."""
         there = {name for name, _ in self.all()}
@@ -97,10 +107,11 @@ class Shelf:
                 yield entry.rstrip("/").rpartition("/")[2]
 
     def _move(self, old: str, new: str) -> None:
-        old, new = f"{self.root}/{old}", f"{self.root}/{new}"
-        if _is_local(self.files):
-            self.files.mv(old, new, recursive=True)  # one rename
+        if self.is_local:
+            with private_folder.own(self.root) as folder:
+                folder.rename(old, new)
             return
+        old, new = f"{self.root}/{old}", f"{self.root}/{new}"
         self.files.makedirs(new, exist_ok=True)
         if self.files.exists(f"{old}/{METADATA}"):
             self.files.mv(f"{old}/{METADATA}", f"{new}/{METADATA}")
@@ -110,6 +121,10 @@ class Shelf:
             self.files.rm(old, recursive=True)
 
     def _remove(self, entry: str) -> None:
+        if self.is_local:  # never through a link that somebody has put there
+            with contextlib.suppress(FileNotFoundError), private_folder.own(self.root) as folder:
+                folder.remove_tree(entry, first=METADATA)
+            return
         path = f"{self.root}/{entry}"
         if self.files.exists(f"{path}/{METADATA}"):
             self.files.rm_file(f"{path}/{METADATA}")

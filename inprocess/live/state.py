@@ -76,6 +76,8 @@ class LiveState:
             beside the training. The same on all hosts: a path, or what fsspec understands (``s3://bucket/run``).
         save_every: write one every so many steps, or seconds, as above. 0: none; `recover` loads those that are there.
         keep: how many finished ones stay (default 3).
+        folder_mode: of the folders that are made for checkpoints on a disk of this host, as far as the umask allows;
+            files have it without the right to execute. Default 0o700: nobody else reads them; 0o750: a group may.
         transport: ``"group"``: states go over the process group. ``"http"``: over HTTP, from a port of the sender, to
             whoever has the token that is in ``call.store``; for a group that should not, or cannot, send from rank to
             rank.
@@ -92,6 +94,7 @@ class LiveState:
         folder: str | os.PathLike[str] | None = None,
         save_every: int | datetime.timedelta = 0,
         keep: int = 3,
+        folder_mode: int = 0o700,
         transport: str = "group",
         seed: int | None = 0,
         **parts: Stateful,
@@ -101,6 +104,8 @@ class LiveState:
             raise OptionError(f"replica_distance={replica_distance} must be a number of ranks, or 0")
         if replica_distance and not copies_due:
             raise OptionError(f"replica_distance={replica_distance} needs copy_every: there are no copies to send")
+        if not 0o700 <= folder_mode <= 0o777:
+            raise OptionError(f"folder_mode={folder_mode:#o} must be a mode such as 0o700, with all your own rights")
         if keep < 1:
             raise OptionError(f"keep={keep} must be at least 1")
         if saves_due and folder is None:
@@ -111,7 +116,9 @@ class LiveState:
         self._own = RankParts(per_rank)
         self._present = LiveParts(self._own.split(parts))
         self._around = Around()
-        self._saving = Saving(self._around, copies_due, saves_due, replica_distance, checkpoints(folder, keep))
+        self._saving = Saving(
+            self._around, copies_due, saves_due, replica_distance, checkpoints(folder, keep, folder_mode)
+        )
         #: that of the last `recover`
         self._iteration = -1
         self._source = ""

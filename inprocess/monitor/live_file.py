@@ -13,10 +13,9 @@ import json
 import os
 import queue
 import re
-import shutil
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from inprocess.events import live_files
@@ -28,7 +27,7 @@ from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.events import StacksWanted
 from inprocess.monitor.link import Link
 from inprocess.protocol.phases import Phase
-from inprocess.system import clock, descriptors, procfs, strict_json, whole_files
+from inprocess.system import clock, descriptors, private_folder, procfs, strict_json
 from inprocess.system.logs import get_logger
 
 __all__ = ["LiveFile"]
@@ -52,8 +51,12 @@ TIDY_S, OLD_S, REQUEST_S = 3600.0, 86_400.0, 900.0
 #: so many intervals
 KEPT, GONE_S, GONE_AFTER = 3, 60.0, 5
 MAX_REASONS = 5
+#: what monitors and their readers write; nothing else is ever removed
 _REQUEST = re.compile(r"[A-Za-z0-9-]{1,100}")
 _SLOT = re.compile(r"monitor-(\d+)-.*\.json")
+_BESIDE = re.compile(rf"{_SLOT.pattern}\.\d+")
+_DUMP = re.compile(live_files.DUMP + _REQUEST.pattern)
+_ANSWER = re.compile(rf"{_SLOT.pattern}(\.\d+)?")
 
 
 class LiveFile:
@@ -71,8 +74,8 @@ class LiveFile:
         self, config: MonitorConfig, board: Board, link: Link, training: int, post: Callable[[StacksWanted], None]
     ) -> None:
         self._config, self._board, self._link, self._training, self._post = config, board, link, training, post
-        self._folder = live_files.folder(config.run_dir or "")
-        self._requests = live_files.requests(config.run_dir or "")
+        self._run_dir = config.run_dir or ""
+        self._requests = os.path.join(self._run_dir, live_files.FOLDER, live_files.REQUESTS)
         self._host = socket.gethostname()
         self._name = file_name(Header(config.job, "monitor", config.rank, os.getpid(), self._host), ending="json")
         self._ending = threading.Event()
@@ -133,11 +136,13 @@ class LiveFile:
         return membership.roster[:1] == (membership.member,)
 
     def _renew(self) -> None:
-        for folder in (self._folder, self._requests):  # both belong to who runs the job, whoever may ask one day
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-        path = os.path.join(self._folder, self._name)
-        whole_files.replace(path, json.dumps(self._status(), separators=(",", ":")).encode() + b"\n")
-        self._disk_time = os.stat(path).st_mtime
+        with self._folder() as folder:
+            folder.below(live_files.REQUESTS).close()  # this user's own, whoever may ask one day
+            folder.replace(self._name, json.dumps(self._status(), separators=(",", ":")).encode() + b"\n")
+            self._disk_time = folder.stat(self._name).st_mtime
+
+    def _folder(self) -> private_folder.Folder:
+        return private_folder.own(self._run_dir, live_files.FOLDER)
 
     def _status(self) -> dict[str, Any]:
         config, seen, now = self._config, self._board.snapshot(), clock.monotonic()
@@ -190,18 +195,14 @@ class LiveFile:
         if changed == self._changed and not self._answered:
             return
         self._changed = changed
-        found = frozenset(name for name in os.listdir(self._requests) if _REQUEST.fullmatch(name))
-        new = [name for name in sorted(found - self._answered) if self._is_recent(name)]
+        with self._folder() as folder, folder.below(live_files.REQUESTS) as requests:
+            found = frozenset(requests.names(_REQUEST))
+            # one whose program was killed may lie there for long; a monitor that is new does not answer it
+            recent = {name for name, age in self._aged(requests, found) if age < REQUEST_S}
+        new = sorted((found - self._answered) & recent)
         self._answered = found
         if new:
             self._answer(new)
-
-    def _is_recent(self, name: str) -> bool:
-        """One whose program was killed may lie there for long; a monitor that is new does not answer it."""
-        try:
-            return self._disk_time - os.stat(os.path.join(self._requests, name)).st_mtime < REQUEST_S
-        except FileNotFoundError:
-            return False
 
     def _answer(self, names: Sequence[str]) -> None:
         config = self._config
@@ -214,12 +215,10 @@ class LiveFile:
             "initial_rank": config.rank,
             **self._take(),
         }
-        for name in names:
-            if not os.path.exists(os.path.join(self._requests, name)):  # nobody waits for it any more
-                continue
-            folder = os.path.join(self._folder, live_files.DUMP + name)
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-            whole_files.replace(os.path.join(folder, self._name), json.dumps(told).encode())
+        with self._folder() as folder, folder.below(live_files.REQUESTS) as requests:
+            for name, _ in self._aged(requests, names):  # nobody waits for the others any more
+                with folder.below(live_files.DUMP + name) as answers:
+                    answers.replace(self._name, json.dumps(told).encode())
 
     def _take(self) -> dict[str, Any]:
         """The stacks, or why there are none."""
@@ -250,28 +249,30 @@ class LiveFile:
     # --- what others have left --------------------------------------------------------------------------------------
 
     def _tidy(self) -> None:
-        slots: dict[str, list[tuple[float, str]]] = {}
-        for path, name, age in self._aged(self._folder):
-            if slot := _SLOT.fullmatch(name):
-                slots.setdefault(slot[1], []).append((age, path))
-            elif age > OLD_S and name.startswith(live_files.DUMP):
-                shutil.rmtree(path, ignore_errors=True)
-            elif age > OLD_S and ".json." in name:  # its writer was killed
-                _remove(path)
-        for found in slots.values():
-            for number, (age, path) in enumerate(sorted(found)):
-                if age > OLD_S or (number >= KEPT and age > max(GONE_S, GONE_AFTER * self._interval)):
-                    _remove(path)
-        for path, _, age in self._aged(self._requests):
-            if age > REQUEST_S:
-                _remove(path)
+        with self._folder() as folder, folder.below(live_files.REQUESTS) as requests:
+            slots: dict[str, list[tuple[float, str]]] = {}
+            for name, age in self._aged(folder, folder.names(_SLOT)):
+                slots.setdefault(name.split("-")[1], []).append((age, name))
+            gone = [
+                name
+                for found in slots.values()
+                for number, (age, name) in enumerate(sorted(found))
+                if age > OLD_S or (number >= KEPT and age > max(GONE_S, GONE_AFTER * self._interval))
+            ]
+            # the writers of these were killed
+            gone += [name for name, age in self._aged(folder, folder.names(_BESIDE)) if age > OLD_S]
+            _remove(folder, gone)
+            for name, age in self._aged(folder, folder.names(_DUMP)):
+                if age > OLD_S:
+                    with contextlib.suppress(OSError):
+                        folder.remove_below(name, _ANSWER)
+            _remove(requests, [name for name, age in self._aged(requests, requests.names(_REQUEST)) if age > REQUEST_S])
 
-    def _aged(self, folder: str) -> Iterator[tuple[str, str, float]]:
-        """Path, name and age (seconds) of what is in a folder."""
-        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-            for entry in entries:
-                with contextlib.suppress(FileNotFoundError):
-                    yield entry.path, entry.name, self._disk_time - entry.stat(follow_symlinks=False).st_mtime
+    def _aged(self, folder: private_folder.Folder, names: Iterable[str]) -> Iterator[tuple[str, float]]:
+        """Those that are there, each with its age (seconds)."""
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                yield name, self._disk_time - folder.stat(name).st_mtime
 
 
 def _parsed(text: bytes | None) -> dict[str, Any] | None:
@@ -287,6 +288,7 @@ def _parsed(text: bytes | None) -> dict[str, Any] | None:
     return {name: found.get(name) for name in ("where", "waits", "threads")}
 
 
-def _remove(path: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)
+def _remove(folder: private_folder.Folder, names: Iterable[str]) -> None:
+    for name in names:
+        with contextlib.suppress(OSError):
+            folder.remove(name)

@@ -13,20 +13,21 @@ each monitor while the ranks go on made it 1 ms longer (4 ranks on 2 cores).
 from __future__ import annotations
 
 import os
-import stat
+import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from inprocess.events import stream
 from inprocess.events.digest import cut, lines_of
-from inprocess.events.files import MAX_FILE_BYTES, RELAYED, file_name, folder
+from inprocess.events.files import FOLDER, MAX_FILE_BYTES, RELAYED, file_name
 from inprocess.events.record import MAX_LINE_BYTES, Event, Header, parse
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
 from inprocess.stores.driver import execute
 from inprocess.system.logs import get_logger
+from inprocess.system.private_folder import Folder, NotPrivate, own
 
 __all__ = ["FETCH_S", "SEND_S", "Relay"]
 
@@ -114,8 +115,9 @@ class Relay:
             return
         rank = Header(self._job, "rank", self._rank, self._pid)
         monitor = Header(self._job, "monitor", self._rank, os.getpid())
-        path = os.path.join(folder(self._run_dir), file_name(rank))
-        sources = [(rank, self._about(_tail(path), iteration)), (monitor, self._about(stream.recent(), iteration))]
+        with self._folder() as folder:
+            mine = _tail(folder, file_name(rank))
+        sources = [(rank, self._about(mine, iteration)), (monitor, self._about(stream.recent(), iteration))]
         if text := cut(sources).decode():
             self._with_store(lambda connection: execute(verbs.publish_digest(member, text), connection))
 
@@ -124,9 +126,12 @@ class Relay:
 
     def _is_here(self, slot: int) -> bool:
         """Whether the events of this rank are written beside those of this one."""
-        below = folder(self._run_dir)
-        names = [name for name in os.listdir(below) if name.startswith(f"rank-{slot}-")]
-        return any(self._job == _job_of(os.path.join(below, name)) for name in names)
+        with self._folder() as folder:
+            names = folder.names(re.compile(rf"rank-{slot}-.*"))
+            return any(self._job == _job_of(folder, name) for name in names)
+
+    def _folder(self) -> Folder:
+        return own(self._run_dir, FOLDER)
 
     # --- fetching -----------------------------------------------------------------------------------------------
 
@@ -155,16 +160,15 @@ class Relay:
             return
         if header is None:
             return
-        path = os.path.join(folder(self._run_dir), file_name(header, RELAYED))
-        there = set(_read(path, MAX_FILE_BYTES).splitlines(keepends=True))
-        new = b"".join(line for line in lines if line not in there or b'"format"' in line)
-        if new.count(b"\n") <= sum(b'"format"' in line for line in lines):
-            return  # nothing but headers
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(path, flags, 0o600)
+        with self._folder() as folder:
+            name = file_name(header, RELAYED)
+            there = set(_read(folder, name, MAX_FILE_BYTES).splitlines(keepends=True))
+            new = b"".join(line for line in lines if line not in there or b'"format"' in line)
+            if new.count(b"\n") <= sum(b'"format"' in line for line in lines):
+                return  # nothing but headers
+            fd = folder.append(name)
         try:
-            found = os.fstat(fd)
-            if stat.S_ISREG(found.st_mode) and found.st_size < MAX_FILE_BYTES:
+            if os.fstat(fd).st_size < MAX_FILE_BYTES:
                 os.write(fd, new)
         finally:
             os.close(fd)
@@ -178,22 +182,21 @@ def _quietly(action: Callable[[], None]) -> None:
         log.info("evidence does not travel through the store: %s", error)
 
 
-def _read(path: str, size: int, end: bool = False) -> bytes:
+def _read(folder: Folder, name: str, size: int, end: bool = False) -> bytes:
     """The first bytes of a file, or the last ones; nothing where it is none."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
+        fd = folder.open(name)
+    except (FileNotFoundError, NotPrivate):
         return b""
     try:
-        found = os.fstat(fd)
-        return os.pread(fd, size, max(0, found.st_size - size) if end else 0) if stat.S_ISREG(found.st_mode) else b""
+        return os.pread(fd, size, max(0, os.fstat(fd).st_size - size) if end else 0)
     finally:
         os.close(fd)
 
 
-def _tail(path: str) -> list[Event]:
+def _tail(folder: Folder, name: str) -> list[Event]:
     events = []
-    for line in _read(path, TAIL_BYTES, end=True).splitlines():
+    for line in _read(folder, name, TAIL_BYTES, end=True).splitlines():
         try:
             found = parse(line)
         except ValueError:  # the first one may be half a line
@@ -203,10 +206,10 @@ def _tail(path: str) -> list[Event]:
     return events
 
 
-def _job_of(path: str) -> str | None:
+def _job_of(folder: Folder, name: str) -> str | None:
     """Of the first header of a file."""
     try:
-        found = parse(_read(path, MAX_LINE_BYTES).partition(b"\n")[0])
+        found = parse(_read(folder, name, MAX_LINE_BYTES).partition(b"\n")[0])
     except ValueError:
         return None
     return found.job if isinstance(found, Header) else None

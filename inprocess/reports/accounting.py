@@ -175,9 +175,9 @@ def account(trail: Trail, found: Sequence[Incident]) -> Accounting | None:
         waited = next((until - wait for wait in waits if at <= wait < until), 0.0)
         pings = max((witness.pings or 0 for witness in incident.evidence.witnesses.values()), default=0)
         ran = at - max(since, runs[earlier - 1] if earlier else begin)
-        repeated = ran * min(1.0, incident.steps_lost / pings) if pings and ran > 0.0 else 0.0
+        steps = incident.steps_lost or 0  # where it is not known
+        repeated = ran * min(1.0, steps / pings) if pings and ran > 0.0 else 0.0
         seconds, kind = until - at - waited, incident.verdict.kind
-        steps = incident.steps_lost
         losses.append(Loss(incident.number, kind, seconds, waited, repeated, pings, steps, dict(incident.phases)))
         since = until
     return Accounting(trail.job, begin, runs[0], end, tuple(losses), _last_steps(trail))

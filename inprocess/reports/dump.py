@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
-import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +18,8 @@ from inprocess.attribution import one_line, ranges
 from inprocess.events import live_files
 from inprocess.reports.evidence import of_the_function
 from inprocess.reports.live_reading import RankNow
-from inprocess.system import clock, procfs, whole_files
+from inprocess.system import clock, procfs
+from inprocess.system.private_folder import Folder, look
 
 __all__ = ["Answer", "ask", "lines"]
 
@@ -26,6 +27,8 @@ __all__ = ["Answer", "ask", "lines"]
 LOOK_S = 0.1
 #: of a stack, the innermost so many lines are shown, and so many groups of other threads than the main ones
 LINES, OTHERS = 12, 20
+#: what monitors write for a request
+_ANSWER = re.compile(r"monitor-.*\.json(\.\d+)?")
 #: as `live_files.parse_dump` gives it
 Answer = dict[str, Any]
 #: where any thread of Python begins
@@ -41,40 +44,43 @@ def ask(run_dir: str, ranks: Sequence[RankNow], timeout: float) -> dict[int, Ans
         OSError: nothing can be written there.
     """
     name = secrets.token_hex(8)
-    request = os.path.join(live_files.requests(run_dir), name)
-    folder = os.path.join(live_files.folder(run_dir), live_files.DUMP + name)
-    os.makedirs(os.path.dirname(request), mode=0o700, exist_ok=True)
     waiting = {rank.name: rank for rank in ranks if rank.is_running and not rank.is_stale}
     found: dict[int, Answer] = {}
-    os.close(os.open(request, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-    try:
-        until = clock.monotonic() + timeout
-        while waiting:
-            for path, rank in [(path, waiting.pop(path)) for path in _there(folder) if path in waiting]:
-                found[rank.live["initial_rank"]] = _read(os.path.join(folder, path))
-            if (left := until - clock.monotonic()) <= 0:
-                break
-            threading.Event().wait(min(LOOK_S, left) if waiting else 0)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(request)
-        shutil.rmtree(folder, ignore_errors=True)
+    with look(run_dir, live_files.FOLDER) as folder, folder.below(live_files.REQUESTS) as requests:
+        os.close(requests.create(name))
+        try:
+            until = clock.monotonic() + timeout
+            while waiting:
+                for rank, answer in _answers(folder, live_files.DUMP + name, waiting):
+                    found[rank.live["initial_rank"]] = answer
+                if (left := until - clock.monotonic()) <= 0:
+                    break
+                threading.Event().wait(min(LOOK_S, left) if waiting else 0)
+        finally:
+            requests.remove(name)
+            with contextlib.suppress(OSError):  # an answer that comes just now; a monitor removes it one day
+                folder.remove_below(live_files.DUMP + name, _ANSWER)
     for rank in ranks:
         if rank.live["initial_rank"] not in found:
             found[rank.live["initial_rank"]] = _silent(rank, timeout)
     return {number: {**found[number], "initial_rank": number} for number in sorted(found)}
 
 
-def _there(folder: str) -> Sequence[str]:
+def _answers(live: Folder, name: str, waiting: dict[str, RankNow]) -> Iterator[tuple[RankNow, Answer]]:
+    """New ones; their ranks are waited for no more."""
     try:
-        return [name for name in os.listdir(folder) if name.endswith(".json")]
+        folder = live.below(name, makes=False)
     except FileNotFoundError:  # nobody has answered yet
-        return ()
+        return
+    with folder:
+        for file in folder.names(_ANSWER):
+            if (rank := waiting.pop(file, None)) is not None:
+                yield rank, _read(folder, file)
 
 
-def _read(path: str) -> Answer:
+def _read(folder: Folder, name: str) -> Answer:
     try:
-        return live_files.parse_dump(whole_files.read(path, live_files.MAX_DUMP_BYTES + 1))
+        return live_files.parse_dump(folder.read(name, live_files.MAX_DUMP_BYTES + 1))
     except (OSError, ValueError) as error:
         return {"why": f"its answer cannot be read: {error}", "threads": [], "process": {}}
 

@@ -21,7 +21,7 @@ from inprocess.attribution import one_line
 from inprocess.reports.accounting import Accounting
 from inprocess.reports.metrics import BUCKETS, Counters, Family, Histogram, families
 from inprocess.reports.sources import Sources
-from inprocess.system import clock
+from inprocess.system import clock, private_folder
 from inprocess.system.listening import LOOPBACK, listen_address
 
 __all__ = ["PORT", "main"]
@@ -96,9 +96,9 @@ def _directory(given: argparse.Namespace) -> None:
     run_dir = given.run_dir
     if given.of_launcher:
         try:
-            os.makedirs(run_dir, exist_ok=True)
+            private_folder.own(run_dir).close()
         except OSError as error:
-            raise MetricsError(f"--run-dir={run_dir} cannot be made: {error.strerror}") from None
+            raise MetricsError(f"--run-dir={run_dir} cannot be made: {error.strerror or error}") from None
     elif not os.path.isdir(run_dir):
         raise MetricsError(
             f"RUN_DIR={run_dir} is no directory: pass the one that the job was given with Wrapper(run_dir=...), "

@@ -48,7 +48,8 @@ class Incident:
         before: active ranks in the iteration that was interrupted; None: not known.
         after: and in the next one; 0: there is none; None: not known.
         phases: seconds for each of `PHASES`, on the rank that was the last to leave the function; None: not known.
-        steps_lost: steps that are done again: those since the last ``atomic()``, or what `LiveState` says.
+        steps_lost: steps that are done again: those since the last ``atomic()``, or what `LiveState` says; None: not
+            known, since no rank says how many it had done: the disk was full.
         decision: ``restart``, or why the job ended.
         evidence: what the ranks and monitors said.
         took: how long the restart took, without the standstill before and the first step after it (s): what the line of
@@ -63,7 +64,7 @@ class Incident:
     before: int | None
     after: int | None
     phases: Mapping[str, float | None]
-    steps_lost: int
+    steps_lost: int | None
     decision: str
     evidence: Evidence
     call: int = 0
@@ -360,9 +361,11 @@ def _steps_before(trail: Trail, until: float) -> int:
     return next((step for step in reversed(steps) if isinstance(step, int)), 0)
 
 
-def _steps_lost(window: Sequence[Entry], evidence: Evidence, start: int) -> int:
+def _steps_lost(window: Sequence[Entry], evidence: Evidence, start: int) -> int | None:
     ranks = evidence.witnesses.values()
-    pings = max((witness.pings or 0 for witness in ranks), default=0)
+    pings = max((witness.pings for witness in ranks if witness.pings is not None), default=None)
+    if pings is None:
+        return None
     saved = max((witness.kept for witness in ranks), default=0)  # often one rank saves for all
     steps = [entry.event.attributes.get("step") for entry in window if entry.kind == "recovered"]
     kept = next((step for step in steps if isinstance(step, int)), None)

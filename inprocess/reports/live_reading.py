@@ -6,6 +6,7 @@ What cannot be read is named, and the rest is used. Ages are by this host's wall
 from __future__ import annotations
 
 import os
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Sequence
@@ -15,12 +16,13 @@ from typing import Any
 from inprocess.attribution import one_line
 from inprocess.events import live_files
 from inprocess.reports.reading import MAX_FILES, MAX_PROBLEMS
-from inprocess.system import clock, strict_json, whole_files
+from inprocess.system import clock, private_folder, strict_json
 
 __all__ = ["RankNow", "current", "fetch", "read"]
 
 #: how long an address may take for each part of its answer (seconds), and the longest answer (bytes)
 TIMEOUT_S, MAX_ANSWER_BYTES = 5.0, 64 << 20
+_LIVE = re.compile(r".*\.json", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def read(run_dir: str) -> tuple[list[RankNow], list[str]]:
     Raises:
         OSError: there is no such directory, or it has none.
     """
-    below = live_files.folder(run_dir)
+    below = os.path.join(run_dir, live_files.FOLDER)
     if not os.path.isdir(run_dir):
         raise FileNotFoundError(f"{run_dir} is no directory")
     if not os.path.isdir(below):
@@ -67,11 +69,16 @@ def read(run_dir: str) -> tuple[list[RankNow], list[str]]:
             f"no folder 'live' in {run_dir}: a job writes one with Wrapper(run_dir=...), INPROCESS_RUN_DIR=... or "
             "`inprocess run --run-dir ...`"
         )
+    with private_folder.look(run_dir, live_files.FOLDER) as folder:
+        return _read(folder)
+
+
+def _read(folder: private_folder.Folder) -> tuple[list[RankNow], list[str]]:
     found: list[RankNow] = []
     problems: list[str] = []
-    for name in [name for name in sorted(os.listdir(below)) if name.endswith(".json")][:MAX_FILES]:
+    for name in folder.names(_LIVE)[:MAX_FILES]:
         try:
-            data = whole_files.read(os.path.join(below, name), live_files.MAX_FILE_BYTES + 1)
+            data = folder.read(name, live_files.MAX_FILE_BYTES + 1)
             found.append(RankNow(live_files.parse(data), clock.wall(), name))
         except FileNotFoundError:  # just removed, as nobody needs it any more
             continue

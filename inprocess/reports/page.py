@@ -90,7 +90,7 @@ def incident_page(incident: Incident, history: History, job: str) -> str:
         "how sure": f"{verdict.confidence:.0%}",
         "ranks": safe(incident.sizes).replace("-&gt;", "&rarr;"),
         "restart": safe(_milliseconds(incident.took)),
-        "steps lost": str(incident.steps_lost),
+        "steps lost": _number(incident.steps_lost),
         "host": safe(incident.host or "?", 200),
         "process": safe(str(witness.pid) if witness is not None and witness.pid else "?"),
     }
@@ -125,18 +125,20 @@ def index_page(
     ``picture``: the timeline as SVG, which becomes a part of the page as it is.
     """
     found = [incident for _, incidents in jobs for incident in incidents]
+    known = [incident.steps_lost for incident in found if incident.steps_lost is not None]
     kinds = Counter(incident.verdict.kind for incident in found)
     facts = {
         "goodput": "?" if time is None else f"{time.goodput:.1%}",
         "incidents": str(len(found)),
         "of them": safe(", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "none"),
-        "steps lost": str(sum(incident.steps_lost for incident in found)),
+        "steps lost": f"{sum(known)}{' + ?' if len(known) < len(found) else ''}",
     }
     rows = [
         f'<tr><td class="number">{incident.number}</td><td>{_when(incident, "%H:%M:%S")}</td>'
         f'<td><a href="{folder}/{incident.number:04d}/incident.html">{safe(headline(incident), 300)}</a></td>'
         f"<td>{safe(incident.sizes).replace('-&gt;', '&rarr;')}</td>"
-        f'<td class="number">{_milliseconds(incident.took)}</td><td class="number">{incident.steps_lost}</td></tr>'
+        f'<td class="number">{_milliseconds(incident.took)}</td>'
+        f'<td class="number">{_number(incident.steps_lost)}</td></tr>'
         for incident in reversed(found)
     ]
     names = safe(", ".join(job for job, _ in jobs), 300)
@@ -193,6 +195,10 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def _when(incident: Incident, form: str) -> str:
     return datetime.fromtimestamp(incident.at, timezone.utc).strftime(form)
+
+
+def _number(value: int | None) -> str:
+    return "?" if value is None else str(value)
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -10,9 +10,10 @@ from itertools import chain
 from operator import attrgetter
 
 from inprocess.attribution import one_line
-from inprocess.events.files import MAX_FILE_BYTES, RELAYED, folder
+from inprocess.events.files import FOLDER, MAX_FILE_BYTES, RELAYED
 from inprocess.events.record import MAX_LINE_BYTES, Event, Header, parse
-from inprocess.system.whole_files import open_regular
+from inprocess.system import private_folder
+from inprocess.system.private_folder import Folder
 
 __all__ = ["Entry", "Source", "Trail", "lines", "read"]
 
@@ -88,10 +89,10 @@ class _Files:
         #: host -> its wall clock when its monotonic clock was 0
         self._offsets: dict[str, float] = {}
 
-    def read(self, path: str) -> None:
+    def read(self, folder: Folder, name: str) -> None:
         source: Source | None = None
-        name, bad = os.path.basename(path), 0
-        for number, line in enumerate(lines(path), 1):
+        bad = 0
+        for number, line in enumerate(lines(folder, name), 1):
             if not line.strip():
                 continue
             try:
@@ -129,13 +130,17 @@ class _Files:
             self.problems.append(one_line(problem))
 
 
-def read(run_dir: str) -> tuple[list[Trail], list[str]]:
+def read(run_dir: str, in_job: bool = False) -> tuple[list[Trail], list[str]]:
     """What jobs left there, the one that began first first, and what is wrong with the directory, in words.
+
+    Args:
+        run_dir: the directory.
+        in_job: the events have to be this user's own, also where that is root.
 
     Raises:
         OSError: there is no such directory, or it has no events.
     """
-    below = folder(run_dir)
+    below = os.path.join(run_dir, FOLDER)
     if not os.path.isdir(run_dir):
         raise FileNotFoundError(f"{run_dir} is no directory")
     if not os.path.isdir(below):
@@ -143,9 +148,14 @@ def read(run_dir: str) -> tuple[list[Trail], list[str]]:
             f"{run_dir} is no run directory: there is no folder 'events' in it. A job writes one with "
             "Wrapper(run_dir=...), INPROCESS_RUN_DIR=... or `inprocess run --run-dir ...`"
         )
+    with private_folder.own(run_dir, FOLDER) if in_job else private_folder.look(run_dir, FOLDER) as folder:
+        return _read(folder)
+
+
+def _read(folder: Folder) -> tuple[list[Trail], list[str]]:
     files = _Files()
     # what was set aside first
-    names = sorted(os.listdir(below), key=lambda name: (name.removesuffix(".1"), not name.endswith(".1")))
+    names = sorted(folder.names(), key=lambda name: (name.removesuffix(".1"), not name.endswith(".1")))
     there = set(names)
     # what went through the store, since that rank's own file was not here
     names = [name for name in names if not (name.startswith(RELAYED) and f"rank{name.removeprefix(RELAYED)}" in there)]
@@ -154,7 +164,7 @@ def read(run_dir: str) -> tuple[list[Trail], list[str]]:
             files.blame(f"{name[:200]}: no file of events")
             continue
         try:
-            files.read(os.path.join(below, name))
+            files.read(folder, name)
         except OSError as error:
             files.blame(f"{name[:200]}: {error.strerror or error}")
     trails = [trail for trail in files.trails.values() if trail.entries]
@@ -167,9 +177,9 @@ def read(run_dir: str) -> tuple[list[Trail], list[str]]:
     return trails, files.problems
 
 
-def lines(path: str) -> Iterator[bytes]:
+def lines(folder: Folder, name: str) -> Iterator[bytes]:
     """Of one file, as far as they are looked into."""
-    with open(open_regular(path), "rb") as file:
+    with open(folder.open(name), "rb") as file:
         left = 2 * MAX_FILE_BYTES
         while left > 0 and (line := file.readline(MAX_LINE_BYTES + 2)):
             left -= len(line)

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
-from inprocess.events.files import folder
+from inprocess.events import files
 from inprocess.events.record import Event, Header, parse
 from inprocess.reports import live_reading
 from inprocess.reports.accounting import Accounting
 from inprocess.reports.reading import lines
 from inprocess.reports.writer import FOLDER, SUMMARY, read_summary
+from inprocess.system.private_folder import Folder, look
 
 __all__ = ["Sources", "live_files"]
 
 #: files of events, and lines of each, that are looked into for the beginning of a job
 MAX_FIRST, MAX_LINES = 64, 1000
+_OF_RANKS = re.compile(r"rank-.*\.jsonl")
 
 
 class Sources:
@@ -67,12 +70,13 @@ def live_files(run_dir: str) -> list[dict[str, Any]]:
 def beginnings(run_dir: str) -> Iterator[Accounting]:
     """When jobs began and first called their function, as the first ranks' events say."""
     try:
-        names = [name for name in os.listdir(folder(run_dir)) if name.startswith("rank-") and name.endswith(".jsonl")]
+        folder = look(run_dir, files.FOLDER)
     except OSError:
         return
-    for name in sorted(names, key=_rank)[:MAX_FIRST]:
-        with contextlib.suppress(OSError):
-            yield from _beginnings(os.path.join(folder(run_dir), name))
+    with folder:
+        for name in sorted(folder.names(_OF_RANKS), key=_rank)[:MAX_FIRST]:
+            with contextlib.suppress(OSError):
+                yield from _beginnings(folder, name)
 
 
 def _rank(name: str) -> tuple[int, str]:
@@ -80,9 +84,9 @@ def _rank(name: str) -> tuple[int, str]:
     return int(number) if number.isdecimal() and len(number) <= 9 else 1 << 30, name
 
 
-def _beginnings(path: str) -> Iterator[Accounting]:
+def _beginnings(folder: Folder, name: str) -> Iterator[Accounting]:
     header: Header | None = None
-    for number, line in enumerate(lines(path)):
+    for number, line in enumerate(lines(folder, name)):
         if number >= MAX_LINES:
             return
         try:

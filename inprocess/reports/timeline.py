@@ -251,7 +251,7 @@ def _restarts(trace: _Trace, track: int, flows: _Flows, end: float) -> None:
             "message": verdict.message,
             "where": verdict.where,
             "confidence": verdict.confidence,
-            "steps lost": incident.steps_lost,
+            "steps lost": "?" if incident.steps_lost is None else incident.steps_lost,
             "decision": incident.decision,
             "ranks": incident.sizes,
         }

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +19,8 @@ from inprocess.reports.history import History, histories
 from inprocess.reports.incident import Incident, all_incidents
 from inprocess.reports.page import incident_page, index_page
 from inprocess.reports.reading import Trail, read
-from inprocess.system import clock, strict_json, whole_files
+from inprocess.system import clock, private_folder, strict_json
+from inprocess.system.private_folder import Folder
 
 __all__ = ["FOLDER", "SUMMARY", "main", "read_summary", "write"]
 
@@ -41,6 +41,10 @@ AGAIN_S = 6.0
 #: a file that was being written when its writer was killed is removed after so long (seconds)
 STALE_S = 3600.0
 MAX_MARK_BYTES = 1 << 16
+#: a folder of an incident; what is in one; and what a writer that was killed left of any file
+_INCIDENT = re.compile(r"\d{4,9}")
+_REPORT = re.compile(r"incident\.(json|html)(\.\d+)?")
+_BESIDE = re.compile(r"(incident|latest|summary)\.(json|html)\.\d+")
 #: some 50,000 incidents
 MAX_SUMMARY_BYTES = 1 << 24
 
@@ -49,12 +53,12 @@ def main(told: Mapping[str, Any]) -> int:
     """Write them; ``told``: ``run_dir``, ``after`` (seconds), and ``unless``: what another one may have written."""
     if told["after"]:
         _wait(float(told["after"]))
-    folder = os.path.join(str(told["run_dir"]), FOLDER)
-    if told["unless"] is not None and _is_written(folder, *told["unless"]):
+    run_dir = str(told["run_dir"])
+    if told["unless"] is not None and _is_written(run_dir, *told["unless"]):
         return 0
-    if not write(str(told["run_dir"])):
+    if not write(run_dir):
         _wait(AGAIN_S)
-        write(str(told["run_dir"]))
+        write(run_dir)
     return 0
 
 
@@ -68,24 +72,23 @@ def write(run_dir: str) -> bool:
     Raises:
         OSError: the events cannot be read, or nothing can be written.
     """
-    trails, _ = read(run_dir)
+    trails, _ = read(run_dir, in_job=True)
     jobs = list(all_incidents(trails))
     found = [(trail, each) for trail, incidents in jobs for each in incidents]
     told = histories([incident for _, incident in found])
-    folder = os.path.join(run_dir, FOLDER)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
     kept = list(zip(found, told, strict=True))[-MAX_INCIDENTS:]
-    for number, ((trail, incident), history) in enumerate(kept, 1):
-        if number > len(kept) - LATE or not _is_there(folder, incident):
-            _write_one(folder, trail, incident, history)
-    _tidy(folder, found[-1][1].number if found else 0)
-    times = _account(run_dir, jobs)
-    latest = [(trail.job, incidents[-MAX_INCIDENTS:]) for trail, incidents in jobs]
-    _replace(os.path.join(run_dir, INDEX), index_page(latest, total(times), FOLDER, svg(jobs)))
-    _replace(os.path.join(folder, SUMMARY), _summary(times))
-    # last, when all is there
-    marks = {trail.job: [incident.call, incident.iteration] for trail, incident in found}
-    _replace(os.path.join(folder, MARK), json.dumps(marks))
+    with private_folder.own(run_dir) as above, private_folder.own(run_dir, FOLDER) as folder:
+        for number, ((trail, incident), history) in enumerate(kept, 1):
+            if number > len(kept) - LATE or not _is_there(folder, incident):
+                _write_one(folder, trail, incident, history)
+        _tidy(folder, found[-1][1].number if found else 0)
+        times = _account(run_dir, jobs)
+        latest = [(trail.job, incidents[-MAX_INCIDENTS:]) for trail, incidents in jobs]
+        _replace(above, INDEX, index_page(latest, total(times), FOLDER, svg(jobs)))
+        _replace(folder, SUMMARY, _summary(times))
+        # last, when all is there
+        marks = {trail.job: [incident.call, incident.iteration] for trail, incident in found}
+        _replace(folder, MARK, json.dumps(marks))
     return not found or found[-1][1].is_whole
 
 
@@ -103,7 +106,7 @@ def _summary(times: Sequence[Accounting]) -> str:
 
 def read_summary(run_dir: str) -> list[Accounting]:
     """The time of each job, as it was when something was last written; empty where that is nothing, or damaged."""
-    data = _read(os.path.join(run_dir, FOLDER, SUMMARY), MAX_SUMMARY_BYTES)
+    data = _look(run_dir, SUMMARY, MAX_SUMMARY_BYTES)
     try:
         told = strict_json.parse(data, MAX_SUMMARY_BYTES)
         if (told["format"], told["version"]) != ("inprocess-summary", 1):
@@ -113,57 +116,67 @@ def read_summary(run_dir: str) -> list[Accounting]:
         return []
 
 
-def _is_there(folder: str, incident: Incident) -> bool:
-    return os.path.exists(os.path.join(folder, f"{incident.number:04d}", "incident.html"))
+def _is_there(folder: Folder, incident: Incident) -> bool:
+    try:
+        with folder.below(f"{incident.number:04d}", makes=False) as own:
+            return bool(own.stat("incident.html"))
+    except FileNotFoundError:
+        return False
 
 
-def _write_one(folder: str, trail: Trail, incident: Incident, history: History) -> None:
-    own = os.path.join(folder, f"{incident.number:04d}")
-    os.makedirs(own, mode=0o700, exist_ok=True)
+def _write_one(folder: Folder, trail: Trail, incident: Incident, history: History) -> None:
     told = {"format": "inprocess-incident", "version": 1, "job": trail.job}
     told |= incident.to_json() | {"history": history.to_json(), "ranks": incident.ranks_to_json()}
-    _replace(os.path.join(own, "incident.json"), json.dumps(told, indent=1) + "\n")
-    _replace(os.path.join(own, "incident.html"), incident_page(incident, history, trail.job))
+    with folder.below(f"{incident.number:04d}") as own:
+        _replace(own, "incident.json", json.dumps(told, indent=1) + "\n")
+        _replace(own, "incident.html", incident_page(incident, history, trail.job))
 
 
-def _replace(path: str, text: str) -> None:
+def _replace(folder: Folder, name: str, text: str) -> None:
     """In one step, and only where something changes."""
     data = text.encode(errors="replace")
-    if _read(path, len(data) + 1) != data:
-        whole_files.replace(path, data)
+    if _read(folder, name, len(data) + 1) != data:
+        folder.replace(name, data)
 
 
-def _read(path: str, limit: int) -> bytes:
+def _read(folder: Folder, name: str, limit: int) -> bytes:
     """Nothing, where that is no file that can be read."""
     try:
-        return whole_files.read(path, limit)
+        return folder.read(name, limit)
     except OSError:
         return b""
 
 
-def _is_written(folder: str, job: str, call: int, iteration: int) -> bool:
+def _look(run_dir: str, name: str, limit: int) -> bytes:
     try:
-        mark = json.loads(_read(os.path.join(folder, MARK), MAX_MARK_BYTES)).get(job)
+        with private_folder.look(run_dir, FOLDER) as folder:
+            return folder.read(name, limit)
+    except OSError:
+        return b""
+
+
+def _is_written(run_dir: str, job: str, call: int, iteration: int) -> bool:
+    try:
+        mark = json.loads(_look(run_dir, MARK, MAX_MARK_BYTES)).get(job)
         return tuple(mark) >= (call, iteration)
     except (ValueError, TypeError, AttributeError):  # there is none, or it is something else
         return False
 
 
-def _tidy(folder: str, latest: int) -> None:
+def _tidy(folder: Folder, latest: int) -> None:
     """Older incidents than those that are kept, and what a writer that was killed left."""
-    for name in os.listdir(folder):
-        path = os.path.join(folder, name)
-        if name.isdecimal() and len(name) <= 9 and int(name) <= latest - MAX_INCIDENTS:
-            shutil.rmtree(path, ignore_errors=True)
-        for one in _leftovers(path if name.isdecimal() else folder):
-            with contextlib.suppress(OSError):
-                if clock.wall() - os.stat(one).st_mtime > STALE_S:
-                    os.unlink(one)
+    _remove_stale(folder)
+    for name in folder.names(_INCIDENT):
+        with contextlib.suppress(OSError):
+            if int(name) <= latest - MAX_INCIDENTS:
+                folder.remove_below(name, _REPORT)
+                continue
+            with folder.below(name, makes=False) as own:
+                _remove_stale(own)
 
 
-def _leftovers(folder: str) -> Sequence[str]:
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return ()
-    return [os.path.join(folder, name) for name in names if ".json." in name or ".html." in name]
+def _remove_stale(folder: Folder) -> None:
+    for name in folder.names(_BESIDE):
+        with contextlib.suppress(OSError):
+            if clock.wall() - folder.stat(name).st_mtime > STALE_S:
+                folder.remove(name)

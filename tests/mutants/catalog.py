@@ -1299,8 +1299,8 @@ LADDER = (
     record(
         "flight_record_follows_a_link",
         "the flight record follows a link",
-        "os.O_TRUNC | os.O_NOFOLLOW",
-        "os.O_TRUNC",
+        "folder.replace(path.name, record)",
+        "path.write_bytes(record)",
     ),
     record(
         "flight_record_imports_the_compiler",
@@ -2553,6 +2553,8 @@ TESTING = (
 )
 
 on_disk = _in("events/files.py", "tests/threads/test_events.py")
+private = _in("system/private_folder.py", "tests/threads/test_events.py")
+folders = _in("system/private_folder.py", "tests/unit/test_private_folder.py")
 streamed = _in("events/stream.py", "tests/threads/test_events.py")
 EVENTS = (
     _in("events/record.py", "tests/unit/test_events.py::test_what_is_nested_deep_can_be_read_again")(
@@ -2570,15 +2572,49 @@ EVENTS = (
         "elif self._size > MAX_FILE_BYTES:",
         "elif False:",
     ),
-    on_disk("a_link_is_followed", "events are written through a link", " | os.O_NOFOLLOW"),
-    on_disk(
-        "others_read_events", "everybody can read the events", "self.path, flags, 0o600", "self.path, flags, 0o644"
+    private(
+        "a_link_is_followed",
+        "events are written through a link",
+        "os.O_RDWR | os.O_CREAT | os.O_APPEND | _FILE | os.O_NOFOLLOW",
+        "os.O_RDWR | os.O_CREAT | os.O_APPEND | _FILE",
     ),
+    folders(
+        "a_folder_of_anybody",
+        "another user's folder is used",
+        "or not (self._looks or _is_own(fd, found))",
+        "",
+    ),
+    folders("a_folder_that_others_write_to", "others may write to the folder", "found.st_mode & _OTHERS_WRITE or ", ""),
+    folders(
+        "a_link_of_anybody",
+        "another user's link on the way is followed",
+        "if found.st_uid not in (0, os.geteuid(), os.fstat(fd).st_uid):",
+        "if False:",
+    ),
+    folders(
+        "folders_above_by_umask",
+        "the umask says who may use folders",
+        "os.mkdir(name, mode, dir_fd",
+        "os.mkdir(name, dir_fd",
+    ),
+    folders(
+        "through_the_path",
+        "a folder that is swapped meanwhile is written to",
+        "os.replace(old, new, src_dir_fd=self._fd, dst_dir_fd=self._fd)",
+        "os.replace(os.path.join(self.path, old), os.path.join(self.path, new))",
+    ),
+    folders(
+        "files_of_anybody",
+        "root reads files that its own folder does not vouch for",
+        " and found.st_uid == self._owner:",
+        ":",
+    ),
+    private("others_read_events", "everybody can read the events", "name, flags, 0o600", "name, flags, 0o644"),
     on_disk(
         "a_file_goes_on_in_half_a_line",
         "a file that ends in half a line, of a process that died, is gone on with in it",
-        "fd, found.st_size, found.st_size > 0",
-        "fd, found.st_size, False",
+        "self._is_torn = self._size > 0",
+        "self._is_torn = False",
     ),
     on_disk(
         "no_header_after_the_first_file",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import random
+import stat
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -264,6 +266,36 @@ def test_a_disk_that_is_full_ends_no_training(
     assert live.step == 2
     assert "the checkpoint of step 2 is not finished: rank 0: [Errno 28] No space left on device" in caplog.text
     assert Checkpoints(str(tmp_path), 3).finished(-1)[0] == -1
+    assert not names(tmp_path)  # what was written of it takes no room
+
+
+def test_what_is_left_of_earlier_ones_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their processes were killed while they wrote; no checkpoint is finished while the disk is full."""
+    begin(tmp_path, 2, save_every=2)
+    (tmp_path / "step_00000003" / "half").mkdir(parents=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints._Summed, "_write_sums", lambda *_: 1 / 0)
+        begin(tmp_path, 4, save_every=2)
+    assert names(tmp_path) == ["step_00000002"]
+
+
+@pytest.mark.parametrize(("mode", "of_files"), [(0o700, 0o600), (0o750, 0o640)])
+def test_who_may_read_it(tmp_path: Path, mode: int, of_files: int) -> None:
+    before = os.umask(0)
+    try:
+        begin(tmp_path / "above" / "run", 2, save_every=2, folder_mode=mode)
+    finally:
+        os.umask(before)
+    made = list(tmp_path.rglob("*"))
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_dir()} == {mode}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_file()} == {of_files}
+    assert (tmp_path / "above/run/step_00000002/.metadata") in made
+
+
+def test_a_file_address_is_a_folder(tmp_path: Path) -> None:
+    begin(f"file://{tmp_path}/run", 2, save_every=2)
+    live, *_ = begin(tmp_path / "run")
+    assert live.step == 2 and stat.S_IMODE((tmp_path / "run/step_00000002").stat().st_mode) == 0o700
 
 
 @pytest.fixture
@@ -278,7 +310,7 @@ def two_ranks(excepthook: None) -> Iterator[None]:
 def write_while(save: Callable[..., object], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoints:
     """The checkpoint of step 2, with this in place of torch's `save`."""
     found = Checkpoints(str(folder), 3)
-    writer = checkpoints._writer(found.folder)
+    writer = checkpoints._writer(found.folder, 0o700)
     writer.beside = found.writer
     group = dist.new_group()
     assert isinstance(group, dist.ProcessGroup)
@@ -350,6 +382,7 @@ def test_names(name: Name) -> None:
         ({"save_every": 2}, "save_every=2 needs folder"),
         ({"folder": ".", "save_every": -1}, "save_every=-1 must be"),
         ({"folder": ".", "keep": 0}, "keep=0 must be at least 1"),
+        ({"folder": ".", "folder_mode": 0o070}, "folder_mode=0o70 must be a mode"),
         ({"folder": "nosuch://x"}, "folder='nosuch://x' cannot be opened"),
     ],
 )

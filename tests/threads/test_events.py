@@ -309,10 +309,10 @@ def put_device(path: Path) -> None:
 
 IN_ITS_PLACE = {
     put_link: "Too many levels of symbolic links",
-    put_fifo: "No such device or address",
+    put_fifo: "{path} is not a regular file",
     put_folder: "Is a directory",
-    put_file: "File exists",
-    put_device: "File exists",
+    put_file: "{folder} is no folder: remove it, or choose another directory",
+    put_device: "{folder} is a link: remove it, or choose another directory",
 }
 
 
@@ -331,8 +331,9 @@ def test_something_else_in_its_place(
         written()
     (record,) = caplog.records
     assert record.levelname == "WARNING"
+    why = IN_ITS_PLACE[put].format(path=path, folder=path.parent)
     assert record.message == (
-        f"run_dir={str(tmp_path)!r}: events are not written: {IN_ITS_PLACE[put]}. The training goes on without them; "
+        f"run_dir={str(tmp_path)!r}: events are not written: {why}. The training goes on without them; "
         "choose a directory that can be written, or none."
     )
     assert numbers(list(recent())) == list(range(6))

@@ -26,7 +26,8 @@ from inprocess.protocol.membership import Membership
 from inprocess.protocol.phases import Phase
 from inprocess.reports import dump
 from inprocess.reports.live_reading import RankNow, read
-from inprocess.system import clock, whole_files
+from inprocess.system import clock
+from inprocess.system.private_folder import Folder
 
 #: a ceiling, not a duration (seconds)
 SOON = 20.0
@@ -68,7 +69,7 @@ class Kept:
 
     def rank(self) -> RankNow:
         """Once there is a file."""
-        folder = Path(live_files.folder(self.run_dir))
+        folder = Path(self.run_dir, live_files.FOLDER)
         until(lambda: folder.is_dir() and list(folder.glob("*.json")))
         (found,), problems = read(self.run_dir)
         assert problems == []
@@ -138,7 +139,7 @@ def test_it_does_not_mix_two_iterations(kept: Kept, monkeypatch: pytest.MonkeyPa
 
 def test_files_are_private(kept: Kept) -> None:
     kept.start()
-    folder = Path(live_files.folder(kept.run_dir))
+    folder = Path(kept.run_dir, live_files.FOLDER)
     modes = {stat.S_IMODE(each.stat().st_mode) for each in (folder, folder / "requests")}
     (file,) = folder.glob("*.json")
     assert modes == {0o700} and stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -168,15 +169,15 @@ def test_without_a_run_directory_there_is_no_thread(kept: Kept) -> None:
 
 def test_a_disk_that_hangs_keeps_one_thread(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     answers, asked = threading.Event(), threading.Event()
-    replace = whole_files.replace
+    replace = Folder.replace
 
-    def hang(path: str, data: bytes) -> None:
+    def hang(folder: Folder, name: str, data: bytes) -> None:
         asked.set()
         assert answers.wait(SOON)
-        replace(path, data)
+        replace(folder, name, data)
 
     kept.start()
-    monkeypatch.setattr(whole_files, "replace", hang)
+    monkeypatch.setattr(Folder, "replace", hang)
     assert asked.wait(SOON)
     begin = clock.monotonic()
     assert not kept.live.leave()
@@ -189,11 +190,11 @@ def test_a_disk_that_is_full_is_told_of_once(
 ) -> None:
     tries: list[str] = []
 
-    def fail(path: str, data: bytes) -> None:
-        tries.append(path)
+    def fail(_: Folder, name: str, data: bytes) -> None:
+        tries.append(name)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(whole_files, "replace", fail)
+    monkeypatch.setattr(Folder, "replace", fail)
     kept.live.start()
     until(lambda: len(tries) > 5)
     kept.live.leave()
@@ -210,7 +211,7 @@ def ask(kept: Kept, timeout: float = SOON) -> dict[str, Any]:
 
 
 def left_over(kept: Kept) -> list[str]:
-    folder = Path(live_files.folder(kept.run_dir))
+    folder = Path(kept.run_dir, live_files.FOLDER)
     return [str(path) for path in folder.rglob("*") if path.suffix != ".json" and path.name != "requests"]
 
 
@@ -334,7 +335,7 @@ def test_the_monitor_is_gone(kept: Kept) -> None:
 
 def test_an_old_request_and_an_odd_name(kept: Kept) -> None:
     """A monitor that is new answers none whose program is gone for long; nothing outside the folder is written."""
-    folder = Path(live_files.requests(kept.run_dir))
+    folder = Path(kept.run_dir, live_files.FOLDER, live_files.REQUESTS)
     folder.mkdir(parents=True)
     for name in ("old", ".hidden", "a b"):
         (folder / name).touch()
@@ -364,8 +365,8 @@ def made(folder: Path, name: str, age: float) -> Path:
 
 
 def test_old_files_go(kept: Kept) -> None:
-    folder = Path(live_files.folder(kept.run_dir))
-    folder.mkdir()
+    folder = Path(kept.run_dir, live_files.FOLDER)
+    folder.mkdir(0o700)
     day = live_file.OLD_S + 60
     gone = [
         made(folder, "monitor-0-a-1.json", day),
@@ -381,10 +382,36 @@ def test_old_files_go(kept: Kept) -> None:
     assert all(path.exists() for path in stays)
 
 
+@pytest.mark.parametrize("name", ["live", "live/requests", "live/dump-1"])
+def test_nothing_goes_behind_a_link(
+    kept: Kept, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user, who may write to the run directory, has put it there. It is told of once."""
+    victim = tmp_path / "victim"
+    victim.mkdir(0o700)
+    names = ("monitor-0-a-1.json", "monitor-7-a-2.json.2", "precious")
+    for each in (*names, "dump-2", "requests"):
+        made(victim, each, live_file.OLD_S + 60)
+    link = Path(kept.run_dir, name)
+    link.parent.mkdir(0o700, parents=True, exist_ok=True)
+    link.symlink_to(victim)
+    os.utime(link, (1, 1), follow_symlinks=False)
+    monkeypatch.setattr(live_file, "TIDY_S", 0.0)
+    monkeypatch.setattr(live_file, "LOOK_S", 0.01)
+    rounds = []
+    monkeypatch.setattr(kept.live, "_tidy", lambda tidy=kept.live._tidy: rounds.append(1) or tidy())
+    kept.live.start()
+    until(lambda: len(rounds) > 5)
+    kept.live.leave()
+    assert sorted(os.listdir(victim)) == sorted((*names, "dump-2", "requests"))
+    told = [line for line in caplog.messages if f"{link} is a link" in line]
+    assert len(told) == (name != "live/dump-1")
+
+
 def test_only_the_first_rank_tidies(tmp_path: Path) -> None:
     kept = Kept(tmp_path, member=1)
-    folder = Path(live_files.folder(kept.run_dir))
-    folder.mkdir()
+    folder = Path(kept.run_dir, live_files.FOLDER)
+    folder.mkdir(0o700)
     old = made(folder, "monitor-0-a-1.json.1", live_file.OLD_S + 60)
     try:
         kept.live.start()

@@ -151,7 +151,8 @@ def test_another_one_looks_whether_it_was_written(
 
 @pytest.mark.parametrize("mark", [b"", b"[]", b'{"job": 3}', b'{"job": ["x"]}', b"\xff"])
 def test_a_mark_that_is_none(tmp_path: Path, mark: bytes) -> None:
-    (tmp_path / writer.MARK).write_bytes(mark)
+    (tmp_path / writer.FOLDER).mkdir(0o700)
+    (tmp_path / writer.FOLDER / writer.MARK).write_bytes(mark)
     assert not writer._is_written(str(tmp_path), "job", 0, 0)
 
 

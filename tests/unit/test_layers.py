@@ -33,6 +33,10 @@ ONLY = {
         r"TCPStore\(|super\(\)\.__init__, host, number",
         {f"stores/{name}.py" for name in ("tcp", "connecting", "serving")},
     ),
+    "make a folder": (
+        r"os\.makedirs\(|os\.mkdir\(|\.mkdir\(",
+        {"system/private_folder.py", "doctor/script_runs.py", "testing/run.py", "testing/command.py"},
+    ),
     "map memory": (r"mmap\.mmap\(", {"monitor/board.py", "heartbeats/board.py"}),
     "install a signal handler": (
         r"signal\.signal\(|CDLL\(None\)\.signal\(",

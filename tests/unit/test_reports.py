@@ -12,7 +12,7 @@ import pytest
 
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.events.record import Event, Header, to_line
-from inprocess.reports import program
+from inprocess.reports import program, writer
 from inprocess.reports.accounting import account
 from inprocess.reports.incident import PHASES, all_incidents
 from inprocess.reports.reading import read
@@ -302,6 +302,22 @@ def test_steps_that_a_live_state_kept(write: Written, tmp_path: Path) -> None:
     restart(write, range(2), 1.0, [told])
     write(0, 1.02, "recovered", iteration=1, step=3)
     assert the_one(tmp_path).steps_lost == 1
+
+
+def test_steps_of_which_nobody_says_anything(
+    write: Written, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The disk was full when the ranks would have said it."""
+    write(0, 0.0, "run", world_size=2, before=0)
+    write(1, 1.0, "raised", **record(1, "exception", "ValueError"))
+    write(0, 1.1, "interrupted")
+    incident = the_one(tmp_path)
+    assert incident.steps_lost is None and incident.to_json()["steps_lost"] is None
+    assert program.main([str(tmp_path)]) == 0
+    assert "? steps lost" in capsys.readouterr().out
+    assert writer.write(str(tmp_path)) is False
+    page = (tmp_path / "incidents/0001/incident.html").read_text()
+    assert "<b>steps lost</b>?<" in page and "<b>steps lost</b>0 + ?<" in (tmp_path / "index.html").read_text()
 
 
 def test_goodput_is_what_restarts_and_repeated_steps_leave(write: Written, tmp_path: Path) -> None:

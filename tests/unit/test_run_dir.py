@@ -102,7 +102,7 @@ def test_where_none_can_be_made_the_job_runs_without(
     assert one.environment() == {"INPROCESS_RUN_DIR": "none"}
     one.close()
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "File exists" in line
+    assert "is no folder" in line
     assert "--run-dir DIR, or none with --run-dir none" in line
 
 

@@ -18,6 +18,7 @@ from inprocess.launcher import command
 from inprocess.reports import dump, status
 from inprocess.reports.live_reading import RankNow, current, fetch, read
 from inprocess.system import clock
+from inprocess.system.private_folder import look
 
 HOSTILE = "\x1b[2J\x1b]0;x\x07\n\u202e rank 9: fine\x00\ud800"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "status.md"
@@ -369,7 +370,8 @@ def test_ranks_with_the_same_stack_are_together() -> None:
 )
 def test_an_answer_that_cannot_be_read(tmp_path: Path, broken: bytes) -> None:
     (tmp_path / "a.json").write_bytes(broken)
-    found = dump._read(str(tmp_path / "a.json"))
+    with look(str(tmp_path)) as folder:
+        found = dump._read(folder, "a.json")
     assert found["why"].startswith("its answer cannot be read") and found["threads"] == []
 
 
