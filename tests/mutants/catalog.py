@@ -1913,7 +1913,12 @@ FAILOVER = (
         "sorted(chosen - {host}, reverse=True)",
         "sorted(chosen, reverse=True)",
     ),
-    desk("strangers_vote", "a member of another call is let in", '"call": self._call}', '"call": _}'),
+    desk(
+        "strangers_vote",
+        "a member of another call is let in",
+        ' and hmac.compare_digest(key.encode(errors="replace"), self.key.encode())',
+        "",
+    ),
     desk(
         "former_standbys_are_not_told",
         "who stood by before does not hear that the job is completed",
@@ -1949,7 +1954,7 @@ FAILOVER = (
     desk(
         "closed_is_an_end",
         "whoever is sent away counts as ended",
-        "self._heard(), peer.ended)",
+        "self._heard(), ended)",
         "self._heard())",
     ),
     desk(
