@@ -44,5 +44,10 @@ def surround(stack: contextlib.ExitStack, where: tuple[str, int], asks: str = ""
     for said in GARBAGE:
         with contextlib.suppress(OSError):  # it has been sent away
             comes().sendall(said)
+    insatiable = comes((socket.SOL_SOCKET, socket.SO_RCVBUF, 4096))
+    insatiable.setblocking(False)
+    with contextlib.suppress(OSError):  # nothing more goes in, or it has been sent away
+        for _ in range(1000):
+            insatiable.send(b'{"ping": 1}\n' * 1000)
     for path in ("/", "/metrics", "/status"):
         comes((socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)).sendall(f"GET {path} HTTP/1.0\r\n{asks}\r\n".encode())
