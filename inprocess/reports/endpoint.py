@@ -190,6 +190,11 @@ def _answers(snapshot: Snapshot) -> Callable[[bytes], Exchange]:
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             if path == "/metrics":
+                try:
+                    library.exposition.choose_encoder(self.headers.get("Accept"))
+                except Exception:  # it does not expect versions that are none
+                    self.send_error(406)
+                    return
                 super().do_GET()
             elif path == "/status":
                 self._give(200, "application/json", json.dumps({"ranks": snapshot.read[1]}))

@@ -96,7 +96,9 @@ class Server(threading.Thread, Generic[C]):
         self._strangers: dict[C, None] = {}
         #: when the listener is looked at again; infinite while it is
         self._open_at = math.inf
-        self._closing = self._closed = self._told = False
+        self._closing = self._closed = False
+        #: kinds of errors that have been told of
+        self._told: set[type[Exception]] = set()
 
     @property
     def port(self) -> int:
@@ -179,14 +181,18 @@ class Server(threading.Thread, Generic[C]):
             self._send_away()
 
     def _make_room(self, error: OSError) -> None:
-        if not self._told:
-            self._told = True
-            self.say(f"nobody can connect: {descriptors.shortage(error) or error.strerror}")
+        self._tell_once(OSError, f"nobody can connect: {descriptors.shortage(error) or error.strerror}")
         if self._strangers:
             self._send_away()
             return
         self._selector.unregister(self._listener)
         self._open_at = clock.monotonic() + EXHAUSTED_PAUSE_S
+
+    def _tell_once(self, kind: type[Exception], text: str) -> None:
+        """A stranger must not be able to fill a log."""
+        if kind not in self._told:
+            self._told.add(kind)
+            self.say(text)
 
     def _attend(self, client: C) -> None:
         try:
@@ -196,7 +202,7 @@ class Server(threading.Thread, Generic[C]):
         except OSError as error:
             client.end, goes_on = error.errno or 0, False
         except Exception as error:  # of ours: the others have to go on
-            self.say(f"a client was closed after an error: {in_words(error)}")
+            self._tell_once(type(error), f"a client was closed after an error: {in_words(error)}")
             goes_on = False
         if not goes_on:
             self._drop(client)
