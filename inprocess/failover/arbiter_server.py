@@ -105,8 +105,8 @@ class ArbiterServer(Server[_Peer]):
 
     def hear(self, peer: _Peer, data: bytes) -> bool:
         try:
-            messages = peer.lines.take(data)
-            return len(messages) <= MAX_UNANSWERED and all(self._answer(peer, message) for message in messages)
+            if data.count(b"\n") <= MAX_UNANSWERED:
+                return all(self._answer(peer, message) for message in peer.lines.take(data))
         except BadMessage as error:
             log.debug("a contact is closed: %s", error)
         return False

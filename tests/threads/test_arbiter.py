@@ -428,7 +428,7 @@ def test_who_asks_without_end_and_takes_no_answer_keeps_nobody_waiting(standby, 
                     full.send(b'{"ping": 1}\n' * 5000)
         begin = monotonic()
         assert contacts(1, one).some
-        assert monotonic() - begin < 1.0
+        assert monotonic() - begin < 5.0
 
 
 def test_one_connection_is_one_member(standby) -> None:
