@@ -88,11 +88,11 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Long: many random values for every parser, and hostile values in a real store; an argument says how many."""
+    """Long: random values for parsers, dialogues with our servers, hostile values in a store; an argument: how many."""
     install(session, "-e", ".[test]")
     examples = session.posargs[0] if session.posargs else "20000"
     tests = [f"tests/unit/test_{name}.py" for name in ("messages", "parsers", "readers", "launcher_timeouts")]
-    tests.append("tests/ranks/test_hostile.py")
+    tests += ["tests/threads/test_dialogues.py", "tests/ranks/test_hostile.py"]
     settings = ["--timeout=3600", "--hypothesis-show-statistics", "-p", "no:cacheprovider"]
     session.run("python", "-m", "pytest", *settings, *tests, env={"INPROCESS_FUZZ_EXAMPLES": examples})
 

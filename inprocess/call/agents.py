@@ -82,7 +82,7 @@ class Agents:
             config = dataclasses.replace(config, stacks_signal=signum, stacks_fd=fd)
         self.board = Board.create()
         self._monitor = MonitorProcess(config, self.board)
-        self.member = Member(self._spec, config, self._monitor, self._spec.call, job.moved, before)
+        self.member = Member(self._spec, config, self._monitor, job.moved, before)
         self.thread = MonitorThread(
             self._spec,
             membership,

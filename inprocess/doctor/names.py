@@ -14,6 +14,7 @@ import psutil
 
 from inprocess.doctor.findings import Check, Finding, NothingToLookAt, Settings
 from inprocess.stores.addresses import is_loopback
+from inprocess.system.listening import is_port
 
 __all__ = ["CHECKS", "Answer", "look_up", "own_address"]
 
@@ -160,7 +161,7 @@ def port(settings: Settings) -> Iterator[Finding]:
     text = settings.environ.get("MASTER_PORT", "")
     if not text:
         raise NothingToLookAt("MASTER_PORT is not set")
-    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 65536):
+    if not is_port(text):
         yield _port(f"MASTER_PORT={text} is no port", "set it to a number from 1 to 65535")
         return
     if settings.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True":

@@ -27,28 +27,29 @@ from inprocess.system.interpreter import SLICE, join_with_progress
 from inprocess.system.json_lines import Lines
 from inprocess.system.logs import get_logger
 
-__all__ = ["ArbiterClient", "ArbiterClients"]
+__all__ = ["ArbiterClient", "ArbiterClients", "Door"]
 
 log = get_logger("inprocess.failover")
 #: how long making a contact may take, how long an arbiter may take to answer before the next one is asked, and how
 #: long to take in that the job is completed, before a rank waits much longer (seconds)
 CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S, KNOW = 5.0, 2.0, 10.0
+#: host, port and key of an arbiter
+Door = tuple[str, int, str]
 #: where the arbiter of a member is for us, from how it is published; None where it has none
-Find = Callable[[int, str], tuple[str, int] | None]
+Find = Callable[[int, str], Door | None]
 
 
 class ArbiterClients:
     """A training process's connections to the standbys, in the order in which they are asked.
 
     Args:
-        call: tells the members of this call from others.
         server: the member that serves the store. It is never asked, but has to know who has ended.
         find: see `Find`.
         host: the contact at which this process has voted before, and which serves the store now.
     """
 
-    def __init__(self, call: str, server: int, find: Find, host: ArbiterClient | None = None) -> None:
-        self._call, self._server, self._find, self._host = call, server, find, host
+    def __init__(self, server: int, find: Find, host: ArbiterClient | None = None) -> None:
+        self._server, self._find, self._host = server, find, host
         self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         #: set when nobody needs a contact any more
         self.closing = threading.Event()
@@ -57,10 +58,10 @@ class ArbiterClients:
         self._published: dict[int, str] = {}
         # protects the fields below
         self._lock = threading.Lock()
-        #: address -> contact. One that nobody asks any more is kept: its end would tell that this process has ended
-        self._contacts: dict[tuple[str, int], ArbiterClient] = {}
-        #: addresses in the order in which they are asked
-        self._order: list[tuple[str, int]] = []
+        #: by where it is. One that nobody asks any more is kept: its end would tell that this process has ended
+        self._contacts: dict[Door, ArbiterClient] = {}
+        #: in the order in which they are asked
+        self._order: list[Door] = []
         #: whether there is a contact to each of those that are to stand by
         self._complete = True
         _open.add(self)
@@ -77,7 +78,7 @@ class ArbiterClients:
 
     def _asked(self) -> list[ArbiterClient]:
         with self._lock:
-            return [self._contacts[address] for address in self._order if address in self._contacts]
+            return [self._contacts[where] for where in self._order if where in self._contacts]
 
     def make(self, member: int, published: Mapping[int, str]) -> None:
         """Connect to these, where that has not been done, in a thread of its own: one may not answer.
@@ -107,7 +108,7 @@ class ArbiterClients:
             self._order, self._complete = list(standing.values()), all(certain for _, certain in found.values())
         log.info("standing by for the host of the store: members %s", list(standing))
 
-    def _meet(self, member: int, other: int, published: str) -> tuple[tuple[str, int] | None, bool]:
+    def _meet(self, member: int, other: int, published: str) -> tuple[Door | None, bool]:
         """Where this one is, and whether that is certain; None: it is no standby, has ended, or cannot be reached."""
         with contextlib.suppress(RestartError, OSError):
             where = self._find(other, published)
@@ -117,13 +118,13 @@ class ArbiterClients:
             return (where if contact.is_made else None), contact.is_made or contact.ended
         return None, False
 
-    def _contact(self, where: tuple[str, int], member: int) -> ArbiterClient:
+    def _contact(self, where: Door, member: int) -> ArbiterClient:
         """The one that there is, or a new one, which may not be made."""
         known = self._contacts.get(where)
         if known is not None and not known.has_ended():
             return known
         contact = ArbiterClient(*where, stop=self._stop)
-        contact.connect(member, self._call)
+        contact.connect(member)
         with self._lock:
             if known is not None:
                 self._contacts.pop(where).socket.close()
@@ -206,11 +207,12 @@ class ArbiterClient:
 
     Args:
         host, port: a numeric address.
+        key: which the arbiter wants to hear, see `ArbiterServer`.
         stop: a descriptor; whatever is going on here ends when it can be read.
     """
 
-    def __init__(self, host: str, port: int, stop: int) -> None:
-        self.host, self.port = host, port
+    def __init__(self, host: str, port: int, key: str, stop: int) -> None:
+        self.host, self.port, self._key = host, port, key
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         #: the arbiter knows who is here
@@ -219,7 +221,7 @@ class ArbiterClient:
         self.ended = False
         self._stop, self._lines = stop, Lines(MAX_MESSAGE_BYTES)
 
-    def connect(self, member: int, call: str) -> None:
+    def connect(self, member: int) -> None:
         """Sets `is_made`, or `ended`, or neither where it does not answer."""
         with contextlib.suppress(OSError):
             error = self.socket.connect_ex((self.host, self.port))
@@ -228,7 +230,8 @@ class ArbiterClient:
                     return
                 error = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             self.ended = error in ENDED
-            self.is_made = not error and self.ask({"hello": member, "call": call}, CONNECT_TIMEOUT_S) == {"ok": True}
+            hello = {"hello": member, "key": self._key}
+            self.is_made = not error and self.ask(hello, CONNECT_TIMEOUT_S) == {"ok": True}
 
     def has_ended(self) -> bool:
         """Whether the other end has closed it; it says nothing without being asked."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from inprocess.exception import Fenced, StoreLost, TimeoutError
 from inprocess.failover import rules
-from inprocess.failover.arbiter_client import ArbiterClient, ArbiterClients
+from inprocess.failover.arbiter_client import ArbiterClient, ArbiterClients, Door
 from inprocess.failover.settings import Settings
 from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
@@ -60,7 +60,6 @@ class Member:
         spec: the store that may be lost.
         settings: of this rank's monitor.
         monitor: of this rank.
-        call: tells the members of this call from others.
         moved: the call has been moved to the store of a standby before: then its host is not an arbiter any more.
         before: the contact over which it was.
     """
@@ -70,12 +69,11 @@ class Member:
         spec: StoreSpec,
         settings: Settings,
         monitor: Monitor,
-        call: str,
         moved: bool,
         before: ArbiterClient | None,
     ) -> None:
         self._spec, self._settings, self._monitor, self._moved = spec, settings, monitor, moved
-        self._contacts = ArbiterClients(call, settings.store_host, self._find, before)
+        self._contacts = ArbiterClients(settings.store_host, self._find, before)
         #: the address at which this process reaches the store
         self._store_address = ""
         #: whether it has looked for arbiters
@@ -101,17 +99,20 @@ class Member:
         if first:
             self._contacts.are_made(CONNECT_PAUSE_S)
 
-    def _find(self, member: int, address: str) -> tuple[str, int] | None:
+    def _find(self, member: int, door: str) -> Door | None:
         """In the thread of the contacts; None where that member cannot stand by. Who has only just become one may not
         have published where it is: a wait for the key could not be ended with the call."""
         closing, seconds = self._contacts.closing, self._settings.heartbeat_timeout
-        connection = None if address else connect(self._spec, seconds, closing)
+        connection = None if door else connect(self._spec, seconds, closing)
         until, pause = clock.monotonic() + seconds, FIRST_PAUSE_S
-        while not address and (left := until - clock.monotonic()) > 0 and not closing.wait(min(pause, left)):
-            address, pause = execute(verbs.find_standby(member), connection), min(2 * pause, SLICE)
-        if not address:
+        while not door and (left := until - clock.monotonic()) > 0 and not closing.wait(min(pause, left)):
+            door, pause = execute(verbs.find_standby(member), connection), min(2 * pause, SLICE)
+        if not door:
             raise TimeoutError(f"initial rank {member} has not said where its arbiter is")
-        return None if address == "-" else published_at(address, lambda: self._store_address)
+        if door == "-":
+            return None
+        key, _, address = door.partition("@")
+        return *published_at(address, lambda: self._store_address), key
 
     # --- in the main thread -------------------------------------------------------------------------------------
 

@@ -30,7 +30,16 @@ from dataclasses import dataclass, field
 from inprocess.attribution import ranges, stretches, within
 from inprocess.protocol.messages import FailoverOutcome, Verdict, Vote
 
-__all__ = ["Arbiter", "ENDED", "MAX_MESSAGE_BYTES", "hears_enough", "patience", "standbys"]
+__all__ = [
+    "Arbiter",
+    "ENDED",
+    "MAX_HELLO_BYTES",
+    "MAX_MESSAGE_BYTES",
+    "MAX_UNANSWERED",
+    "hears_enough",
+    "patience",
+    "standbys",
+]
 
 
 def standbys(roster: Sequence[int], count: int, host: int) -> tuple[int, ...]:
@@ -65,9 +74,9 @@ class Arbiter:
     patience: float
     #: after so long without a heartbeat of this standby the others go on without it (seconds)
     heartbeat_timeout: float
-    #: members that said hello
-    met: set[int] = field(default_factory=set)
-    #: those of them that have certainly ended, and did not go on with the old store before
+    #: whether any member has come
+    met: bool = False
+    #: those that have certainly ended, and did not go on with the old store before
     gone: set[int] = field(default_factory=set)
     votes: dict[int, Vote] = field(default_factory=dict)
     #: those that have voted at another one, which may go on with them: what becomes of them later says nothing here
@@ -87,7 +96,7 @@ class Arbiter:
 
     def meet(self, member: int) -> None:
         """A second process with this id is a new one only after the first has gone."""
-        self.met.add(member)
+        self.met = True
         self.gone.discard(member)
 
     def leave(self, member: int, now: float, heard: float | None, ended: bool = True) -> None:
@@ -180,5 +189,9 @@ class Arbiter:
 
 #: longest vote or verdict: the roster of a large job with many gaps (bytes)
 MAX_MESSAGE_BYTES = 1 << 22
+#: longest line of a client that has not shown yet that it is a member (bytes)
+MAX_HELLO_BYTES = 1 << 10
+#: most that a member says without waiting for an answer
+MAX_UNANSWERED = 16
 #: the other end's kernel says that nobody is there; an unreachable network, say, tells nothing
 ENDED = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE})

@@ -173,7 +173,7 @@ class Standby:
         timeout = config.heartbeat_timeout
         arbiter = rules.Arbiter(rules.patience(timeout, config.heartbeat_interval), timeout)
         listener = serving.listen(config.serve_host, config.bind)
-        self.server = ArbiterServer(listener, spec.call, slot, arbiter, heard, self._serve, self._left, changed)
+        self.server = ArbiterServer(listener, slot, arbiter, heard, self._serve, self._left, changed)
         #: the store with which the job goes on, how it is reached from here, and with whom
         self._server: Any = None
         self._there: StoreSpec | None = None
@@ -181,8 +181,8 @@ class Standby:
 
     def publish(self, connection: Any) -> None:
         """Say in the store where the arbiter is."""
-        address = f"{connections.own_address(self._spec.port)}:{self.server.port}"
-        driver.execute(verbs.publish_standby(self._member, address), connection)
+        door = f"{self.server.key}@{connections.own_address(self._spec.port)}:{self.server.port}"
+        driver.execute(verbs.publish_standby(self._member, door), connection)
 
     @property
     def serves(self) -> bool:

@@ -7,11 +7,8 @@ pieces with checksums.
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import http.client
-import http.server
-import json
 import secrets
 import socket
 import threading
@@ -23,7 +20,10 @@ import torch
 from inprocess.exception import LiveStateError
 from inprocess.live.transfer import Shown, Wire, checksum, compare, in_one_piece, pieces, view
 from inprocess.live.tree import Record
+from inprocess.protocol.parsing import load_door
 from inprocess.stores.connections import address_towards
+from inprocess.system.errors import in_words
+from inprocess.system.http_server import Exchange, HttpServer
 from inprocess.system.interpreter import SLICE
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ __all__ = ["HttpWire"]
 
 #: of a connection, without any byte (seconds)
 SILENCE = 60.0
+#: the most that a state holds besides its tensors (bytes)
+MAX_HEADER_BYTES = 1 << 32
 
 
 class HttpWire(Wire):
@@ -50,20 +52,29 @@ class HttpWire(Wire):
 
     def send(self, record: Record, header: bytes, to: int) -> None:
         with _Served(record, header, address_towards(self._store)) as served:
-            where = json.dumps({"host": served.host, "port": served.port, "token": served.token})
-            self._store.set(_key(self.rank, to), where)
+            self._store.set(_key(self.rank, to), f"{served.token}@{served.host}:{served.port}")
             while not served.fetched.wait(SLICE):  # in slices: it is no hang. A receiver that fails interrupts it
                 pass
             self._store.delete_key(_key(self.rank, to))  # should there be another recover()
 
     def receive_header(self, source: int) -> bytes:
-        where = json.loads(self._store.get(_key(source, self.rank)))
-        connection = http.client.HTTPConnection(where["host"], where["port"], timeout=SILENCE)
-        connection.request("GET", "/", headers={"Authorization": f"Bearer {where['token']}"})
-        self._response = connection.getresponse()  # it closes the connection at its end
+        key = _key(source, self.rank)
+        token, host, port = load_door(self._store.get(key), key)
+        connection = http.client.HTTPConnection(host, port, timeout=SILENCE)
+        try:
+            connection.request("GET", "/", headers={"Authorization": f"Bearer {token}"})
+            self._response = connection.getresponse()  # it closes the connection at its end
+        except http.client.HTTPException as error:
+            connection.close()
+            raise LiveStateError(f"rank {source} does not serve its state: {in_words(error)}") from None
         if self._response.status != http.HTTPStatus.OK:
             raise LiveStateError(f"rank {source} does not serve its state: {self._response.reason}")
-        return self._read(int.from_bytes(self._read(8, source), "big"), source)
+        size = int.from_bytes(self._read(8, source), "big")
+        if size > MAX_HEADER_BYTES:
+            raise LiveStateError(
+                f"rank {source} announces {size} bytes, more than {MAX_HEADER_BYTES}, before its state"
+            )
+        return self._read(size, source)
 
     def receive(self, record: Record, source: int, what: str) -> None:
         shown, sums = Shown(what, record.bytes), []
@@ -103,9 +114,7 @@ class _Served:
         self.host, self.token, self.fetched = host, secrets.token_urlsafe(32), threading.Event()
         served = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            timeout = SILENCE
-
+        class Answer(Exchange):
             def do_GET(self) -> None:
                 given = self.headers.get("Authorization", "")
                 if not hmac.compare_digest(given.encode(), f"Bearer {served.token}".encode()):
@@ -114,41 +123,27 @@ class _Served:
                 self.send_response(http.HTTPStatus.OK)
                 self.send_header("Content-Type", "application/octet-stream")
                 self.end_headers()
-                with contextlib.suppress(OSError):  # it has gone
-                    for data in _content(record, header):
-                        self.wfile.write(data)
-                    served.fetched.set()
+                self.is_known, self.content = True, served._whole(record, header)
 
-            def log_message(self, *_: object) -> None:
-                pass
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._server = HttpServer(socket.create_server((host, 0), family=family), "inprocess-http", Answer)
+        self.port = self._server.port
 
-        class Server(http.server.ThreadingHTTPServer):
-            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            daemon_threads = False  # they are joined when it is closed
-
-            def process_request(self, request: Any, client_address: Any) -> None:
-                served._connections.append(request)
-                super().process_request(request, client_address)
-
-        self._connections: list[socket.socket] = []
-        self._server = Server((host, 0), Handler)
-        self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="inprocess-http")
-        self._thread.daemon = True
+    def _whole(self, record: Record, header: bytes) -> Iterator[bytes | memoryview]:
+        yield from _content(record, header)
+        self.fetched.set()
 
     def __enter__(self) -> _Served:
-        self._thread.start()
+        try:
+            self._server.start()
+        except BaseException:
+            self._server.close()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        # who is in the middle of it gets no more; and nobody's request is waited for, a stranger may never send one
-        how = socket.SHUT_RD if self.fetched.is_set() else socket.SHUT_RDWR
-        for connection in self._connections:
-            with contextlib.suppress(OSError):
-                connection.shutdown(how)
-        self._server.server_close()
-        self._thread.join()
+        """Who is in the middle of it gets no more, and nobody is waited for: a stranger may never send a request."""
+        self._server.close()
 
 
 def _content(record: Record, header: bytes) -> Iterator[bytes | memoryview]:

@@ -31,6 +31,7 @@ from inprocess.protocol.messages import (
     Vote,
 )
 from inprocess.system import strict_json
+from inprocess.system.listening import is_port
 
 __all__ = [
     "load_address",
@@ -221,10 +222,18 @@ def load_address(raw: bytes, key: str) -> str:
     """``host:port`` of an iteration's store server (``@``: the base store's host), or ``-``: there will be none."""
     text = bytes(raw[: ADDRESS_LIMIT + 1]).decode("ascii", errors="replace")
     host, _, port = text.rpartition(":")
-    is_port = port.isdigit() and len(port) <= 5 and 0 < int(port) < 1 << 16
-    if text == "-" or (len(text) <= ADDRESS_LIMIT and host and set(host) <= ADDRESS_CHARACTERS and is_port):
+    if text == "-" or (len(text) <= ADDRESS_LIMIT and host and set(host) <= ADDRESS_CHARACTERS and is_port(port)):
         return text
     _refuse(key, "neither host:port nor '-'", raw)
+
+
+def load_door(raw: bytes, key: str) -> tuple[str, str, int]:
+    """What a server wants to hear, its host (``@``: the base store's) and its port: ``secret@host:port``."""
+    secret, at, address = load_address(raw, key).partition("@")
+    host, _, port = address.rpartition(":")
+    if not (secret and at and host):
+        _refuse(key, "not secret@host:port", raw)
+    return secret, host, int(port)
 
 
 def load_reason(raw: bytes | None) -> str:

@@ -1,7 +1,8 @@
 """``inprocess metrics RUN_DIR``: serves the metrics of a job to Prometheus, from its run directory.
 
 It is a program of its own, so that nothing of it can harm the training. A thread reads the directory; requests are
-answered with what it read last, so neither a slow disk keeps a request, nor many requests cost more than one.
+answered with what it read last, so neither a slow disk keeps a request, nor many requests cost more than one. Another
+thread answers them, and waits for nobody.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ import argparse
 import json
 import os
 import socket
-import socketserver
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from inprocess.attribution import one_line
 from inprocess.reports.accounting import Accounting
 from inprocess.reports.metrics import BUCKETS, Counters, Family, Histogram, families
 from inprocess.reports.sources import Sources
 from inprocess.system import clock, private_folder
+from inprocess.system.http_server import Exchange, HttpServer
 from inprocess.system.listening import LOOPBACK, listen_address
+from inprocess.system.writing import Writer
 
 __all__ = ["PORT", "main"]
 
@@ -31,9 +32,6 @@ PORT = 9464
 EVERY_S = 2.0
 #: reading takes at most this share of a core, and the pause between two readings is at most so long (seconds)
 SHARE, LONGEST_S = 0.01, 30.0
-#: a client that says nothing for so long is disconnected (seconds)
-SILENT_S = 10.0
-App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 class MetricsError(Exception):
@@ -63,11 +61,11 @@ def main(arguments: Sequence[str]) -> int:
     if given.of_launcher:
         threading.Thread(target=_end_with_launcher, args=(server,), daemon=True).start()
     try:
-        server.serve_forever()
+        server.run()
     except KeyboardInterrupt:
         pass
     finally:
-        server.server_close()
+        server.close()
     return 0
 
 
@@ -80,15 +78,15 @@ def _server(given: argparse.Namespace) -> _Server:
     _directory(given)
     snapshot = Snapshot(given.run_dir)
     try:
-        server = _Server(host, port, _app(snapshot))
+        server = _Server(_listener(host, port), "inprocess-metrics", _answers(snapshot))
     except OSError as error:
-        why = error.strerror or str(error)
+        why = (error.strerror or str(error)).partition(" (while")[0]  # the rest is said here
         raise MetricsError(
             f"--listen={given.listen}: {why}: pass an address of this host, and a port that is free (0: any)"
         ) from None
     threading.Thread(target=snapshot.follow, daemon=True).start()
     name = f"[{host}]" if ":" in host else host
-    print(f"inprocess metrics: http://{name}:{server.server_port}/metrics", flush=True)
+    print(f"inprocess metrics: http://{name}:{server.port}/metrics", flush=True)
     return server
 
 
@@ -110,7 +108,7 @@ def _end_with_launcher(server: _Server) -> None:
     """At the end of standard input, whose other end the launcher holds."""
     while os.read(0, 1 << 10):
         pass
-    server.shutdown()
+    server.stop()
 
 
 def _library() -> Any:
@@ -148,7 +146,7 @@ class Snapshot:
         try:
             self.read = self._sources.read()
         except Exception as error:  # what was read before stays, and the next reading may succeed
-            print(f"inprocess metrics: {one_line(repr(error), 500)}", file=sys.stderr)
+            _printed.put(one_line(repr(error), 500))
 
     def families(self) -> list[Family]:
         """As they are now."""
@@ -183,46 +181,51 @@ class _Collector:
             yield metric
 
 
-def _app(snapshot: Snapshot) -> App:
+def _answers(snapshot: Snapshot) -> Callable[[bytes], Exchange]:
     library = _library()
     registry = library.CollectorRegistry(auto_describe=False)
     registry.register(_Collector(snapshot))
-    metrics: App = library.make_wsgi_app(registry)
 
-    def app(environ: dict[str, Any], respond: Callable[..., Any]) -> Iterable[bytes]:
-        if environ["PATH_INFO"] == "/metrics":
-            return metrics(environ, respond)
-        if environ["PATH_INFO"] == "/status":
-            respond("200 OK", [("Content-Type", "application/json")])
-            return [json.dumps({"ranks": snapshot.read[1]}).encode()]
-        respond("404 Not Found", [("Content-Type", "text/plain")])
-        return [b"/metrics: for Prometheus; /status: the ranks, as JSON\n"]
+    class Answer(Exchange, library.MetricsHandler.factory(registry)):  # type: ignore[misc]
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if path == "/metrics":
+                try:
+                    library.exposition.choose_encoder(self.headers.get("Accept"))
+                except Exception:  # it does not expect versions that are none
+                    self.send_error(406)
+                    return
+                super().do_GET()
+            elif path == "/status":
+                self._give(200, "application/json", json.dumps({"ranks": snapshot.read[1]}))
+            else:
+                self._give(404, "text/plain", "/metrics: for Prometheus; /status: the ranks, as JSON\n")
 
-    return app
+        def _give(self, code: int, kind: str, text: str) -> None:
+            self.send_response(code)
+            self.send_header("Content-Type", kind)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+    return Answer
 
 
-class _Handler(WSGIRequestHandler):
-    """Without a line in the log for each request, nor a thread for a client that says nothing."""
+class _Server(HttpServer):
+    """Whoever reads what it prints may be slow, too."""
 
-    timeout = SILENT_S
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
+    def say(self, text: str) -> None:
+        _printed.put(text)
 
 
-class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    """A thread for each request. Raises OSError where it cannot listen."""
+def _listener(host: str, port: int) -> socket.socket:
+    """Raises OSError."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, *_, address = found[0]
+    return socket.create_server(address, family=family)
 
-    daemon_threads = True
 
-    def __init__(self, host: str, port: int, app: App) -> None:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        self.address_family, *_, address = found[0]
-        super().__init__((str(address[0]), port), _Handler)
-        self.set_app(app)
+def _print(text: str) -> None:
+    print(f"inprocess metrics: {text}", file=sys.stderr, flush=True)
 
-    def server_bind(self) -> None:
-        """Without looking up a name, which may take seconds, and nobody needs."""
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.socket.getsockname()[:2]
-        self.setup_environ()
+
+_printed = Writer("inprocess-print", _print, lambda number, why: f"{number} lines are not here: {why}", "print()")

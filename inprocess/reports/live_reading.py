@@ -5,10 +5,13 @@ What cannot be read is named, and the rest is used. Ages are by this host's wall
 
 from __future__ import annotations
 
+import contextlib
+import http
+import http.client
 import os
 import re
-import urllib.error
-import urllib.request
+import socket
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +20,12 @@ from inprocess.attribution import one_line
 from inprocess.events import live_files
 from inprocess.reports.reading import MAX_FILES, MAX_PROBLEMS
 from inprocess.system import clock, private_folder, strict_json
+from inprocess.system.listening import connect_address
 
 __all__ = ["RankNow", "current", "fetch", "read"]
 
-#: how long an address may take for each part of its answer (seconds), and the longest answer (bytes)
-TIMEOUT_S, MAX_ANSWER_BYTES = 5.0, 64 << 20
+#: how long an address may say nothing, and how long its answer may take (seconds), and the longest answer (bytes)
+TIMEOUT_S, LIMIT_S, MAX_ANSWER_BYTES = 5.0, 15.0, 64 << 20
 _LIVE = re.compile(r".*\.json", re.DOTALL)
 
 
@@ -93,24 +97,18 @@ def fetch(address: str) -> tuple[list[RankNow], list[str]]:
 
     Raises:
         OSError: it does not answer, or with something else.
+        ValueError: the address is none.
     """
     url = f"http://{address}/status"
-    # the job's own endpoint, in no case through a proxy
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    code, raw = _get(url, *connect_address(address))
+    if code != http.HTTPStatus.OK:
+        raise OSError(f"{url} answers with status {code}; is that the port of the job's metrics?")
     try:
-        with opener.open(url, timeout=TIMEOUT_S) as answer:
-            told = strict_json.parse(answer.read(MAX_ANSWER_BYTES + 1), MAX_ANSWER_BYTES)
-        ranks = told["ranks"]
+        ranks = strict_json.parse(raw, MAX_ANSWER_BYTES)["ranks"]
         if not isinstance(ranks, list):
             raise TypeError
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise OSError(f"{url} answers with status {error.code}; is that the port of the job's metrics?") from None
     except (TypeError, KeyError, ValueError):
         raise OSError(f"{url} does not answer with the status of a job") from None
-    except Exception as error:  # of urllib and http.client: no connection, no time, no HTTP
-        reason = getattr(error, "reason", None) or error
-        raise OSError(f"{url} does not answer: {one_line(str(reason)[:300], 200) or type(error).__name__}") from None
     found: list[RankNow] = []
     problems: list[str] = []
     for number, each in enumerate(ranks[:MAX_FILES]):
@@ -119,6 +117,39 @@ def fetch(address: str) -> tuple[list[RankNow], list[str]]:
         except ValueError as error:
             problems.append(f"{url}: entry {number}: {one_line(str(error)[:300], 200)}")
     return found, problems[:MAX_PROBLEMS]
+
+
+def _get(url: str, host: str, port: int) -> tuple[int, bytes]:
+    """Status and body. Directly: the job's own endpoint is behind no proxy. Raises OSError."""
+    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+    over = threading.Event()
+    try:
+        connection.connect()
+        limit = threading.Timer(LIMIT_S, _cut, (connection.sock, over))
+        limit.start()
+        try:
+            connection.request("GET", "/status")
+            with connection.getresponse() as answer:
+                found = answer.status, answer.read(MAX_ANSWER_BYTES + 1)
+            if over.is_set():  # what was cut off may look like a whole answer
+                raise OSError
+            return found
+        finally:
+            limit.cancel()
+            limit.join()
+    except (OSError, http.client.HTTPException) as error:
+        reason = one_line(str(error)[:300], 200) or type(error).__name__
+        late = f"not within {LIMIT_S:g} s" if over.is_set() else reason
+        raise OSError(f"{url} does not answer: {late}") from None
+    finally:
+        connection.close()
+
+
+def _cut(connection: socket.socket, over: threading.Event) -> None:
+    """Whoever sends a byte now and then never lets a wait for one end."""
+    over.set()
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def current(found: Iterable[RankNow]) -> list[tuple[str, Sequence[RankNow]]]:

@@ -16,6 +16,7 @@ from inprocess.reports import dump
 from inprocess.reports.live_reading import RankNow, current, fetch, read
 from inprocess.system import clock
 from inprocess.system.descriptors import shortage
+from inprocess.system.listening import connect_address
 
 __all__ = ["main", "table"]
 
@@ -23,7 +24,7 @@ __all__ = ["main", "table"]
 INTERVAL_S = 2.0
 #: with ``--dump``: how long the answers are waited for, if nothing else is said, and at most (seconds)
 TIMEOUT_S, MAX_TIMEOUT_S = 10.0, 600.0
-ADDRESS = re.compile(r"(?:http://)?((?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):\d{1,5})/?")
+ADDRESS = re.compile(r"(?:http://)?((?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):\d+)/?")
 HEADS = ("rank", "host", "pid", "phase", "iteration", "step", "progress", "heartbeat", "memory", "state")
 #: clear the screen from its top
 CLEAR = "\x1b[H\x1b[J"
@@ -79,6 +80,11 @@ def _problem(source: str, given: argparse.Namespace) -> str:
         return "--dump asks once: leave --watch out"
     if given.dump and _address(source):
         return f"--dump needs the run directory: {source} only tells how the ranks are"
+    if address := _address(source):
+        try:
+            connect_address(address)
+        except ValueError as error:
+            return f"{source}: {error}"
     if not 0 < given.timeout <= MAX_TIMEOUT_S:
         return f"--timeout {given.timeout:g} is not between 0 and {MAX_TIMEOUT_S:g} seconds"
     return ""

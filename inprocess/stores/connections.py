@@ -11,6 +11,7 @@ from typing import Any
 from inprocess.exception import StoreLost
 from inprocess.stores.raw import innermost
 from inprocess.system import procfs
+from inprocess.system.listening import is_port
 
 __all__ = [
     "address_towards",
@@ -111,8 +112,8 @@ def published_at(address: str, base: Callable[[], str]) -> tuple[str, int]:
         StoreLost: it is not host:port.
     """
     host, _, port = address.rpartition(":")
-    if not port.isdigit():
-        raise StoreLost(f"the address of an iteration's store is not host:port: {address[:80]!r}")
+    if not is_port(port):
+        raise StoreLost(f"a published address is not host:port: {address[:80]!r}")
     return (base() if host == "@" else host), int(port)
 
 

@@ -21,6 +21,7 @@ from inprocess.exception import OptionError
 from inprocess.stores.connections import shut
 from inprocess.stores.etcd_gateway import NO_ANSWER, Gateway, Refused, Stream
 from inprocess.system import clock
+from inprocess.system.listening import MAX_PORT
 
 __all__ = [
     "Cluster",
@@ -363,7 +364,11 @@ def _endpoints(given: str | Sequence[str]) -> list[urllib.parse.SplitResult]:
         raise OptionError("EtcdStore: endpoints is empty: name at least one, such as 'http://10.0.0.1:2379'")
     found = [_endpoint(text) for text in texts]
     if None in found:
-        raise OptionError(f"EtcdStore: endpoints={given!r} must be addresses such as 'http://10.0.0.1:2379'")
+        wrong = texts[found.index(None)]
+        raise OptionError(
+            f"EtcdStore: endpoints={given!r} must be addresses such as 'http://10.0.0.1:2379', with ports from 1 to "
+            f"{MAX_PORT}, and {wrong!r} is none"
+        )
     return [each for each in found if each is not None]
 
 

@@ -56,11 +56,6 @@ class StoreSpec:
     #: a connection over which nothing comes back for so long is lost (seconds); 0: the kernel's own patience, minutes
     silence: float = 0.0
 
-    @property
-    def call(self) -> str:
-        """Tells the members of a call from those of another job, whose keys may have the same prefix, on this host."""
-        return f"{self.prefix} {self.port}"
-
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
 

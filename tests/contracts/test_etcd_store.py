@@ -641,6 +641,7 @@ def test_certificates(start: Callable[..., EtcdCluster], tmp_path: Path) -> None
     [
         ({"endpoints": "ftp://10.0.0.1"}, "endpoints='ftp"),
         ({"endpoints": "10.0.0.1:http"}, "must be addresses"),
+        ({"endpoints": "http://a:1,http://b:99999"}, "with ports from 1 to 65535, and 'http://b:99999' is none"),
         ({"endpoints": []}, "endpoints is empty"),
         ({"endpoints": [3]}, "must be addresses"),
         ({"ttl": 2}, "ttl=2"),

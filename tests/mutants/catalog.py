@@ -1817,6 +1817,7 @@ WARM = (
 
 arbitration = _in("failover/*.py", "tests/unit/test_failover_rules.py")
 desk = _in("failover/*.py", "tests/threads/test_arbiter.py")
+strange = _in("system/server.py", "tests/threads/test_arbiter.py")
 launched = _in("launcher/*.py", "tests/launcher/test_inherited.py")
 contained = _in("monitor/*.py", "tests/ranks/test_process_one.py")
 INHERITED = (
@@ -1913,7 +1914,31 @@ FAILOVER = (
         "sorted(chosen - {host}, reverse=True)",
         "sorted(chosen, reverse=True)",
     ),
-    desk("strangers_vote", "a member of another call is let in", '"call": self._call}', '"call": _}'),
+    desk(
+        "strangers_vote",
+        "a member of another call is let in",
+        ' and hmac.compare_digest(key.encode(errors="replace"), self.key.encode())',
+        "",
+    ),
+    desk(
+        "one_connection_is_many",
+        "a client says that it is one member after the other",
+        '"key": str(key)} if peer.member is None:',
+        '"key": str(key)}:',
+    ),
+    desk(
+        "refused_silently",
+        "a member that is refused thinks that the arbiter has ended",
+        '        send_now(peer.socket, {"ok": False})\n',
+    ),
+    strange("strangers_are_many", "strangers are not counted", "if len(self._strangers) > STRANGERS:", "if False:"),
+    strange(
+        "members_are_strangers",
+        "members have to make room",
+        "        self._strangers.pop(client, None)\n\n    def tell",
+        "        pass\n\n    def tell",
+    ),
+    strange("for_ever", "a stranger may stay", "next(iter(self._strangers)).until <= now", "False"),
     desk(
         "former_standbys_are_not_told",
         "who stood by before does not hear that the job is completed",
@@ -1949,7 +1974,7 @@ FAILOVER = (
     desk(
         "closed_is_an_end",
         "whoever is sent away counts as ended",
-        "self._heard(), peer.ended)",
+        "self._heard(), ended)",
         "self._heard())",
     ),
     desk(

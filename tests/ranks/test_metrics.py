@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -20,8 +21,8 @@ from inprocess.reports.incident import all_incidents
 from inprocess.reports.reading import read
 from inprocess.reports.writer import read_summary
 from inprocess.system import clock
-from tests.harness import At, Hang, HostLoss, Kill, Raise
-from tests.harness.endpoint import get, get_json, serving, until
+from tests.harness import At, Hang, HostLoss, Kill, Raise, strangers
+from tests.harness.endpoint import address, ended, first_line, get, get_json, serving, until
 from tests.harness.launch import BEATING, HASTY, PATIENT
 from tests.harness.prometheus import MISSING, PROMETHEUS, PROMTOOL, ask_until, prometheus
 from tests.unit.test_metrics import live, put
@@ -39,23 +40,23 @@ FAULTS = {At(1, step=1): Raise(ValueError), At(2, 1, step=1): Kill()}
 def test_ranks_as_they_are(tmp_path: Path) -> None:
     told = live(0, wall_time=clock.wall(), progress_age=100.0)
     put(tmp_path, told, live(1, state="dead"))
-    with serving(tmp_path) as address:
-        text = until(f"{address}/metrics", "inprocess_rank_up", time.monotonic() + LIMIT)
+    with serving(tmp_path) as where:
+        text = until(f"{where}/metrics", "inprocess_rank_up", time.monotonic() + LIMIT)
         assert 'inprocess_rank_up{host="node0",rank="0"} 1.0' in text
         assert 'inprocess_rank_up{host="node1",rank="1"} 0.0' in text
         ages = dict(re.findall(r'^inprocess_progress_age_seconds\{rank="(\d)"\} (\S+)', text, re.MULTILINE))
         assert ages.keys() == {"0"} and 100.0 <= float(ages["0"]) < 100.0 + LIMIT
-        assert get_json(f"{address}/status") == {"ranks": [told, live(1, state="dead")]}
+        assert get_json(f"{where}/status") == {"ranks": [told, live(1, state="dead")]}
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            get(f"{address}/")
+            get(f"{where}/")
         put(tmp_path, live(2))
-        until(f"{address}/metrics", 'rank="2"', time.monotonic() + LIMIT)
+        until(f"{where}/metrics", 'rank="2"', time.monotonic() + LIMIT)
 
 
 def test_a_directory_that_nobody_has_written_to_yet(tmp_path: Path) -> None:
-    with serving(tmp_path) as address:
-        assert "inprocess_build_info" in get(f"{address}/metrics")
-        assert get_json(f"{address}/status") == {"ranks": []}
+    with serving(tmp_path) as where:
+        assert "inprocess_build_info" in get(f"{where}/metrics")
+        assert get_json(f"{where}/status") == {"ranks": []}
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,22 @@ def test_without_the_library_of_prometheus(tmp_path: Path) -> None:
     assert 'needs the package prometheus-client (not here): pip install "inprocess[prometheus]"' in found.stderr
 
 
+def test_strangers_keep_nobody_waiting_and_leave_no_line(tmp_path: Path) -> None:
+    """Seventeen lines of traceback for each one that is silent, or resets, before; some kept a thread each."""
+    command = [sys.executable, "-m", "inprocess", "metrics", str(tmp_path), "--listen", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    with ended(process), contextlib.ExitStack() as stack:
+        where = address(first_line(process))
+        assert process.stdout is not None
+        for _ in range(10):
+            strangers.surround(stack, ("127.0.0.1", int(where.rpartition(":")[2])))
+        begin = time.monotonic()
+        assert "inprocess_build_info" in get(f"{where}/metrics") and get_json(f"{where}/status") == {"ranks": []}
+        assert time.monotonic() - begin < 5.0
+        process.terminate()
+        assert process.stdout.read() == b""
+
+
 def queries() -> list[str]:
     """Those of the documentation, without the windows that are too long for a test."""
     (section,) = re.findall(r"^## Queries\n(.*?)^## ", (DOCS / "metrics.md").read_text(), re.MULTILINE | re.DOTALL)
@@ -98,7 +115,7 @@ def test_a_real_prometheus(launch: Any, tmp_path: Path) -> None:
     run_dir, deadline = tmp_path / "run", time.monotonic() + 6 * LIMIT
     run_dir.mkdir()
     restarts, goodput, slowest = queries()
-    with serving(run_dir) as address, prometheus(tmp_path, address.removeprefix("http://")) as server:
+    with serving(run_dir) as where, prometheus(tmp_path, where.removeprefix("http://")) as server:
         ask_until(server, "inprocess_build_info", bool, deadline)
         launch(targets.run_train, 3, faults=FAULTS, wrapper=PATIENT | {"run_dir": str(run_dir)}).wait()
         classes = {(("class", "exception"),): 1.0, (("class", "signal"),): 1.0}
@@ -120,7 +137,7 @@ def test_a_real_prometheus(launch: Any, tmp_path: Path) -> None:
         seconds = {phase: value for loss in time_.losses for phase, value in loss.phases.items()}
         found = ask_until(server, slowest, bool, deadline)
         assert {dict(labels)["phase"] for labels in found} <= seconds.keys()
-        text = get(f"{address}/metrics")
+        text = get(f"{where}/metrics")
     if PROMTOOL is not None:
         checked = subprocess.run(
             [PROMTOOL, "check", "metrics"], input=text, check=False, capture_output=True, text=True

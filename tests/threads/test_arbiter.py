@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import os
@@ -15,16 +16,19 @@ import pytest
 
 from inprocess.exception import OptionError
 from inprocess.failover import arbiter_client as arbiter
-from inprocess.failover import arbiter_server
 from inprocess.failover.arbiter_client import ArbiterClients
 from inprocess.failover.arbiter_server import ArbiterServer
 from inprocess.failover.rules import Arbiter
 from inprocess.protocol.messages import FailoverOutcome, Verdict, Vote
+from inprocess.system import server as system_server
 from inprocess.system.clock import monotonic
 
 #: a ceiling, not a duration (seconds)
 SOON = 20.0
 PORT = 29500
+KEY = "0123"
+#: what a member says first
+HELLO = b'{"hello": 1, "key": "0123"}\n'
 
 
 class Standby:
@@ -42,8 +46,9 @@ class Standby:
         self.changed = threading.Event()
         self.arbiter = Arbiter(60.0, 60.0)
         self.server = ArbiterServer(
-            self.listener, "call", member, self.arbiter, heard, serve, self.left.append, self.changed.set
+            self.listener, member, self.arbiter, heard, serve, self.left.append, self.changed.set
         )
+        self.server.key = KEY
         self.server.start()
 
     def await_gone(self, *members: int) -> None:
@@ -73,13 +78,13 @@ def contacts() -> Iterator[Callable[..., ArbiterClients]]:
     """The contacts of a member with some standbys, once they are made."""
     made: list[ArbiterClients] = []
 
-    def make(member: int, *standbys: Standby, call: str = "call", host: Standby | None = None) -> ArbiterClients:
+    def make(member: int, *standbys: Standby, key: str = KEY, host: Standby | None = None) -> ArbiterClients:
         every = [*standbys, *([host] if host is not None else [])]
-        where = {number: each.where for number, each in enumerate(every, start=10)}
+        where = {number: (*each.where, key) for number, each in enumerate(every, start=10)}
         server = 9 + len(every) if host is not None else -1
-        made.append(ArbiterClients(call, server, lambda other, _: where[other]))
+        made.append(ArbiterClients(server, lambda other, _: where[other]))
         made[-1].make(member, dict.fromkeys(where, "somewhere"))
-        assert made[-1].some is bool(standbys) or call != "call"
+        assert made[-1].some is bool(standbys) or key != KEY
         return made[-1]
 
     yield make
@@ -159,7 +164,7 @@ def test_the_others_are_told_who_votes_elsewhere(standby, contacts) -> None:
     mine.vote(Vote(1, 3, ((1, 1),)), SOON)
     mine.close()
     for each in (other, host):
-        while not each.server.idle:
+        while each.server.members:
             assert each.changed.wait(SOON)
             each.changed.clear()
         assert (each.server.elsewhere, each.server.gone) == ({1}, set())
@@ -230,7 +235,7 @@ def test_completed_where_one_has_ended_before_a_contact_was_made(standby, contac
 
 def test_completed_where_one_cannot_be_reached() -> None:
     """An unreachable network does not say that nobody goes on there."""
-    mine = ArbiterClients("call", -1, lambda other, _: ("255.255.255.255", 9))
+    mine = ArbiterClients(-1, lambda other, _: ("255.255.255.255", 9, KEY))
     mine.make(0, {10: "somewhere"})
     assert mine.say_completed(3) is None
     mine.close()
@@ -268,7 +273,7 @@ def test_a_host_that_cannot_serve_refuses(standby, contacts) -> None:
 
 def test_members_of_another_call_are_sent_away(standby, contacts) -> None:
     one = standby()
-    assert not contacts(0, one, call="another").some
+    assert not contacts(0, one, key="another").some
     assert one.server.gone == set()
 
 
@@ -277,9 +282,9 @@ def test_members_of_another_call_are_sent_away(standby, contacts) -> None:
     [
         b"no json\n",
         b'{"vote": "{}"}\n',
-        b'{"hello": "x", "call": "call"}\n',
-        b'{"hello": 0, "call": "call"}\n{"vote": "{\\"slot\\": -1}"}\n',
-        b'{"hello": 0, "call": "call"}\n{"vote": 3}\n',
+        b'{"hello": "x", "key": "0123"}\n',
+        b'{"hello": 0, "key": "0123"}\n{"vote": "{\\"slot\\": -1}"}\n',
+        b'{"hello": 0, "key": "0123"}\n{"vote": 3}\n',
         b"[" * 10000 + b"\n",
         b"\xff" * 70000,
     ],
@@ -302,7 +307,7 @@ def test_who_is_sent_away_may_live(standby, contacts) -> None:
     """A member whose connection breaks, or that says what nobody understands, has not ended."""
     one = standby()
     with socket.create_connection(one.where) as odd:
-        odd.sendall(b'{"hello": 0, "call": "call"}\n{"vote": "?"}\n')
+        odd.sendall(b'{"hello": 0, "key": "0123"}\n{"vote": "?"}\n')
         odd.settimeout(SOON)
         while odd.recv(1 << 16):
             pass
@@ -315,7 +320,9 @@ def test_a_standby_that_says_something_else_is_passed_over(standby, contacts, mo
     odd, there = standby(), standby(member=1)
     mine = contacts(0, odd, there)
     monkeypatch.setattr(odd.server, "_settle", lambda: None)
-    monkeypatch.setattr(odd.server, "_answer", lambda peer, message: peer.tell(verdict={"outcome": "none"}))
+    monkeypatch.setattr(
+        odd.server, "_answer", lambda peer, message: odd.server._tell(peer, verdict={"outcome": "none"}) or True
+    )
     there.server.lost()
     verdict, _ = mine.vote(vote(0, last=0), SOON)
     assert verdict.host == 1
@@ -325,7 +332,7 @@ def test_who_stood_by_before_is_told_of_the_completion(standby, contacts) -> Non
     """It is not waited for: it may stand still."""
     before, now = standby(), standby()
     mine = contacts(0, before)
-    mine._find = lambda member, published: now.where
+    mine._find = lambda member, published: (*now.where, KEY)
     mine.make(0, {11: "elsewhere"})
     assert mine.some
     goes_on, answer = threading.Event(), before.server._answer
@@ -374,7 +381,7 @@ def test_contacts_are_made_once(standby, contacts) -> None:
     mine = contacts(0, one)
     mine.make(0, {10: "somewhere"})
     assert mine.some
-    assert len(one.server._peers) == 1
+    assert len(one.server.clients) == 1
 
 
 def test_the_end_of_a_call_does_not_wait_for_a_host_that_does_not_answer() -> None:
@@ -386,12 +393,106 @@ def test_the_end_of_a_call_does_not_wait_for_a_host_that_does_not_answer() -> No
         for filler in fillers:
             filler.setblocking(False)
             filler.connect_ex(full.getsockname())
-        mine = ArbiterClients("call", -1, lambda other, _: full.getsockname())
+        mine = ArbiterClients(-1, lambda other, _: (*full.getsockname(), KEY))
         mine.make(0, {10: "somewhere"})
         mine.close()
         for filler in fillers:
             filler.close()
     assert not mine.some
+
+
+# --- strangers, and members that do not read ---------------------------------------------------------------------
+
+
+def hello(one: Standby, line: bytes = HELLO) -> socket.socket:
+    """A connection over which this has been said."""
+    made = socket.create_connection(one.where, SOON)
+    made.sendall(line)
+    return made
+
+
+def answer(connection: socket.socket) -> bytes:
+    connection.settimeout(SOON)
+    return connection.recv(1 << 16)
+
+
+def test_who_asks_without_end_and_takes_no_answer_keeps_nobody_waiting(standby, contacts) -> None:
+    """A second for each of them, before."""
+    one = standby()
+    with contextlib.ExitStack() as stack:
+        for number in range(10):
+            full = stack.enter_context(hello(one, b'{"hello": %d, "key": "0123"}\n' % (10 + number)))
+            full.setblocking(False)
+            with contextlib.suppress(BlockingIOError, ConnectionError):  # nothing more goes in, or it is sent away
+                while True:
+                    full.send(b'{"ping": 1}\n' * 5000)
+        begin = monotonic()
+        assert contacts(1, one).some
+        assert monotonic() - begin < 5.0
+
+
+def test_one_connection_is_one_member(standby) -> None:
+    """Half a million hellos in six seconds, before; each was kept."""
+    one = standby()
+    with hello(one, HELLO + b'{"hello": 2, "key": "0123"}\n') as twice:
+        while answer(twice):
+            pass
+    assert one.arbiter.gone == set() and one.server.members == []
+
+
+@pytest.mark.parametrize("line", [b'{"hello": 1, "call": "call"}', b'{"hello": 1, "key": "\xc3\xa9"}', b'{"ping": 1}'])
+def test_who_does_not_know_the_key_is_no_member(standby, line: bytes) -> None:
+    one = standby()
+    with hello(one, line + b"\n") as stranger:
+        assert answer(stranger) == b""
+    assert not one.server.met
+
+
+@pytest.mark.parametrize("member", [-1, 1 << 24])
+def test_a_member_that_cannot_be(standby, member: int) -> None:
+    one = standby()
+    with hello(one, b'{"hello": %d, "key": "0123"}\n' % member) as stranger:
+        assert answer(stranger) == b""
+
+
+def test_strangers_crowd_out_nobody(standby, contacts, monkeypatch) -> None:
+    """The oldest one goes, and members stay: those that were there, and those that come."""
+    monkeypatch.setattr(system_server, "STRANGERS", 8)
+    one = standby()
+    with hello(one) as before, contextlib.ExitStack() as stack:
+        assert answer(before) == b'{"ok": true}\n'
+        strangers = [stack.enter_context(socket.create_connection(one.where, SOON)) for _ in range(30)]
+        mine = contacts(2, one)
+        assert mine.some
+        before.sendall(b'{"ping": 1}\n')
+        assert answer(before) == b'{"ok": true}\n'
+        assert [answer(each) for each in strangers[:22]] == [b'{"ok": false}\n'] * 22
+        assert len(one.server.clients) == 8 + 2
+
+
+def test_a_stranger_has_little_time_and_a_member_has_all(standby, monkeypatch) -> None:
+    monkeypatch.setattr(system_server, "STRANGER_S", 0.05)
+    one = standby()
+    with hello(one) as member, socket.create_connection(one.where, SOON) as stranger:
+        assert answer(member) == b'{"ok": true}\n'
+        assert answer(stranger) == b'{"ok": false}\n'
+        member.sendall(b'{"ping": 1}\n')
+        assert answer(member) == b'{"ok": true}\n'
+
+
+def test_an_arbiter_that_refuses_a_member_has_not_ended() -> None:
+    """It may be asked again; whoever takes it for ended returns without having told it."""
+    stop = os.eventfd(0)
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        contact = arbiter.ArbiterClient(*busy.getsockname(), KEY, stop)
+        connecting = threading.Thread(target=contact.connect, args=(1,))
+        connecting.start()
+        with busy.accept()[0] as accepted:
+            accepted.sendall(b'{"ok": false}\n')
+        connecting.join(SOON)
+    assert (contact.is_made, contact.ended) == (False, False)
+    contact.socket.close()
+    os.close(stop)
 
 
 # --- no descriptor left -------------------------------------------------------------------------------------------
@@ -403,6 +504,7 @@ class Exhausted:
     def __init__(self, listener: socket.socket, number: int, times: int) -> None:
         self._listener, self._number, self.calls, self._times = listener, number, 0, times
         self.fileno, self.getsockname, self.close = listener.fileno, listener.getsockname, listener.close
+        self.setblocking = listener.setblocking
 
     def accept(self) -> Any:
         self.calls += 1
@@ -414,16 +516,17 @@ class Exhausted:
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
 def test_accept_is_tried_again_after_a_pause(standby, monkeypatch, caplog, number: int) -> None:
     """Not at once: the connection stays in the queue. Its member comes in as soon as a descriptor is free."""
-    monkeypatch.setattr(arbiter_server, "EXHAUSTED_PAUSE_S", 0.05)
+    monkeypatch.setattr(system_server, "EXHAUSTED_PAUSE_S", 0.05)
     made = standby()
     made.server.close()
     listener = Exhausted(socket.create_server(("127.0.0.1", 0)), number, times=3)
     told = (made.left.append, made.changed.set)
-    desk = ArbiterServer(listener, "call", 2, made.arbiter, lambda: None, lambda verdict: PORT, *told)
+    desk = ArbiterServer(listener, 2, made.arbiter, lambda: None, lambda verdict: PORT, *told)
+    desk.key = KEY
     desk.start()
     begun = monotonic()
     with socket.create_connection(listener.getsockname(), SOON) as member:
-        member.sendall(b'{"hello": 1, "call": "call"}\n')
+        member.sendall(HELLO)
         member.settimeout(SOON)
         assert member.recv(100) == b'{"ok": true}\n'
     took = monotonic() - begun
@@ -436,7 +539,7 @@ def test_accept_is_tried_again_after_a_pause(standby, monkeypatch, caplog, numbe
 
 def test_a_real_limit_of_descriptors(standby, monkeypatch, caplog) -> None:
     """The limit is that of this process, so it is lowered below what is open for as long as the desk needs one more."""
-    monkeypatch.setattr(arbiter_server, "EXHAUSTED_PAUSE_S", 0.02)
+    monkeypatch.setattr(system_server, "EXHAUSTED_PAUSE_S", 0.02)
     told = threading.Event()
     monkeypatch.setattr(arbiter.log, "error", functools.partial(_then, arbiter.log.error, told))
     made = standby()
@@ -447,7 +550,7 @@ def test_a_real_limit_of_descriptors(standby, monkeypatch, caplog) -> None:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
             member.connect(made.where)
-            member.sendall(b'{"hello": 1, "call": "call"}\n')
+            member.sendall(HELLO)
             assert told.wait(SOON)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -235,7 +235,7 @@ def test_nobody_answers(kept: Kept) -> None:
     kept.start()
     answer = ask(kept)
     assert "does not answer" in answer["why"] and answer["threads"] == [] and len(kept.wanted) == 1
-    assert answer["process"]["state"] == "S"
+    assert answer["process"]["state"] in ("R", "S")  # this process, which looks for the answer now and then
 
 
 def test_it_is_taken_from_outside(kept: Kept) -> None:

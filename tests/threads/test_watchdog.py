@@ -180,7 +180,7 @@ def for_a_hook(board: Board) -> bool:
 
 def for_contacts(board: Board) -> bool:
     seen: list[bool] = []
-    contacts = ArbiterClients("call", -1, lambda member, published: seen.append(is_stamped(board, 3, SOON / 2)))
+    contacts = ArbiterClients(-1, lambda member, published: seen.append(is_stamped(board, 3, SOON / 2)))
     contacts.make(0, {1: "somewhere"})
     contacts.are_made(2 * SOON)
     contacts.close()

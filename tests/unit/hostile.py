@@ -35,10 +35,10 @@ T = TypeVar("T")
 EXAMPLES = int(os.environ.get("INPROCESS_FUZZ_EXAMPLES", "0"))
 
 
-def fuzz(test: Callable[..., T]) -> Callable[..., T]:
+def fuzz(test: Callable[..., T], daily: int = 100, most: int = 1 << 30) -> Callable[..., T]:
     """Few and always the same examples, or as many as the environment says; leaves no database behind."""
     return settings(
-        max_examples=EXAMPLES or 100,
+        max_examples=min(EXAMPLES, most) or daily,
         derandomize=not EXAMPLES,
         database=None,
         deadline=None,

@@ -188,6 +188,23 @@ def test_other_addresses(raw: bytes) -> None:
         assert address == "-" or (host.isprintable() and len(host) < 300 and 0 < int(port) < 65536)
 
 
+def test_doors() -> None:
+    assert parsing.load_door(b"s3-_cret@10.0.0.1:29500", "key") == ("s3-_cret", "10.0.0.1", 29500)
+    assert parsing.load_door(b"0123@@:1", "key") == ("0123", "@", 1)
+    assert parsing.load_door(b"0123@fe80::1%eth0:65535", "key") == ("0123", "fe80::1%eth0", 65535)
+
+
+@fuzz
+@given(hostile.anything | hostile.damaged(good_addresses.map(lambda address: b"0123@" + address)))
+def test_other_doors(raw: bytes) -> None:
+    try:
+        secret, host, port = parsing.load_door(raw, "live/0/1")
+    except BadMessage as error:
+        assert "'live/0/1'" in str(error) and len(str(error)) < 500
+    else:
+        assert secret and host.isprintable() and len(host) < 300 and 0 < port < 65536
+
+
 @fuzz
 @given(hostile.anything | st.text().map(str.encode))
 def test_reasons_are_shown_as_they_are_but_harmless(raw: bytes) -> None:

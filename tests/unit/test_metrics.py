@@ -18,7 +18,7 @@ from inprocess.reports.incident import PHASES
 from inprocess.reports.metrics import BUCKETS, METRICS, Counters, Family, Histogram, families
 from inprocess.reports.sources import Sources, live_files
 from inprocess.reports.verdict import CLASSES
-from inprocess.system.listening import listen_address
+from inprocess.system.listening import connect_address, listen_address
 
 from .test_accounting import a_job
 from .test_reports import Written
@@ -287,3 +287,13 @@ def test_addresses(text: str, address: tuple[str, int]) -> None:
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(ValueError, match=r"pass|put"):
         listen_address(text)
+
+
+@pytest.mark.parametrize("text", ["", "9464", "h:0", "h:65536", "h:99999", "::1:9464", ":1", "h:\u0661", "h:\u00b2"])
+def test_what_is_no_address_to_connect_to(text: str) -> None:
+    with pytest.raises(ValueError, match=r"pass|put"):
+        connect_address(text)
+
+
+def test_addresses_to_connect_to() -> None:
+    assert [connect_address(text) for text in ("[::1]:1", "node7:65535")] == [("::1", 1), ("node7", 65535)]

@@ -18,7 +18,6 @@ from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import JoinMode
 from inprocess.protocol.parsing import load_decision
 from inprocess.stores.owner import Access, Owner, access, kinship
-from inprocess.stores.spec import StoreSpec
 from tests.sim.engine import SimStore
 
 from .verbs import do
@@ -148,9 +147,3 @@ def test_two_jobs_found_one_at_the_same_time(in_doubt: bool) -> None:
         seen.add((aborted, *founders))
     assert {(False, "1A"), (False, "1B")} <= seen
     assert in_doubt == any(aborted for aborted, *_ in seen)
-
-
-def test_the_arbiters_of_two_jobs_on_one_host() -> None:
-    """Equal prefixes do not make one call of them: a port may be that of another job's arbiter by now."""
-    one, other = (StoreSpec(port=port, prefix="inprocess/.0/1") for port in (29500, 29501))
-    assert one.call != other.call == StoreSpec(host="by another name", port=29501, prefix="inprocess/.0/1").call

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import os
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 
 from inprocess.events import live_files
 from inprocess.launcher import command
-from inprocess.reports import dump, status
+from inprocess.reports import dump, live_reading, status
 from inprocess.reports.live_reading import RankNow, current, fetch, read
 from inprocess.system import clock
 from inprocess.system.private_folder import look
@@ -276,6 +278,38 @@ def test_an_address_of_something_else(
 def test_nobody_listens(capsys: pytest.CaptureFixture[str]) -> None:
     assert status.main(["127.0.0.1:1"]) == 2
     assert "http://127.0.0.1:1/status does not answer: " in capsys.readouterr().err
+
+
+def test_an_answer_that_comes_byte_by_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes in time, and the answer never ends."""
+    monkeypatch.setattr(live_reading, "LIMIT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        over = threading.Event()
+
+        def dribble() -> None:
+            with server.accept()[0] as caller, contextlib.suppress(OSError):
+                caller.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+                while not over.wait(0.01):
+                    caller.sendall(b" ")
+
+        dribbling = threading.Thread(target=dribble)
+        dribbling.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        try:
+            with pytest.raises(OSError, match=rf"^http://{address}/status does not answer: not within 0\.2 s$"):
+                fetch(address)
+        finally:
+            over.set()
+            dribbling.join()
+
+
+@pytest.mark.parametrize("port", ["0", "99999", "123456", "65536"])
+def test_a_port_that_is_none(capsys: pytest.CaptureFixture[str], port: str) -> None:
+    """99999 was taken modulo 65536, and another program asked."""
+    assert status.main([f"127.0.0.1:{port}"]) == 2
+    assert (
+        f"127.0.0.1:{port}: '{port}' is no port: pass HOST:PORT with a port from 1 to 65535" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
