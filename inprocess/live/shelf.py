@@ -61,7 +61,7 @@ class Shelf:
 
     def __init__(self, folder: str) -> None:
         self.files, self.root = _open(folder)
-        #: files of this host, or of a disk that looks so
+        #: files of this host
         self.is_local = _is_local(self.files)
 
     def all(self) -> list[tuple[Name, bool]]:
@@ -133,9 +133,10 @@ class Shelf:
 
 
 def _is_local(files: Any) -> bool:
+    """Not also one that is derived from it, which has operations of its own."""
     from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]  # noqa: PLC0415
 
-    return isinstance(files, LocalFileSystem)
+    return type(files) is LocalFileSystem
 
 
 def _open(folder: str) -> tuple[Any, str]:
