@@ -1,7 +1,8 @@
 """A folder of this user's own: opened once, never through another's link, and all else relative to what was opened.
 
 Whoever may write to a folder above it may put a link, or a folder, in its place. So the last folders of a path have to
-belong to this user, and nobody else may write to them. What is on the way there may be anybody's, but for links.
+belong to this user, and not everybody may write to them. A group may, as it is made on volumes of Kubernetes
+(``fsGroup``). What is on the way there may be anybody's, but for links.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ __all__ = ["Folder", "NotPrivate", "look", "own"]
 
 #: links on one path, as the kernel has it
 MAX_LINKS = 40
-#: who else may write
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _FOLDER = os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_CLOEXEC | os.O_NOCTTY
 _ANY = re.compile(".*", re.DOTALL)
@@ -93,7 +92,7 @@ class Folder:
             what = "a link" if stat.S_ISLNK(self.stat(name).st_mode) else "no folder"
             raise NotPrivate(f"{path} is {what}: remove it, or choose another directory") from None
         found = os.fstat(fd)
-        if found.st_mode & _OTHERS_WRITE or not (self._looks or _is_own(fd, found)):
+        if found.st_mode & stat.S_IWOTH or not (self._looks or _is_own(fd, found)):
             os.close(fd)
             raise _refusal(path, found)
         return Folder(fd, path, found.st_uid, self._looks)
@@ -277,6 +276,6 @@ def _is_own(fd: int, found: os.stat_result) -> bool:
 def _refusal(path: str, found: os.stat_result) -> NotPrivate:
     return NotPrivate(
         f"{path} belongs to uid {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}; it has to be yours "
-        f"(uid {os.geteuid()}), and nobody else may write to it: chmod go-w where it is yours, remove it, or choose "
+        f"(uid {os.geteuid()}), and not everybody may write to it: chmod o-w where it is yours, remove it, or choose "
         "another directory"
     )

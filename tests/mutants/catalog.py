@@ -2609,7 +2609,7 @@ EVENTS = (
         "or not (self._looks or _is_own(fd, found))",
         "",
     ),
-    folders("a_folder_that_others_write_to", "others may write to the folder", "found.st_mode & _OTHERS_WRITE or ", ""),
+    folders("a_folder_that_others_write_to", "others may write to the folder", "found.st_mode & stat.S_IWOTH or ", ""),
     folders(
         "a_link_of_anybody",
         "another user's link on the way is followed",

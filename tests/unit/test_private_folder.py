@@ -64,7 +64,7 @@ def foreign(path: Path) -> None:
 
 def writable(path: Path) -> None:
     path.mkdir()
-    path.chmod(0o775)
+    path.chmod(0o757)
 
 
 def linked(path: Path) -> None:
@@ -75,11 +75,18 @@ def a_file(path: Path) -> None:
     path.touch()
 
 
+def test_a_group_may_write_to_it(tmp_path: Path) -> None:
+    """Kubernetes makes that of what lies on a volume, where a pod has ``fsGroup``."""
+    (tmp_path / "live").mkdir()
+    (tmp_path / "live").chmod(0o2770)
+    private_folder.own(str(tmp_path), "live").close()
+
+
 @pytest.mark.parametrize(
     ("put", "says"),
     [
         pytest.param(foreign, f"belongs to uid {STRANGER}, mode 0755; it has to be yours", marks=root_only),
-        (writable, r"mode 0775; .*, and nobody else may write to it: chmod go-w where it is yours"),
+        (writable, r"mode 0757; .*, and not everybody may write to it: chmod o-w where it is yours"),
         (linked, "is a link: remove it, or choose another directory"),
         (a_file, "is no folder: remove it, or choose another directory"),
     ],
