@@ -98,27 +98,25 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _function(run: Callable[[], object], name: str) -> Callable[[], None]:
     """``run`` is what `program` answers."""
-    argv, folder = list(sys.argv), os.getcwd()
-    #: of the iteration before, where it returned
-    left: list[dict[str, Any]] = []
+    argv, folder, ours = list(sys.argv), os.getcwd(), sys.modules["__main__"]
+
+    def clear() -> None:
+        """Functions and their globals hold each other: else tensors would stay until garbage is collected."""
+        if (main := sys.modules["__main__"]) is not ours:
+            vars(main).clear()
 
     def function() -> None:
-        while left:
-            left.pop().clear()
+        clear()  # the iteration before may have returned
         sys.argv[:] = argv
         os.chdir(folder)
-        before = sys.modules["__main__"]
         try:
             program.anew(run)
-        except BaseException as error:
-            if isinstance(error, SystemExit) and error.code in (None, 0):
-                return  # its last line was sys.exit()
-            # functions and their globals hold each other: without this its tensors stay until garbage is collected
-            if (main := sys.modules["__main__"]) is not before:
-                vars(main).clear()
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
+        except BaseException:
+            clear()
             raise
-        finally:
-            left.append(vars(sys.modules["__main__"]))
 
     function.__name__ = function.__qualname__ = name
     return function
