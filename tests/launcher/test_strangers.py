@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import os
 import re
 import shutil
@@ -313,12 +312,10 @@ def test_what_a_job_opens_and_what_another_user_can_do_with_it(
 
 
 def _ask_for_the_state(job: Command) -> None:
-    job.expect("}>", "out")
-    found = re.search(r"<standing ({.*})>", job.out)
+    found = re.search(r"<standing (.*)@(.*):(.*)>", job.out)
     assert found is not None
-    where = json.loads(found[1])
-    for token in ("", "x" * len(where["token"])):
-        connection = http.client.HTTPConnection(where["host"], where["port"], timeout=CEILING)
+    for token in ("", "x" * len(found[1])):
+        connection = http.client.HTTPConnection(found[2], int(found[3]), timeout=CEILING)
         connection.request("GET", "/", headers={"Authorization": f"Bearer {token}"})
         answer = connection.getresponse()
         assert answer.status == http.client.UNAUTHORIZED and b"weight" not in answer.read()
