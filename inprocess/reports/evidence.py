@@ -120,8 +120,8 @@ def _recorded(entries: Sequence[Entry]) -> Iterable[InterruptionRecord]:
         elif entry.kind in ("no_progress", "killed"):
             yield from parsed([entry.event.attributes.get("record")])
         elif entry.kind == "died":
-            how = str(entry.event.attributes.get("how", ""))
-            yield InterruptionRecord(entry.event.rank, Interruption.TERMINATED, entry.rank, how)
+            told = {"rank": entry.event.rank, "interruption": "terminated", "initial_rank": entry.rank}
+            yield from parsed([{**told, "message": str(entry.event.attributes.get("how", ""))}])
 
 
 def parsed(records: object) -> tuple[InterruptionRecord, ...]:
