@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from inprocess.launcher import wrapped
+from inprocess.system import program
 from tests.launcher.harness import ROOT, Launcher
 
 SCRIPT = str(Path(__file__).with_name("unwrapped_script.py"))
@@ -20,9 +24,11 @@ def lines(launcher: Launcher) -> list[str]:
 
 
 @pytest.mark.parametrize("fault", ["", "raise", "kill"])
-def test_a_script(start: Start, fault: str) -> None:
+def test_a_script(start: Start, tmp_path: Path, fault: str) -> None:
     """Argument, folder, name and names of the module are as in the first run; the model of that is gone."""
-    launcher = start("--standalone", "--nproc-per-node", "2", "--wrap", SCRIPT, f"--fault={fault}")
+    cache = str(tmp_path)  # or torch makes one for its compiler, and leaves it
+    arguments = ["--nproc-per-node", "2", "--wrap", SCRIPT, f"--fault={fault}"]
+    launcher = start("--standalone", *arguments, TORCHINDUCTOR_CACHE_DIR=cache)
     assert launcher.finish() == 0, launcher.err
     iterations = 1 if fault else 0
     found = lines(launcher)
@@ -79,3 +85,21 @@ def test_the_script_is_looked_for_before_workers_start(start: Start) -> None:
     launcher = start("--wrap", "tests/launcher/unwraped_script.py")
     assert launcher.finish() == 2
     assert "did you mean 'unwrapped_script.py'?" in launcher.err
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_only_the_names_of_the_script_are_cleared(monkeypatch: pytest.MonkeyPatch, is_begun: bool) -> None:
+    """An interruption may come before the script has a `__main__` of its own."""
+    ours, its = types.ModuleType("__main__"), types.ModuleType("__main__")
+    ours.kept, its.model = True, object()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "__main__", ours)
+
+    def interrupted(_: object) -> None:
+        if is_begun:
+            sys.modules["__main__"] = its
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(program, "anew", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        wrapped._function(lambda: None, "train.py")()
+    assert ours.kept and hasattr(its, "model") is not is_begun
