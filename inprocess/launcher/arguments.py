@@ -204,9 +204,9 @@ def _check_metrics(given: argparse.Namespace) -> None:
 def _check_wrap(given: argparse.Namespace) -> None:
     if given.option and not given.wrap:
         refuse(f"--option {given.option[0]}: it is for --wrap; a script that is wrapped gives it to Wrapper()")
-    other = "--no-python" if given.no_python else "--run-path"
-    if given.wrap and (given.no_python or given.run_path):
-        refuse(f"--wrap runs a Python script or, with -m, a module: leave {other} out")
+    for other in ("no_python", "run_path"):
+        if given.wrap and getattr(given, other):
+            refuse(f"--wrap runs a Python script or, with -m, a module: leave --{other.replace('_', '-')} out")
     try:
         Options.build(**wrapped.options(given.option))
     except OptionError as error:

@@ -25,7 +25,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _wrap(arguments: list[str]) -> int:
-    from inprocess.launcher.wrapped import main as wrap  # noqa: PLC0415  (imports torch)
+    from inprocess.launcher.wrapped import main as wrap  # noqa: PLC0415  (the others do not need it)
 
     return wrap(arguments)
 

@@ -181,8 +181,7 @@ def count_restarts(run_dir: str, earlier: Collection[str] = ()) -> tuple[int, bo
 
 def _read(folder: Folder, name: str) -> bytes:
     try:
-        with open(folder.open(name), "rb") as file:
-            return file.read()
+        return folder.read(name, -1)
     except OSError:
         return b""
 

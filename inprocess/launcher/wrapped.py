@@ -48,7 +48,7 @@ def command(script: str, arguments: Sequence[str], module: bool, given: Iterable
     return ["inprocess", "wrap", *texts, *(["-m"] if module else []), script, *arguments]
 
 
-def add_option(parser: Any, **more: Any) -> None:
+def add_option(parser: Any) -> None:
     """To a parser, or a group of one."""
     parser.add_argument(
         "--option",
@@ -56,7 +56,6 @@ def add_option(parser: Any, **more: Any) -> None:
         default=[],
         metavar="NAME=VALUE",
         help="an option of Wrapper, such as soft_timeout=600 (seconds); may be repeated",
-        **more,
     )
 
 

@@ -78,6 +78,11 @@ class Incident:
         return f"{before} -> {after}"
 
     @property
+    def steps(self) -> str:
+        """`steps_lost`; ``?`` where that is not known."""
+        return "?" if self.steps_lost is None else str(self.steps_lost)
+
+    @property
     def host(self) -> str:
         """Where the first rank that failed ran; empty: not known."""
         rank = self.verdict.initial_rank

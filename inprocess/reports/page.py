@@ -90,7 +90,7 @@ def incident_page(incident: Incident, history: History, job: str) -> str:
         "how sure": f"{verdict.confidence:.0%}",
         "ranks": safe(incident.sizes).replace("-&gt;", "&rarr;"),
         "restart": safe(_milliseconds(incident.took)),
-        "steps lost": _number(incident.steps_lost),
+        "steps lost": incident.steps,
         "host": safe(incident.host or "?", 200),
         "process": safe(str(witness.pid) if witness is not None and witness.pid else "?"),
     }
@@ -138,7 +138,7 @@ def index_page(
         f'<td><a href="{folder}/{incident.number:04d}/incident.html">{safe(headline(incident), 300)}</a></td>'
         f"<td>{safe(incident.sizes).replace('-&gt;', '&rarr;')}</td>"
         f'<td class="number">{_milliseconds(incident.took)}</td>'
-        f'<td class="number">{_number(incident.steps_lost)}</td></tr>'
+        f'<td class="number">{incident.steps}</td></tr>'
         for incident in reversed(found)
     ]
     names = safe(", ".join(job for job, _ in jobs), 300)
@@ -195,10 +195,6 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def _when(incident: Incident, form: str) -> str:
     return datetime.fromtimestamp(incident.at, timezone.utc).strftime(form)
-
-
-def _number(value: int | None) -> str:
-    return "?" if value is None else str(value)
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -86,8 +86,7 @@ def _line(incident: Incident) -> str:
     also = f" (also {ranges(verdict.also)})" if verdict.also else ""
     where = f" at {one_line(verdict.where, 80)}" if verdict.where else ""
     waiting = f"; rank{'s' * (len(verdict.waiting) > 1)} {ranges(verdict.waiting)} waited" if verdict.waiting else ""
-    steps = incident.steps_lost
-    lost = f"{'?' if steps is None else steps} step{'s' * (steps != 1)} lost"
+    lost = f"{incident.steps} step{'s' * (incident.steps_lost != 1)} lost"
     return (
         f"{incident.number:>4}  {when}  {who}{also}: {verdict.kind}{where}{waiting}; "
         f"{incident.sizes} ranks, {_milliseconds(incident.took)}, {lost} ({verdict.confidence:.0%} sure)"

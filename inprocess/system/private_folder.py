@@ -124,7 +124,7 @@ class Folder:
         return self._checked(name, os.open(name, os.O_RDWR | _FILE | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self._fd))
 
     def read(self, name: str, limit: int) -> bytes:
-        """The first ``limit`` bytes of a file."""
+        """The first ``limit`` bytes of a file; -1: all."""
         with os.fdopen(self.open(name), "rb") as file:
             return file.read(limit)
 

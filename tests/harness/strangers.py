@@ -16,8 +16,6 @@ GARBAGE = [
     b"GET / HTTP/1.1\r\nA: " + b"x" * 30_000,
     b"\n" * 5000,
     b"\x16\x03\x01\x02\x00",
-]
-GARBAGE += [
     b"POST / HTTP/9.9\r\n\r\n",
     b"GET\r\n\r\n",
     b'{"hello": true, "key": null}\n',

@@ -57,13 +57,16 @@ def read_beats(members: Sequence[int]) -> Verb[list[int]]:
     return [load_count(raw, name) for raw, name in zip(found, names, strict=True)]
 
 
-def publish_standby(member: int, address: str) -> Verb[None]:
-    """Say where the arbiter of this member is; before its first heartbeat, if it is one from the beginning."""
-    yield Set(f"standby/{member}", address)
+def publish_standby(member: int, door: str) -> Verb[None]:
+    """Say where the arbiter of this member is, and what it wants to hear: ``key@host:port``, or ``-``, there is none.
+
+    Before its first heartbeat, if it is one from the beginning.
+    """
+    yield Set(f"standby/{member}", door)
 
 
 def find_standby(member: int) -> Verb[str]:
-    """The address of a member's arbiter; empty where there is none yet."""
+    """What a member has published of its arbiter; empty where that is nothing yet."""
     raw = yield Read(key := f"standby/{member}")
     return "" if raw is None else load_address(raw, key)
 
