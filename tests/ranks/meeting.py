@@ -15,6 +15,7 @@ def held(context: Context, call: Any) -> list[Any]:
     """Until the flag is there. Answers the jobs of all that took part, and how many these were."""
     dist.init_process_group("gloo")
     context.emit("at")
+    context.emit("settled")
     seen = set()
     while True:
         call.ping()
@@ -28,10 +29,14 @@ def held(context: Context, call: Any) -> list[Any]:
 
 
 def run_held(context: Context) -> Any:
-    return context.wrap(held)()
+    """It is settled what becomes of a process when it trains, or has ended."""
+    try:
+        return context.wrap(held)()
+    finally:
+        context.emit("settled")
 
 
 def run_held_elsewhere(context: Context) -> Any:
     """Where the processes of another job are not."""
     os.chdir(context.args["folder"])
-    return context.wrap(held)()
+    return run_held(context)
