@@ -141,7 +141,8 @@ class CallWrapper:
         """Say that this rank makes progress.
 
         From its first use in an iteration on, the time since the last ``ping()`` counts for ``soft_timeout``
-        beside the automatic progress. It stamps shared memory, counts, and does nothing else.
+        beside the automatic progress. It stamps shared memory, counts, and does nothing else. Raises RestartError when
+        the call is over.
         """
         self._slots[PING] = self._now()
         self._pings += 1
@@ -268,7 +269,7 @@ class CallWrapper:
 
     def _end(self) -> None:
         """The call is over."""
-        self._gate, self._now = None, clock.monotonic_ns  # else it would hold itself
+        self._gate, self._now = None, _call_is_over
         for each in self._to_free:
             each.free()
 
@@ -280,6 +281,10 @@ def given_limit(name: str, timeout: Any) -> float:
 
 def _not_leaving() -> None:
     """Nothing asked."""
+
+
+def _call_is_over() -> int:
+    raise RestartError("ping() can be used only while the wrapped function runs")
 
 
 def _no_store() -> Any:

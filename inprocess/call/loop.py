@@ -177,7 +177,7 @@ class Loop:
         rank.fn = _nothing  # the user's arguments must not live as long as this object
         if isinstance(rank.leaving, NobodyLeft):
             announce_nobody_left(rank.leaving)
-        says_nothing = rank.said_so or rank.agents.thread.is_stranger
+        says_nothing = rank.said_so or rank.agents.thread.stays_out
         how = "completed" if rank.leaving is None else "left" if says_nothing else "failed"
         how = how if rank.handover is None else "moved"
         # a rank that goes quietly leaves its MonitorThread waiting for something that may come late or never

@@ -122,8 +122,9 @@ class MonitorThread(threading.Thread):
         self.heard: tuple[int, float] = (JOINING, 0.0)
         #: what the server says that its job has drawn, once this process takes part in it
         self.drawn = ""
-        #: the store is another job's: nothing is said there, by the monitor neither
-        self.is_stranger = False
+        #: nothing is said for this process, by the monitor neither: the store is another job's, or nobody begins there,
+        #: and the next job may serve its own at that address by now
+        self.stays_out = False
         #: set by the main thread when it has its ranks, or has given up on them
         self.assigned = threading.Event()
 
@@ -203,6 +204,9 @@ class MonitorThread(threading.Thread):
                     return store, self._found(store) if founds else self._join_late(store)
             except BadMessage:
                 raise
+            except RestartAbort:
+                self.stays_out = True
+                raise
             except StoreLost:
                 late = not self._own.was_founder  # with a ticket, which went with the store
                 if late or self._ending.wait(RECONNECT_PAUSE_S) or clock.monotonic() > deadline:
@@ -221,7 +225,7 @@ class MonitorThread(threading.Thread):
             if how is Access.LATER and clock.monotonic() < deadline and not self._ending.wait(RECONNECT_PAUSE_S):
                 return None
             if how is not Access.GRANTED:
-                self.is_stranger = True
+                self.stays_out = True
                 raise OptionError(f"the store at {where} is that of {_described(owner)}. {remedy(where)}")
         nameless = request.entry is JoinMode.FOUND and not mine.name
         if nameless and not owner.is_kin(mine):  # first those whose job this is more likely to be
@@ -231,7 +235,7 @@ class MonitorThread(threading.Thread):
             verb = verbs.join(self._own, request.ticket.by, request.entry, in_doubt=in_doubt, remedy=remedy(where))
             founds = execute(verb, store)
         except OptionError:
-            self.is_stranger = True
+            self.stays_out = True
             raise
         if request.has_owner:
             self.drawn = owner.drawn
@@ -240,7 +244,7 @@ class MonitorThread(threading.Thread):
     def _ask_owner(self, store: Any, deadline: float) -> Owner:
         while (owner := find_owner(store)) is None:
             if clock.monotonic() > deadline:
-                self.is_stranger = True
+                self.stays_out = True
                 raise OptionError(
                     f"a store is served at {self._spec}, but no process of this library serves it. "
                     f"{remedy(str(self._spec))}"

@@ -51,6 +51,8 @@ class ArbiterClients:
     def __init__(self, server: int, find: Find, host: ArbiterClient | None = None) -> None:
         self._server, self._find, self._host = server, find, host
         self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        if host is not None:
+            host.stop = self._stop  # that of the call's former contacts is closed by now
         #: set when nobody needs a contact any more
         self.closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -219,7 +221,9 @@ class ArbiterClient:
         self.is_made = False
         #: the other end has certainly ended
         self.ended = False
-        self._stop, self._lines = stop, Lines(MAX_MESSAGE_BYTES)
+        self.stop, self._lines = stop, Lines(MAX_MESSAGE_BYTES)
+        #: of the last message. An answer has that of its question, so one that comes too late is for no later question
+        self._number = 0
 
     def connect(self, member: int) -> None:
         """Sets `is_made`, or `ended`, or neither where it does not answer."""
@@ -240,17 +244,18 @@ class ArbiterClient:
         return bool(poll.poll(0))
 
     def ask(self, message: dict[str, Any], seconds: float) -> dict[str, Any] | None:
-        """Send a line and wait for one; None where none comes in time, or the other end has ended."""
+        """Send a line and wait for its answer; None where none comes in time, or the other end has ended."""
         until = clock.monotonic() + seconds
         try:
-            self._send(json.dumps(message).encode() + b"\n", until)
+            self._send(message, until)
             while (left := until - clock.monotonic()) > 0:
                 if not self._ready(select.POLLIN, min(left, SLICE)):
                     continue
                 data = self.socket.recv(1 << 16)
                 self.ended = not data
                 for answer in self._lines.take(data):
-                    return answer
+                    if answer.pop("n", self._number) == self._number:  # it is sent away without a number
+                        return answer
                 if self.ended:
                     return None
         except TimeoutError:
@@ -260,11 +265,13 @@ class ArbiterClient:
         return None
 
     def say(self, message: dict[str, Any], seconds: float) -> None:
-        """Send a line that is not answered."""
+        """Send a line; an answer to it is not waited for."""
         with contextlib.suppress(OSError):
-            self._send(json.dumps(message).encode() + b"\n", clock.monotonic() + seconds)
+            self._send(message, clock.monotonic() + seconds)
 
-    def _send(self, data: bytes, until: float) -> None:
+    def _send(self, message: dict[str, Any], until: float) -> None:
+        self._number += 1
+        data = json.dumps({**message, "n": self._number}).encode() + b"\n"
         while data:
             if not self._ready(select.POLLOUT, max(0.0, until - clock.monotonic())):
                 raise TimeoutError
@@ -273,9 +280,9 @@ class ArbiterClient:
     def _ready(self, what: int, seconds: float) -> bool:
         poll = select.poll()
         poll.register(self.socket, what)
-        poll.register(self._stop, select.POLLIN)
+        poll.register(self.stop, select.POLLIN)
         ready = dict(poll.poll(seconds * 1e3))
-        if self._stop in ready:
+        if self.stop in ready:
             raise OSError("the call has ended")
         return bool(ready)
 

@@ -33,7 +33,8 @@ class _Peer(Client):
         self.member: int | None = None
         #: once it has voted
         self.slot: int | None = None
-        self.waits = False
+        #: the number of its question where the job goes on; None: it does not wait for the answer
+        self.waits: int | None = None
 
 
 class ArbiterServer(Server[_Peer]):
@@ -120,36 +121,37 @@ class ArbiterServer(Server[_Peer]):
 
     def _answer(self, peer: _Peer, message: dict[str, Any]) -> bool:
         match message:
-            case {"hello": int(member), "key": str(key)} if peer.member is None:
-                return self._welcome(peer, member, key)
+            case {"hello": int(member), "key": str(key), "n": int(number)} if peer.member is None:
+                return self._welcome(peer, member, key, number)
             case _ if peer.member is None:
                 return False
-            case {"ping": _}:
-                self._tell(peer, ok=True)
-            case {"vote": str(text)}:
+            case {"ping": _, "n": int(number)}:
+                self._tell(peer, number, ok=True)
+            case {"vote": str(text), "n": int(number)}:
                 vote = load_vote(text, "a vote")
                 self._arbiter.vote(peer.member, vote, clock.monotonic())
-                peer.slot, peer.waits = vote.slot, True
+                peer.slot, peer.waits = vote.slot, number
             case {"elsewhere": _}:
                 self._arbiter.turn_away(peer.member)
                 self._changed()
-            case {"completed": int(iteration)}:
-                self._tell(peer, ok=self._arbiter.complete(peer.member, iteration))
+            case {"completed": int(iteration), "n": int(number)}:
+                self._tell(peer, number, ok=self._arbiter.complete(peer.member, iteration))
             case _:
                 return False
         return True
 
-    def _welcome(self, peer: _Peer, member: int, key: str) -> bool:
+    def _welcome(self, peer: _Peer, member: int, key: str, number: int) -> bool:
         if not (0 <= member < MAX_RANKS and hmac.compare_digest(key.encode(errors="replace"), self.key.encode())):
             return False
         peer.member, peer.lines = member, Lines(MAX_MESSAGE_BYTES)
         self.know(peer)
         self._arbiter.meet(member)
-        self._tell(peer, ok=True)
+        self._tell(peer, number, ok=True)
         return True
 
-    def _tell(self, peer: _Peer, **message: Any) -> None:
-        self.tell(peer, [json.dumps(message).encode() + b"\n"])
+    def _tell(self, peer: _Peer, number: int, **message: Any) -> None:
+        """Answer the question with that number."""
+        self.tell(peer, [json.dumps({**message, "n": number}).encode() + b"\n"])
 
     def left(self, peer: _Peer) -> None:
         if peer.member is not None and peer.member not in self.members:
@@ -167,9 +169,10 @@ class ArbiterServer(Server[_Peer]):
         if verdict.outcome is FailoverOutcome.GO and not verdict.port:
             verdict = self._arbiter.verdict = self._go(verdict)
             self._changed()
-        for peer in [peer for peer in self.clients if peer.waits]:
-            peer.waits = False
-            self._tell(peer, verdict=dump(verdict))
+        for peer in self.clients:
+            if peer.waits is not None:
+                self._tell(peer, peer.waits, verdict=dump(verdict))
+                peer.waits = None
         if verdict.outcome is FailoverOutcome.REFUSED and not self._refused:
             self._refused = True
             self._changed()

@@ -140,7 +140,7 @@ class RunDirectory:
             os.write(fd, b"*\n")
         with contextlib.suppress(OSError):  # a file system without locks; then nobody gets one to remove it either
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        threading.Thread(target=tidy, args=(os.path.dirname(path),), name="tidy", daemon=True).start()
+        threading.Thread(target=tidy, args=(os.path.dirname(path),), name="inprocess-tidy", daemon=True).start()
 
 
 def _within(action: Callable[[], object]) -> str:
@@ -154,7 +154,7 @@ def _within(action: Callable[[], object]) -> str:
         except OSError as error:
             said[:] = [error.strerror or str(error)]
 
-    thread = threading.Thread(target=run, name="run-dir", daemon=True)
+    thread = threading.Thread(target=run, name="inprocess-run-dir", daemon=True)
     thread.start()
     thread.join(PATIENCE_S)
     return said[0]

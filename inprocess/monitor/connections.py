@@ -68,8 +68,9 @@ class Connections:
 
     def spawn(self, action: Callable[..., object], *args: object) -> None:
         """Start a thread."""
+        name = f"inprocess-{action.__name__.strip('_')}"
         # daemon: a thread that waits inside torch cannot be asked to end
-        threading.Thread(target=self._guarded, args=(action, *args), name=action.__name__, daemon=True).start()
+        threading.Thread(target=self._guarded, args=(action, *args), name=name, daemon=True).start()
 
     def _guarded(self, action: Callable[..., object], *args: object) -> None:
         try:

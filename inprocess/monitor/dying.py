@@ -41,7 +41,7 @@ class LastMoments:
             if self._board.await_end():
                 begin()
 
-        threading.Thread(target=wait, name="dying", daemon=True).start()
+        threading.Thread(target=wait, name="inprocess-dying", daemon=True).start()
 
     def status(self) -> int | None:
         """As `exit_status` gives it."""

@@ -53,7 +53,9 @@ class Files:
     def close(self) -> None:
         """Remove the pid file and write what is left of the log, as far as the disk answers."""
         if self._config.pidfile is not None:
-            removing = threading.Thread(target=remove_pidfile, args=[self._config.pidfile], daemon=True)
+            removing = threading.Thread(
+                target=remove_pidfile, args=[self._config.pidfile], name="inprocess-pidfile", daemon=True
+            )
             removing.start()
             removing.join(PATIENCE)
         logs.leave()

@@ -307,7 +307,8 @@ class Monitor:
         log.info("the rank has left the call (%s)", how)
         if how == "moved":
             membership = self._link.membership
-            self._on_incident(membership.iteration, membership.roster.index(membership.member))
+            if membership.included:  # the store that was lost may have had a decision without this member
+                self._on_incident(membership.iteration, membership.roster.index(membership.member))
             self._protecting = False
             self._leave()
             return
@@ -362,11 +363,12 @@ class Monitor:
         match event:
             case events.Serving(port):
                 self.tell(serving=port)
-            case events.Connected() | events.Joined():
-                self._joined = isinstance(event, events.Joined)
-                self.tell(**{"joined" if self._joined else "connected": True})
-                if self._joined:
-                    self._last.await_them(lambda: self.post(events.Dying()))
+            case events.Connected():
+                self.tell(connected=True)
+            case events.Joined():
+                self._joined = True
+                self.tell(joined=True)
+                self._last.await_them(lambda: self.post(events.Dying()))
             case events.LinkLost(text):
                 self._on_lost(text)
             case events.Crashed(text, option):

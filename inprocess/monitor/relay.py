@@ -104,7 +104,7 @@ class Relay:
     def _begin(self, before: threading.Thread | None, action: Callable[[], None]) -> threading.Thread:
         if before is not None and before.is_alive():  # it waits for a disk or the store
             return before
-        thread = threading.Thread(target=_quietly, args=(action,), name="relay", daemon=True)
+        thread = threading.Thread(target=_quietly, args=(action,), name="inprocess-relay", daemon=True)
         thread.start()
         return thread
 

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"inprocess metrics: {error}", file=sys.stderr)
         return 2
     if given.of_launcher:
-        threading.Thread(target=_end_with_launcher, args=(server,), daemon=True).start()
+        threading.Thread(target=_end_with_launcher, args=(server,), name="inprocess-end", daemon=True).start()
     try:
         server.run()
     except KeyboardInterrupt:
@@ -84,7 +84,7 @@ def _server(given: argparse.Namespace) -> _Server:
         raise MetricsError(
             f"--listen={given.listen}: {why}: pass an address of this host, and a port that is free (0: any)"
         ) from None
-    threading.Thread(target=snapshot.follow, daemon=True).start()
+    threading.Thread(target=snapshot.follow, name="inprocess-snapshot", daemon=True).start()
     name = f"[{host}]" if ":" in host else host
     print(f"inprocess metrics: http://{name}:{server.port}/metrics", flush=True)
     return server

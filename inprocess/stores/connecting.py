@@ -29,6 +29,8 @@ RETRY = (0.005, 0.1)
 ATTEMPT_TIMEOUT_S, FIRST_ATTEMPT_TIMEOUT_S = 1.5, 5.0
 #: how often it is looked meanwhile whether the call has ended (seconds)
 POLL_INTERVAL_S = 0.25
+#: how long an attempt whose connection was shut may take to end (seconds)
+GIVING_UP_S = 5.0
 
 
 def connect(spec: StoreSpec, timeout: float, stopped: threading.Event | None = None) -> Any:
@@ -85,15 +87,13 @@ def connect_to(
     try:
         thread.start()  # in here: it waits for the thread to run, and may be interrupted then
         # a join that is interrupted takes the thread for one that has ended
-        while not done.wait(max(0.0, min(POLL_INTERVAL_S, deadline - clock.monotonic()))):
-            if stopped.is_set() or clock.monotonic() >= deadline:
-                break
+        _await(done, deadline, stopped)
     finally:
         if not done.is_set():
             given_up.set()
             shut_connections(address, port)
     if given_up.is_set():
-        done.wait(5.0)
+        _await(done, clock.monotonic() + GIVING_UP_S)
     if made and not isinstance(made[0], Exception):
         return made[0]
     if stopped.is_set():
@@ -107,6 +107,13 @@ def connect_to(
         f"{address}:{port} accepts connections but does not answer like a TCPStore ({reason}). Another program may be "
         "listening on this port: choose another one on every rank (MASTER_PORT, or port in store_kwargs)."
     )
+
+
+def _await(done: threading.Event, deadline: float, stopped: threading.Event | None = None) -> None:
+    """In slices: an interruption arrives between two of them."""
+    while not done.wait(max(0.0, min(POLL_INTERVAL_S, deadline - clock.monotonic()))):
+        if clock.monotonic() >= deadline or (stopped is not None and stopped.is_set()):
+            return
 
 
 def _construct(

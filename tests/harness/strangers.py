@@ -18,8 +18,8 @@ GARBAGE = [
     b"\x16\x03\x01\x02\x00",
     b"POST / HTTP/9.9\r\n\r\n",
     b"GET\r\n\r\n",
-    b'{"hello": true, "key": null}\n',
-    b'{"vote": {}}\n{"ping": 1}\n',
+    b'{"hello": true, "key": null, "n": 1}\n',
+    b'{"vote": {}, "n": 1}\n{"ping": 1, "n": 2}\n',
 ]
 
 
@@ -46,6 +46,6 @@ def surround(stack: contextlib.ExitStack, where: tuple[str, int], asks: str = ""
     insatiable.setblocking(False)
     with contextlib.suppress(OSError):  # nothing more goes in, or it has been sent away
         for _ in range(1000):
-            insatiable.send(b'{"ping": 1}\n' * 1000)
+            insatiable.send(b'{"ping": 1, "n": 2}\n' * 1000)
     for path in ("/", "/metrics", "/status"):
         comes((socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)).sendall(f"GET {path} HTTP/1.0\r\n{asks}\r\n".encode())

@@ -1923,8 +1923,20 @@ FAILOVER = (
     desk(
         "one_connection_is_many",
         "a client says that it is one member after the other",
-        '"key": str(key)} if peer.member is None:',
-        '"key": str(key)}:',
+        ' "n": int(number)} if peer.member is None:',
+        ' "n": int(number)}:',
+    ),
+    desk(
+        "a_late_answer_counts",
+        "the answer to an earlier question, which came too late, counts for a later one",
+        'if answer.pop("n", self._number) == self._number:',
+        "if True:",
+    ),
+    desk(
+        "the_host_cannot_be_told",
+        "who moves a second time cannot tell the host of the first store",
+        "            host.stop = self._stop",
+        "            pass",
     ),
     desk(
         "refused_silently",

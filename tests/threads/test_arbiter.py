@@ -28,7 +28,7 @@ SOON = 20.0
 PORT = 29500
 KEY = "0123"
 #: what a member says first
-HELLO = b'{"hello": 1, "key": "0123"}\n'
+HELLO = b'{"hello": 1, "key": "0123", "n": 1}\n'
 
 
 class Standby:
@@ -170,6 +170,39 @@ def test_the_others_are_told_who_votes_elsewhere(standby, contacts) -> None:
         assert (each.server.elsewhere, each.server.gone) == ({1}, set())
 
 
+def test_the_host_is_told_where_the_contacts_of_before_are_closed(standby, contacts) -> None:
+    """The contact at which this process voted has stayed; the descriptor that would end a wait there has not:
+    its number is another file's."""
+    host, other = standby(member=1), standby(member=2)
+    before = contacts(1, host)
+    host.server.lost()
+    _, contact = before.vote(Vote(1, 3, ((1, 1),)), SOON)
+    before.keep(contact)
+    before.close()
+    where = {10: (*other.where, KEY)}
+    with open(os.devnull), contextlib.closing(ArbiterClients(-1, lambda member, _: where[member], contact)) as mine:
+        mine.make(1, dict.fromkeys(where, "somewhere"))
+        assert mine.some
+        other.server.lost()
+        assert mine.vote(Vote(1, 4, ((1, 1),)), SOON) is not None
+    while host.server.elsewhere != {1}:
+        assert host.changed.wait(SOON)
+        host.changed.clear()
+
+
+def test_an_answer_that_comes_too_late_is_for_no_later_question(standby, contacts, monkeypatch) -> None:
+    one = standby()
+    mine = contacts(0, one)
+    contact = mine._asked()[0]
+    answers, late = one.server._answer, []
+    monkeypatch.setattr(one.server, "_answer", lambda *said: late.append(said) is None)
+    assert contact.ask({"ping": 1}, 0.05) is None
+    monkeypatch.setattr(one.server, "_answer", lambda *said: all(answers(*each) for each in [*late, said]))
+    one.server.lost()
+    verdict, _ = mine.vote(vote(0, last=0), SOON)
+    assert verdict.outcome is FailoverOutcome.GO
+
+
 def test_who_was_given_up_is_not_waited_for(standby, contacts) -> None:
     """Its host may be cut off, and then its connection never ends."""
     one = standby()
@@ -282,9 +315,9 @@ def test_members_of_another_call_are_sent_away(standby, contacts) -> None:
     [
         b"no json\n",
         b'{"vote": "{}"}\n',
-        b'{"hello": "x", "key": "0123"}\n',
-        b'{"hello": 0, "key": "0123"}\n{"vote": "{\\"slot\\": -1}"}\n',
-        b'{"hello": 0, "key": "0123"}\n{"vote": 3}\n',
+        b'{"hello": "x", "key": "0123", "n": 1}\n',
+        b'{"hello": 0, "key": "0123", "n": 1}\n{"vote": "{\\"slot\\": -1}", "n": 2}\n',
+        b'{"hello": 0, "key": "0123", "n": 1}\n{"vote": 3, "n": 2}\n',
         b"[" * 10000 + b"\n",
         b"\xff" * 70000,
     ],
@@ -307,7 +340,7 @@ def test_who_is_sent_away_may_live(standby, contacts) -> None:
     """A member whose connection breaks, or that says what nobody understands, has not ended."""
     one = standby()
     with socket.create_connection(one.where) as odd:
-        odd.sendall(b'{"hello": 0, "key": "0123"}\n{"vote": "?"}\n')
+        odd.sendall(b'{"hello": 0, "key": "0123", "n": 1}\n{"vote": "?", "n": 2}\n')
         odd.settimeout(SOON)
         while odd.recv(1 << 16):
             pass
@@ -321,7 +354,9 @@ def test_a_standby_that_says_something_else_is_passed_over(standby, contacts, mo
     mine = contacts(0, odd, there)
     monkeypatch.setattr(odd.server, "_settle", lambda: None)
     monkeypatch.setattr(
-        odd.server, "_answer", lambda peer, message: odd.server._tell(peer, verdict={"outcome": "none"}) or True
+        odd.server,
+        "_answer",
+        lambda peer, message: odd.server._tell(peer, message["n"], verdict={"outcome": "none"}) or True,
     )
     there.server.lost()
     verdict, _ = mine.vote(vote(0, last=0), SOON)
@@ -421,11 +456,11 @@ def test_who_asks_without_end_and_takes_no_answer_keeps_nobody_waiting(standby, 
     one = standby()
     with contextlib.ExitStack() as stack:
         for number in range(10):
-            full = stack.enter_context(hello(one, b'{"hello": %d, "key": "0123"}\n' % (10 + number)))
+            full = stack.enter_context(hello(one, b'{"hello": %d, "key": "0123", "n": 1}\n' % (10 + number)))
             full.setblocking(False)
             with contextlib.suppress(BlockingIOError, ConnectionError):  # nothing more goes in, or it is sent away
                 while True:
-                    full.send(b'{"ping": 1}\n' * 5000)
+                    full.send(b'{"ping": 1, "n": 2}\n' * 5000)
         begin = monotonic()
         assert contacts(1, one).some
         assert monotonic() - begin < 5.0
@@ -434,13 +469,16 @@ def test_who_asks_without_end_and_takes_no_answer_keeps_nobody_waiting(standby, 
 def test_one_connection_is_one_member(standby) -> None:
     """Half a million hellos in six seconds, before; each was kept."""
     one = standby()
-    with hello(one, HELLO + b'{"hello": 2, "key": "0123"}\n') as twice:
+    with hello(one, HELLO + b'{"hello": 2, "key": "0123", "n": 1}\n') as twice:
         while answer(twice):
             pass
     assert one.arbiter.gone == set() and one.server.members == []
 
 
-@pytest.mark.parametrize("line", [b'{"hello": 1, "call": "call"}', b'{"hello": 1, "key": "\xc3\xa9"}', b'{"ping": 1}'])
+@pytest.mark.parametrize(
+    "line",
+    [b'{"hello": 1, "call": "call", "n": 1}', b'{"hello": 1, "key": "\xc3\xa9", "n": 1}', b'{"ping": 1, "n": 1}'],
+)
 def test_who_does_not_know_the_key_is_no_member(standby, line: bytes) -> None:
     one = standby()
     with hello(one, line + b"\n") as stranger:
@@ -451,7 +489,7 @@ def test_who_does_not_know_the_key_is_no_member(standby, line: bytes) -> None:
 @pytest.mark.parametrize("member", [-1, 1 << 24])
 def test_a_member_that_cannot_be(standby, member: int) -> None:
     one = standby()
-    with hello(one, b'{"hello": %d, "key": "0123"}\n' % member) as stranger:
+    with hello(one, b'{"hello": %d, "key": "0123", "n": 1}\n' % member) as stranger:
         assert answer(stranger) == b""
 
 
@@ -460,12 +498,12 @@ def test_strangers_crowd_out_nobody(standby, contacts, monkeypatch) -> None:
     monkeypatch.setattr(system_server, "STRANGERS", 8)
     one = standby()
     with hello(one) as before, contextlib.ExitStack() as stack:
-        assert answer(before) == b'{"ok": true}\n'
+        assert answer(before) == b'{"ok": true, "n": 1}\n'
         strangers = [stack.enter_context(socket.create_connection(one.where, SOON)) for _ in range(30)]
         mine = contacts(2, one)
         assert mine.some
-        before.sendall(b'{"ping": 1}\n')
-        assert answer(before) == b'{"ok": true}\n'
+        before.sendall(b'{"ping": 1, "n": 2}\n')
+        assert answer(before) == b'{"ok": true, "n": 2}\n'
         assert [answer(each) for each in strangers[:22]] == [b'{"ok": false}\n'] * 22
         assert len(one.server.clients) == 8 + 2
 
@@ -474,10 +512,10 @@ def test_a_stranger_has_little_time_and_a_member_has_all(standby, monkeypatch) -
     monkeypatch.setattr(system_server, "STRANGER_S", 0.05)
     one = standby()
     with hello(one) as member, socket.create_connection(one.where, SOON) as stranger:
-        assert answer(member) == b'{"ok": true}\n'
+        assert answer(member) == b'{"ok": true, "n": 1}\n'
         assert answer(stranger) == b'{"ok": false}\n'
-        member.sendall(b'{"ping": 1}\n')
-        assert answer(member) == b'{"ok": true}\n'
+        member.sendall(b'{"ping": 1, "n": 2}\n')
+        assert answer(member) == b'{"ok": true, "n": 2}\n'
 
 
 def test_an_arbiter_that_refuses_a_member_has_not_ended() -> None:
@@ -528,7 +566,7 @@ def test_accept_is_tried_again_after_a_pause(standby, monkeypatch, caplog, numbe
     with socket.create_connection(listener.getsockname(), SOON) as member:
         member.sendall(HELLO)
         member.settimeout(SOON)
-        assert member.recv(100) == b'{"ok": true}\n'
+        assert member.recv(100) == b'{"ok": true, "n": 1}\n'
     took = monotonic() - begun
     desk.close()
     assert listener.calls == 4
@@ -555,7 +593,7 @@ def test_a_real_limit_of_descriptors(standby, monkeypatch, caplog) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         member.settimeout(SOON)
-        assert member.recv(100) == b'{"ok": true}\n'
+        assert member.recv(100) == b'{"ok": true, "n": 1}\n'
     (line,) = [record.getMessage() for record in caplog.records if "cannot reach this standby" in record.getMessage()]
     assert f"of {lowest} descriptors open (RLIMIT_NOFILE" in line and "ulimit -n" in line
 

@@ -37,19 +37,25 @@ def _line(message: Any) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
-hellos = st.fixed_dictionaries({"hello": hostile.numbers | hostile.json_values, "key": st.sampled_from((KEY, "", 7))})
+numbers = st.just(1) | hostile.numbers | hostile.json_values
+hellos = st.fixed_dictionaries(
+    {"hello": hostile.numbers | hostile.json_values, "key": st.sampled_from((KEY, "", 7)), "n": numbers}
+)
 votes = hostile.votes.map(dump) | hostile.anything.map(lambda raw: raw.decode(errors="replace"))
 messages = (
     hellos
-    | votes.map(lambda text: {"vote": text})
+    | st.builds(lambda text, number: {"vote": text, "n": number}, votes, numbers)
     | st.builds(
-        lambda name, value: {name: value}, st.sampled_from(("ping", "elsewhere", "completed")), hostile.json_values
+        lambda name, value, number: {name: value, "n": number},
+        st.sampled_from(("ping", "elsewhere", "completed")),
+        hostile.json_values,
+        numbers,
     )
 )
 lines = messages.map(_line) | hostile.damaged(messages.map(_line)) | hostile.anything
 #: mostly of one that has the key, so that what follows is listened to
 arbiter_dialogues = st.builds(
-    lambda known, said: [*([_line({"hello": 3, "key": KEY})] if known else []), *said],
+    lambda known, said: [*([_line({"hello": 3, "key": KEY, "n": 1})] if known else []), *said],
     st.booleans(),
     st.lists(lines, max_size=6),
 )
@@ -116,8 +122,8 @@ def test_arbiter() -> None:
     server.start()
     server.lost()
     with contextlib.closing(server):
-        hello = _line({"hello": 1, "key": KEY})
-        dialogues(server, arbiter_dialogues, lambda where: asked(where, hello) == b'{"ok": true}\n')
+        hello = _line({"hello": 1, "key": KEY, "n": 1})
+        dialogues(server, arbiter_dialogues, lambda where: asked(where, hello) == b'{"ok": true, "n": 1}\n')
 
 
 def test_state() -> None:

@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 
-from inprocess.exception import StoreLost
+from inprocess.call.thread import JoinRequest
+from inprocess.exception import RestartAbort, StoreLost
 from inprocess.monitor_thread import MonitorThread
+from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
+from inprocess.protocol.messages import JoinMode, Ticket
 from inprocess.store import StoreSpec
+from inprocess.stores import connecting, serving
+from inprocess.stores.driver import execute
+from inprocess.stores.owner import Owner
 
 
 class Gate:
@@ -96,3 +102,18 @@ def test_who_leaves_the_job_is_not_disturbed(thread: MonitorThread, story: list[
     thread.leave_after_outcome()
     thread._fail(StoreLost("gone"))
     assert story == []
+
+
+def test_where_two_jobs_have_met_nothing_is_said_for_who_leaves() -> None:
+    """By then the rank 0 of its job may serve a store at that address, and would begin without this rank."""
+    server = serving.serve("127.0.0.1", 0)
+    spec = StoreSpec(host="127.0.0.1", port=server.port)
+    execute(verbs.refuse_founding("both have RANK=1"), connecting.connect(spec, 20.0))
+    request = JoinRequest(JoinMode.FOUND, Ticket(1, 2, "1A"), False, Owner(), has_owner=False)
+    membership = Membership.founder(1, (0, 1), 2)
+    thread = MonitorThread(spec, membership, request, None, None, None, None, None, 1.0, 20.0)
+    thread.start()
+    with pytest.raises(RestartAbort, match="both have RANK=1"):
+        thread.mailbox.take("entered", -1, 20.0)
+    thread.join()
+    assert thread.stays_out

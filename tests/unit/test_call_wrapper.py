@@ -219,6 +219,14 @@ def test_ping_and_store(call: Call) -> None:
     assert type(call.store) is object
 
 
+def test_no_ping_after_the_call(call: Call) -> None:
+    """As with atomic()."""
+    call._end()
+    with pytest.raises(RestartError, match=r"ping\(\) can be used only while the wrapped function runs"):
+        call.ping()
+    assert not call.seen.ping
+
+
 def test_state_is_known_only_in_an_iteration(call: Call) -> None:
     with pytest.raises(RestartError, match="known only while"):
         call.iteration

@@ -216,3 +216,21 @@ def test_pure_files_import_no_port() -> None:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
             assert not forbidden & {name.split(".")[0] for name in names}, f"{within(path)} imports {names}"
+
+
+def test_threads_are_known_by_their_names() -> None:
+    """In a debugger, and in a user's own list of threads. A name that is computed is given by its caller."""
+
+    def is_ours(name: ast.expr) -> bool:
+        first = name.values[0] if isinstance(name, ast.JoinedStr) else name
+        return not isinstance(first, ast.Constant) or str(first.value).startswith("inprocess-")
+
+    calls = [
+        (within(path), node)
+        for path in FILES
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "threading.Thread"
+    ]
+    names = [(where, [word.value for word in call.keywords if word.arg == "name"]) for where, call in calls]
+    assert len(names) > 20
+    assert not [where for where, given in names if not given or not is_ours(given[0])]

@@ -1,0 +1,70 @@
+"""The main thread of a monitor, one event at a time, without the process around it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from inprocess.monitor import events, program
+from inprocess.monitor.board import WATCHED, Board
+from inprocess.monitor.configuration import MonitorConfig
+from inprocess.monitor.dying import LastMoments
+from inprocess.protocol.membership import Membership
+
+
+class Monitor(program.Monitor):
+    """Of rank 1 of 2, which is this process; the link to the store has not been started."""
+
+    @property
+    def shows(self) -> bool:
+        """Whether it says on the board that it is there."""
+        self._board.slots[WATCHED] = 0
+        self._protect()
+        return bool(self._board.slots[WATCHED])
+
+
+@pytest.fixture
+def monitor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Monitor]:
+    for name in ("locate", "stream"):
+        monkeypatch.setattr(program, name, _Nothing())
+    monkeypatch.setattr(LastMoments, "await_them", lambda self, dying: None)
+    board, training = Board.create(), os.pidfd_open(os.getpid())
+    ours, theirs = socket.socketpair()
+    config = MonitorConfig(member=1, rank=1, roster=(0, 1), store="", training_pid=os.getpid())
+    made = Monitor(config, board, ours, training)
+    yield made
+    for fd in (training, made._wake):
+        os.close(fd)
+    for connection in (ours, theirs):
+        connection.close()
+    board.close()
+
+
+class _Nothing:
+    """Does nothing, and so does whatever it has."""
+
+    def __call__(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> _Nothing:
+        return self
+
+
+def test_a_second_connection_leaves_it_on_the_watch(monitor: Monitor) -> None:
+    """The store may go away while the job is founded. Taken for one that hangs, a healthy monitor was killed."""
+    assert not monitor.shows
+    monitor._on_event(events.Connected())
+    assert not monitor.shows
+    monitor._on_event(events.Joined())
+    assert monitor.shows
+    monitor._on_event(events.Connected())
+    assert monitor.shows
+
+
+def test_the_rank_moves_where_the_others_had_gone_on_without_it(monitor: Monitor) -> None:
+    monitor._link.membership = Membership.founder(1, (0,), 2)
+    monitor._on_bye("moved", "")
+    assert monitor._exit == program.DONE
