@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from inprocess.protocol.membership import Membership
+from inprocess.stores.spec import StoreSpec
 from inprocess.system import strict_json
 
 __all__ = ["MonitorConfig"]
@@ -93,8 +94,8 @@ class MonitorConfig:
     @property
     def needs_full_torch(self) -> bool:
         """Whether its stores are not enough: a user's own store class may need all of it."""
-        light = ('"factory": ""', '"inprocess.store:', '"inprocess.etcd_store:')
-        return self.full_torch or not any(name in self.store for name in light)
+        module, _, _ = StoreSpec.from_json(self.store).factory.partition(":")
+        return self.full_torch or module not in ("", "inprocess.store", "inprocess.etcd_store")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -271,7 +271,7 @@ def test_who_will_die_is_spoken_for_afterwards_and_over_a_new_connection_where_n
     link.foretell(0, InterruptionRecord(0, Interruption.TERMINATED, initial_rank=0), Death())
     assert base.do(verbs.await_next(0)).removed == (0,)
     for thread in threading.enumerate():
-        if thread.name == "_speak_out":
+        if thread.name == "inprocess-speak_out":
             thread.join(SOON)
     assert (missing, said) == ([[0]], [Spoken(0)])
     board.close()

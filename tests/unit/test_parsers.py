@@ -213,3 +213,18 @@ def test_pid_file(raw: bytes, tmp_path_factory: Any) -> None:
             assert pidfile.read(path) == os.getpid()
     finally:
         os.unlink(path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "full"),
+    [
+        (StoreSpec(), False),
+        (StoreSpec(factory="inprocess.store:FileStore"), False),
+        (StoreSpec(factory="inprocess.etcd_store:EtcdStore"), False),
+        (StoreSpec(factory="inprocess.store_of_mine:Store"), True),
+        (StoreSpec(factory="mine:Store", kwargs={"like": "inprocess.store:FileStore", "of": {"factory": ""}}), True),
+    ],
+)
+def test_a_store_class_of_the_user_may_need_all_of_torch(spec: StoreSpec, full: bool) -> None:
+    """Whatever its arguments are."""
+    assert MonitorConfig(member=0, roster=(0,), store=spec.to_json()).needs_full_torch is full
