@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import runpy
 import select
 import shutil
 import signal
@@ -172,7 +173,7 @@ def _main(
     if prepare is not None:
         prepare(variables)
     if arguments[0] == "inprocess":
-        from inprocess.launcher import command  # noqa: PLC0415  # in this process only
-
-        sys.exit(command.main(arguments[1:]))
+        sys.argv = arguments
+        runpy.run_module("inprocess", run_name="__main__", alter_sys=True)
+        return
     run_script(arguments[0], arguments[1:])

@@ -253,7 +253,7 @@ def test_the_node_rank_comes_from_slurm(start: Run, hub: Hub) -> None:
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    from inprocess.launcher import command
+    from inprocess import __main__ as command
 
     assert command.main(["--help"]) == 0
     assert "  run " in capsys.readouterr().out
@@ -276,7 +276,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_a_wrong_command(capsys: pytest.CaptureFixture[str], given: str, message: str) -> None:
-    from inprocess.launcher import command
+    from inprocess import __main__ as command
 
     assert command.main([given]) == 2
     lines = [f"inprocess: {message}", "usage: inprocess COMMAND ...", "`inprocess --help` has the commands."]

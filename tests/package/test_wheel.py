@@ -63,7 +63,7 @@ def test_entry_points(built: Built) -> None:
     points = configparser.ConfigParser()
     points.read_string(files(built)[INFO + "entry_points.txt"].decode())
     assert {name: dict(points[name]) for name in points.sections()} == {
-        "console_scripts": {"inprocess": "inprocess.launcher.command:main"},
+        "console_scripts": {"inprocess": "inprocess.__main__:main"},
         "pytest11": {"inprocess": "inprocess.testing.plugin"},
     }
 

@@ -12,8 +12,8 @@ import pytest
 import torch.distributed as dist
 
 from inprocess import RankShouldRestart, RestartAbort
+from inprocess import __main__ as command
 from inprocess.attribution import ranges
-from inprocess.launcher import command
 from inprocess.reports.incident import PHASES, Incident, all_incidents
 from inprocess.reports.program import LINES
 from inprocess.reports.reading import read

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from inprocess.launcher import command
+from inprocess import __main__ as command
 from inprocess.reports.incident import all_incidents
 from inprocess.reports.reading import read
 from inprocess.reports.timeline import nanoseconds

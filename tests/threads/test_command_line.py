@@ -51,7 +51,7 @@ def test_a_name_with_escape_sequences(tmp_path: Path, name: str) -> None:
 #: the command is imported before the limit is set
 WITHOUT_ANY = """
 import resource, sys
-from inprocess.launcher import command
+from inprocess import __main__ as command
 from inprocess.reports import program
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, 64))
 sys.exit(command.main(["report", sys.argv[1]]))

@@ -20,8 +20,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from inprocess import __main__ as command
 from inprocess.events import digest
-from inprocess.launcher import command
 from inprocess.reports import endpoint, live_reading, writer
 
 from .hostile import NASTY, fuzz

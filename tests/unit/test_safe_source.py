@@ -12,8 +12,8 @@ from .test_layers import FILES, imports, parsed, within
 
 #: `testing` runs the code of the user's own tests, and reads what its own processes wrote into folders of mode 0700
 IN_JOBS = [path for path in FILES if not within(path).startswith("testing/")]
-#: `doctor` runs the user's script, and jobs of its own for that; no rank of another job imports it
-FOR_RANKS = [path for path in IN_JOBS if not within(path).startswith("doctor/")]
+#: `doctor` runs the user's script, and jobs of its own for that; no rank of another job imports it. The command may
+FOR_RANKS = [path for path in IN_JOBS if not within(path).startswith(("doctor/", "__main__"))]
 #: modules whose data is code
 MODULES = {"pickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "copyreg", "yaml", "xmlrpc", "tempfile"}
 #: functions, by the last parts of their name
@@ -37,7 +37,7 @@ REASONS = {
     ("tools/__init__.py", "import_module"): "a constant name",
     ("compat/alias.py", "import_module"): "this library's modules, which the program imports under another name",
     ("system/program.py", "exec"): "the script that the user names, as Python itself runs it",
-    ("launcher/command.py", "import_module"): "a constant name",
+    ("__main__.py", "import_module"): "names from a table in the file",
     ("launcher/warm_worker.py", "import_module"): "what a worker of this job has imported, or the user names",
     ("system/light_torch.py", "import_module"): "constant names",
     ("tools/inject_fault.py", "import_module"): "constant names",

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from inprocess import __main__ as command
 from inprocess.events import live_files
-from inprocess.launcher import command
 from inprocess.reports import dump, live_reading, status
 from inprocess.reports.live_reading import RankNow, current, fetch, read
 from inprocess.system import clock
