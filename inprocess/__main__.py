@@ -1,5 +1,5 @@
-"""The command ``inprocess``, also as ``python -m inprocess``. It imports the subcommand alone, which gets the rest of the
-line."""
+"""The command ``inprocess``, also as ``python -m inprocess``. It imports the subcommand alone, which gets the rest of
+the line."""
 
 from __future__ import annotations
 
