@@ -84,6 +84,8 @@ class Saving:
         self._distance, self.disk = distance, disk
         #: this rank's, and those that it keeps for another one
         self.copies, self.kept = Copies(), Copies()
+        #: the next commit is the first one of the training: a fault in there leaves nothing to go back to
+        self.is_first = False
         self._replicator: Replicator | None = None
         #: of its own for checkpoints, on the host; weakly: who has destroyed it has no threads of it left
         self._savers: weakref.ref[ProcessGroup] | None = None
@@ -161,6 +163,15 @@ class Saving:
         return (name.step, f"the checkpoint {disk.path(name)}") if name is not None else None
 
     # --- at each step ---------------------------------------------------------------------------------------------
+
+    def before_commit(self, present: LiveParts) -> None:
+        """What is being copied must not change. Before the first step that is what the training begins with, unless the
+        program has changed it since `recover`: then it may be of any step."""
+        if self.is_first:
+            self.is_first = False
+            if not present.is_changed():
+                self.copies.take(present.record(), present.shard, present.step)
+        self.copies.settle()
 
     def keep(self, present: LiveParts) -> None:
         """Whatever is due at this step."""

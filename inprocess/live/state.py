@@ -219,6 +219,7 @@ class LiveState:
         around.group = weakref.ref(group) if group is not None else None
         for every in (saving.copy_every, saving.save_every):
             every.begin(now)
+        saving.is_first = bool(saving.copy_every) and not now
         self._last = LastCheckpoint()
         if call is not None:
             call._saves_last = saving.disk is not None and bool(saving.save_every)
@@ -442,7 +443,7 @@ class _Commit:
         self._atomic = live._around.atomic()
 
     def __enter__(self) -> None:
-        self._live._saving.copies.settle()
+        self._live._saving.before_commit(self._live._present)
         self._atomic.__enter__()
         self._live._present.begin_commit()
 

@@ -238,6 +238,37 @@ def test_a_fault_inside_leaves_a_torn_state() -> None:
         live.recover()
 
 
+def test_a_fault_in_the_first_step() -> None:
+    """Copies were due later. An interruption before it, and a restart, change nothing."""
+    model, optim = parts()
+    live = LiveState(model=model, optim=optim, copy_every=10)
+    begin = values(model)
+    for source in ("nowhere", "own memory", "own copy"):
+        assert (live.recover(), live.source) == (0, source)
+        assert same(values(model), begin)
+        if source != "nowhere":
+            model(torch.randn(5, 3)).sum().backward()
+            with pytest.raises(Faulty), live.commit(1):
+                optim.step()
+                raise Faulty
+    live.recover()
+    train(live, model, optim, 2)
+    assert live.step == 2
+
+
+def test_what_the_program_has_put_there_is_of_no_known_step() -> None:
+    """A checkpoint of its own: taken for step 0, the training would begin at the front with trained weights."""
+    model, optim = parts()
+    live = LiveState(model=model, optim=optim, copy_every=10)
+    live.recover()
+    with torch.no_grad():
+        model[0].weight += 1
+    with pytest.raises(Faulty), live.commit(5001):
+        raise Faulty
+    with pytest.raises(StateLost):
+        live.recover()
+
+
 def test_the_step_is_known_before_there_are_parts() -> None:
     model, optim = parts()
     live = LiveState(model=model, optim=optim)
