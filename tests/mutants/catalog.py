@@ -2779,6 +2779,36 @@ REPORTS = (
     ),
 )
 
+alias = _in("compat/alias.py", "tests/unit/test_compat.py")
+ft_config = _in("launcher/ft_config.py", "tests/unit/test_ft_config.py")
+COMPAT = (
+    # the other library's name
+    alias(
+        "what_their_launcher_needs_is_missing",
+        "a module of the installed library that other parts of it import is not found",
+        "if fullname in self._theirs:",
+        "if False:",
+    ),
+    alias(
+        "ours_hide_what_is_installed",
+        "modules beside the package are ours although the other library is installed",
+        " or _installed(fullname, path)):",
+        "):",
+    ),
+    alias(
+        "the_installed_parent_is_hidden",
+        "where the other library is an ordinary package its other modules are lost",
+        "_installed(fullname, path) or ModuleSpec(fullname, None, is_package=True)",
+        "ModuleSpec(fullname, None, is_package=True)",
+    ),
+    ft_config(
+        "what_is_switched_off_is_told_of",
+        "a file that switches off what is not here causes lines about it",
+        "elif value is not None and value is not False:",
+        "else:",
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *PROTOCOL,
     *COORDINATOR,
@@ -2805,4 +2835,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *TESTING,
     *EVENTS,
     *REPORTS,
+    *COMPAT,
 )
