@@ -2780,8 +2780,9 @@ REPORTS = (
 )
 
 alias = _in("compat/alias.py", "tests/unit/test_compat.py")
+debug_server = _in("kept/debug_server.py", "tests/unit/test_kept.py")
 ft_config = _in("launcher/ft_config.py", "tests/unit/test_ft_config.py")
-COMPAT = (
+NEIGHBOURS = (
     # the other library's name
     alias(
         "what_their_launcher_needs_is_missing",
@@ -2800,6 +2801,13 @@ COMPAT = (
         "where the other library is an ordinary package its other modules are lost",
         "_installed(fullname, path) or ModuleSpec(fullname, None, is_package=True)",
         "ModuleSpec(fullname, None, is_package=True)",
+    ),
+    # torch's
+    debug_server(
+        "a_debug_server_of_before_is_stopped",
+        "one that was started before the function ends with its first restart",
+        "if module._WORKER_SERVER is _before:",
+        "if module._WORKER_SERVER is None:",
     ),
     ft_config(
         "what_is_switched_off_is_told_of",
@@ -2835,5 +2843,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *TESTING,
     *EVENTS,
     *REPORTS,
-    *COMPAT,
+    *NEIGHBOURS,
 )
