@@ -2780,6 +2780,8 @@ REPORTS = (
 )
 
 alias = _in("compat/alias.py", "tests/unit/test_compat.py")
+default_group = _in("collectives/default_group.py", "tests/unit/test_default_group.py")
+local_place = _in("call/local_place.py", "tests/unit/test_local_place.py")
 debug_server = _in("kept/debug_server.py", "tests/unit/test_kept.py")
 ft_config = _in("launcher/ft_config.py", "tests/unit/test_ft_config.py")
 NEIGHBOURS = (
@@ -2803,6 +2805,18 @@ NEIGHBOURS = (
         "ModuleSpec(fullname, None, is_package=True)",
     ),
     # torch's
+    default_group(
+        "all_ranks_meet_at_a_tcp_address",
+        "a group of all ranks meets where torch 2.14 and later is no client",
+        'return original("env://", *place, **kwargs)',
+        "return original(url, *place, **kwargs)",
+    ),
+    local_place(
+        "no_word_of_another_gpu",
+        "without LOCAL_RANK a process whose rank has changed may use another GPU, and nobody says so",
+        "if rank != self._first_rank and",
+        "if rank == self._first_rank and",
+    ),
     debug_server(
         "a_debug_server_of_before_is_stopped",
         "one that was started before the function ends with its first restart",
