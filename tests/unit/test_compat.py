@@ -13,7 +13,11 @@ from pathlib import Path
 
 import pytest
 
+import inprocess
 from inprocess.compat.runner import USAGE
+
+#: where this library is, which need not be the one that is installed
+ROOT = Path(inprocess.__file__).parents[1]
 
 #: in front of each program
 SAME = """
@@ -28,7 +32,7 @@ def same():
 def python(*arguments: str, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
     """What Python says where warnings are errors; `path` is where a package is installed."""
     command = [sys.executable, "-W", "error", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(path or "")}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, filter(None, (path, ROOT))))}
     return subprocess.run(command, cwd=cwd, env=environment, check=False, capture_output=True, text=True)
 
 
