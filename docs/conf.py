@@ -34,5 +34,5 @@ napoleon_numpy_docstring = False
 # names of this library must resolve; those of Python and torch are not linked
 nitpick_ignore_regex = [
     ("py:.*", r"(?!inprocess\.).*"),
-    ("py:class", r"inprocess\..*\.(T|F|Reset|KeyOrFn|Duration|Board)"),
+    ("py:class", r"inprocess\..*\.(T|F|Reset|Duration|Board)"),
 ]

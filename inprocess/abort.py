@@ -15,6 +15,7 @@ import abc
 import functools
 import itertools
 import logging
+import os
 import queue
 import sys
 import threading
@@ -37,6 +38,7 @@ from inprocess.system.logs import get_logger
 
 __all__ = [
     "Abort",
+    "AbortPersistentCheckpointProcesses",
     "AbortTorchDistributed",
     "AbortTransformerEngine",
     "Ladder",
@@ -247,10 +249,11 @@ class AbortTorchDistributed(Abort):
     waited for, 2 s at most, and not aborted.
 
     Args:
+        torch_fr_trace_path: nvidia-resiliency-ext's name for ``flight_records``, which counts where both are given.
         deadline: seconds in all; default 10.
         flight_records: folder for the records of torch's flight recorder, written before the abort: ``rank_R`` in a
-            folder ``iteration_I``; NCCL's are for ``torchfrtrace``. Default None: where ``TORCH_FR_DUMP_TEMP_FILE``
-            says, if it is set, each restart over the one before.
+            folder ``iteration_I``; NCCL's are for ``torchfrtrace``. Default None: where ``NVRX_FR_TRACE_PATH`` says,
+            else ``TORCH_FR_DUMP_TEMP_FILE``, if one is set; in the latter each restart over the one before.
         cuda_graphs: False: CUDA graphs stay as they are; for programs whose graphs capture no collective and outlive a
             restart. Default True.
         nccl_bootstrap: False: a rank that waits in NCCL's bootstrap (``ncclCommInitRank``) for one that is gone is not
@@ -262,15 +265,16 @@ class AbortTorchDistributed(Abort):
 
     def __init__(
         self,
-        deadline: float = DEADLINE_S,
+        torch_fr_trace_path: str | Path | None = None,
         *,
+        deadline: float = DEADLINE_S,
         flight_records: str | Path | None = None,
         cuda_graphs: bool = True,
         nccl_bootstrap: bool = True,
         nccl_wake: bool = True,
     ) -> None:
         self.deadline = deadline
-        self.flight_records = flight_records
+        self.flight_records = flight_records or torch_fr_trace_path or os.environ.get("NVRX_FR_TRACE_PATH") or None
         self.cuda_graphs = cuda_graphs
         self.nccl_bootstrap = nccl_bootstrap
         self.nccl_wake = nccl_wake
@@ -353,10 +357,10 @@ def _forget(current: list[Any]) -> None:
 
 
 class AbortTransformerEngine(Abort):
-    """Frees TransformerEngine's user buffers, which hold communicators. Nothing where the program does not use it.
+    """Frees what TransformerEngine keeps of communicators: its user buffers, and the group in its state of FP8.
 
-    Freeing waits for the GPU: let it run after the groups are aborted, with
-    ``Compose(AbortTransformerEngine(), AbortTorchDistributed())``, whose last part runs first.
+    Does nothing where the program does not use it. Freeing waits for the GPU: let it run after the groups are aborted,
+    with ``Compose(AbortTransformerEngine(), AbortTorchDistributed())``, whose last part runs first.
 
     Args:
         deadline: seconds; default 10.
@@ -369,5 +373,29 @@ class AbortTransformerEngine(Abort):
         # imported by the program or not in use; importing it takes seconds, and the main thread may be importing it
         engine = sys.modules.get("transformer_engine.pytorch")
         if engine is not None:
-            Ladder([("TransformerEngine user buffers", engine.module.base.destroy_ub)], self.deadline).run()
+            rungs = [("TransformerEngine user buffers", engine.module.base.destroy_ub)]
+            modules = [sys.modules.get(f"transformer_engine.pytorch.{each}") for each in ("quantization", "fp8")]
+            manager: Any = next(filter(None, (getattr(each, "FP8GlobalStateManager", None) for each in modules)), None)
+            if manager is not None:
+                rungs.append(("TransformerEngine's state of FP8", manager.reset))
+            Ladder(rungs, self.deadline).run()
+        return state
+
+
+class AbortPersistentCheckpointProcesses(Abort):
+    """Ends the processes that write nvidia-resiliency-ext's asynchronous checkpoints; the next save starts new ones.
+
+    Does nothing where the program does not use ``nvidia_resiliency_ext.checkpointing``.
+
+    Args:
+        deadline: seconds; default 10.
+    """
+
+    def __init__(self, deadline: float = DEADLINE_S) -> None:
+        self.deadline = deadline
+
+    def __call__(self, state: FrozenState) -> FrozenState:
+        core = sys.modules.get("nvidia_resiliency_ext.checkpointing.async_ckpt.core")
+        if core is not None:
+            Ladder([("asynchronous checkpoints", core.abort_nvrx_checkpoint)], self.deadline).run()
         return state

@@ -320,8 +320,8 @@ class ChainedNicHealthCheck(HealthCheck):
     are this rank's, nothing is checked, unless `nics` names them. A port that was never active is no fault.
 
     Args:
-        nics: names such as ``mlx5_0``; None: those near this rank's GPU.
         device_index: index of the GPU among the visible devices; None: this rank's.
+        nics: names such as ``mlx5_0``; None: those near this rank's GPU.
         sysfs: where the system's device tree is mounted.
 
     Raises:
@@ -330,7 +330,7 @@ class ChainedNicHealthCheck(HealthCheck):
     """
 
     def __init__(
-        self, nics: Iterable[str] | None = None, device_index: int | None = None, sysfs: str | Path = "/sys"
+        self, device_index: int | None = None, nics: Iterable[str] | None = None, sysfs: str | Path = "/sys"
     ) -> None:
         self.nics = None if nics is None else tuple(nics)
         self.device_index = device_index

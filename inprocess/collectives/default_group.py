@@ -86,16 +86,18 @@ class DefaultGroups:
             return original(url, rank, world_size, **kwargs)
         place = _place_in(url, rank, world_size)
         self._check(*place)
-        if given != self._address and place == self._place:
+        if place != self._place:
+            return original(url, rank, world_size, **kwargs)
+        if given != self._address:
             once(
                 log.info,
                 "init_process_group() was told to meet at %s:%s: the ranks of each iteration meet at its own store "
                 "instead, so neither MASTER_ADDR and MASTER_PORT nor init_method= are needed in the function",
                 *given,
             )
-            meet_at(*self._address)
-            return original("env://", *place, **kwargs)
-        return original(url, rank, world_size, **kwargs)
+        # also where it is named by ``tcp://``: since 2.14 torch is a client at MASTER_ADDR:MASTER_PORT alone
+        meet_at(*self._address)
+        return original("env://", *place, **kwargs)
 
     def _make(
         self, original: Method, size: int, rank: int, ranks: Any, backend: Any, store: Any, *args: Any, **kwargs: Any

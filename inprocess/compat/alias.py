@@ -1,9 +1,8 @@
 """One package under the name of another: a finder that gives out the very modules, never a second copy of one.
 
 A process that multiprocessing starts anew ("spawn", "forkserver") has no such finder, but it gets ``sys.path``. So a
-folder stands there, too, with a package that imports this when somebody there asks for the name; it also is what there
-is of the parent package where that is not installed. The parent is a namespace package in it, and it comes early, so it
-does not hide a parent that is installed, and goes before a namespace package that is.
+folder stands there, early, with a package that puts the finder in place when somebody there asks for the name. The
+finder then gives out the parent package that is installed, or an empty one where none is.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.util
+import os
 import sys
 import warnings
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
+from collections.abc import Collection, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -25,10 +25,15 @@ STAND_IN = str(Path(__file__).parent / "stand_in")
 
 
 class Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds and loads the module `name` as `real`, and whatever lies below likewise."""
+    """Finds and loads the module `name` as `real`, and whatever lies below likewise.
 
-    def __init__(self, name: str, real: str) -> None:
-        self.name, self.real = name, real
+    `theirs`: modules of the installed `name` that stay, since other parts of that library import them. `spare`: modules
+    beside `name`, and this library's, which take their place only where none is installed.
+    """
+
+    def __init__(self, name: str, real: str, theirs: Collection[str], spare: Mapping[str, str]) -> None:
+        self.name, self.real, self._theirs, self._spare = name, real, theirs, spare
+        self._parents = {each.rpartition(".")[0] for each in (name, *spare)}
 
     def covers(self, name: str) -> bool:
         """Whether it is the name, or one below it."""
@@ -37,8 +42,16 @@ class Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """None for all other modules, and for those that this library does not have."""
-        found = self._spec(fullname) if self.covers(fullname) else None
+        """None for all other modules, and for those that neither library has."""
+        if fullname in self._parents:
+            return _installed(fullname, path) or ModuleSpec(fullname, None, is_package=True)
+        if fullname in self._theirs:
+            parent, _, below = self.name.rpartition(".")
+            folders = [os.path.join(each, below) for each in sys.modules[parent].__path__]
+            return _installed(fullname, folders)
+        if not self.covers(fullname) and (fullname not in self._spare or _installed(fullname, path)):
+            return None
+        found = self._spec(fullname)
         if found is None:
             return None
         is_package = found.submodule_search_locations is not None
@@ -55,18 +68,23 @@ class Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return code
 
     def _real(self, name: str) -> str:
-        return self.real + name.removeprefix(self.name)
+        return self._spare.get(name) or self.real + name.removeprefix(self.name)
 
     def _spec(self, name: str) -> ModuleSpec | None:
         return importlib.util.find_spec(self._real(name))
 
 
-def install(name: str, real: str) -> None:
+def _installed(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """Where Python finds it without this library."""
+    return PathFinder.find_spec(name, [each for each in (sys.path if path is None else path) if each != STAND_IN])
+
+
+def install(name: str, real: str, theirs: Collection[str] = (), spare: Mapping[str, str] | None = None) -> None:
     """Let the package `real` be found as `name`, too, from now on. A second time changes nothing.
 
     Warns (UserWarning) where another package of that name was imported before: what was taken from it stays as it is.
     """
-    alias = Alias(name, real)
+    alias = Alias(name, real, theirs, spare or {})
     installed = [finder for finder in sys.meta_path if isinstance(finder, Alias) and finder.name == name]
     sys.meta_path[:] = [alias, *(finder for finder in sys.meta_path if finder not in installed)]
     if STAND_IN not in sys.path:

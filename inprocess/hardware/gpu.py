@@ -73,6 +73,13 @@ def cuda_in_use() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
+def may_take_another() -> bool:
+    """Whether this process uses CUDA and sees more than one GPU. Asking does not begin it."""
+    import torch  # noqa: PLC0415
+
+    return cuda_in_use() and torch.cuda.device_count() > 1
+
+
 def cuda_device() -> int:
     """Index, among the visible devices, of the GPU that this rank uses. Call it in the thread that uses the GPU.
 

@@ -12,6 +12,7 @@ from inprocess.call_wrapper import restarting_call
 from inprocess.kept import (
     accelerate,
     context_parallel,
+    debug_server,
     deepspeed,
     dynamo,
     lightning,
@@ -48,6 +49,7 @@ KNOWN = (
     Entry("torch's threads for asynchronous checkpoints", torch_thread.MODULE, torch_thread.reset),
     Entry("torch's profiler", profiler.MODULE, profiler.reset),
     Entry("torch.distributed.rpc", rpc.MODULE, rpc.reset),
+    Entry("torch's debug server", debug_server.MODULE, debug_server.reset),
     Entry("torch's context parallelism", context_parallel.MODULE, context_parallel.reset),
     Entry("accelerate", accelerate.MODULE, accelerate.reset),
     Entry("DeepSpeed's ZeRO", deepspeed.MODULE, deepspeed.reset),
@@ -77,6 +79,7 @@ class Registry:
         """An iteration begins, with this rank and world size in the environment."""
         # also where it is not loaded yet: torch imports it with the first use, while the function runs
         _apply("torch.compile", lambda: dynamo.enter(rank, world_size))
+        _apply("torch's debug server", debug_server.enter)
         if lightning.MODULE in sys.modules:
             _apply("lightning", lambda: lightning.enter(rank))
         for name in local_main.MODULES:

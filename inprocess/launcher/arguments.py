@@ -22,7 +22,7 @@ from inprocess.system import slurm
 from inprocess.system.environment import LAUNCH
 from inprocess.system.listening import listen_address
 
-__all__ = ["parse", "refuse", "rules"]
+__all__ = ["options", "parse", "refuse", "rules"]
 
 #: options that SLURM may settle where they were not given; torch's defaults follow
 SETTLED = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr")
@@ -34,14 +34,7 @@ GRACE = 30
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Torchrun's options and ours. ``max_restarts`` is None where it was not given, and ``node_rank`` is settled."""
-    parser = torchrun.get_args_parser()
-    parser.prog = "inprocess run"
-    parser.error = _refused  # type: ignore[method-assign]
-    parser.description = (
-        "Start the workers of a training job and replace the ones that fail. All of torchrun's options."
-    )
-    _add(parser)
-    ft_config.add_arguments(parser)
+    parser = options()
     if "PET_NODE_RANK" not in os.environ:
         parser.set_defaults(node_rank=None)
     if "PET_MAX_RESTARTS" not in os.environ:
@@ -57,6 +50,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     _check(parsed)
     _settle_node_rank(parsed)
     return parsed
+
+
+def options() -> argparse.ArgumentParser:
+    """Torchrun's own, ours, and those that only nvidia-resiliency-ext's launcher has."""
+    parser = torchrun.get_args_parser()
+    parser.prog = "inprocess run"
+    parser.error = _refused  # type: ignore[method-assign]
+    parser.description = (
+        "Start the workers of a training job and replace the ones that fail. All of torchrun's options."
+    )
+    _add(parser)
+    ft_config.add_arguments(parser)
+    return parser
 
 
 def refuse(why: object) -> NoReturn:

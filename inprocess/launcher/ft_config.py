@@ -1,6 +1,7 @@
 """How the launcher watches workers: settings from a YAML file and from ``--ft-<name>`` options, checked once.
 
-Each setting has one reader, which takes what YAML gives as well as the text of an option.
+Each setting has one reader, which takes what YAML gives as well as the text of an option. What nvidia-resiliency-ext's
+launcher has beyond them is taken, too: a line says what stands for it here.
 """
 
 from __future__ import annotations
@@ -15,14 +16,23 @@ from typing import Any, NoReturn
 
 from inprocess.exception import OptionError
 from inprocess.heartbeats.timeouts import MAX_NAME_LENGTH, Limits
+from inprocess.launcher import ft_launcher
 from inprocess.options import MAX_DURATION_S, did_you_mean
+from inprocess.system.logs import get_logger
 
-__all__ = ["Settings", "add_arguments", "load"]
+__all__ = ["REPLACED", "Settings", "add_arguments", "load"]
 
+log = get_logger("inprocess.run")
+
+#: options that are taken and do nothing -> what stands for them
+REPLACED = {
+    **ft_launcher.OPTIONS,
+    **{f"ft-{name.replace('_', '-')}": text for name, text in ft_launcher.SETTINGS.items()},
+}
 #: the part of a YAML file that is read
 SECTION = "fault_tolerance"
 #: texts that mean no limit, in an option
-NONE = frozenset({"none", "null"})
+NONE = frozenset({"none", "null", ""})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +85,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.error = functools.partial(_error, parser.error)  # type: ignore[method-assign]
     group = parser.add_argument_group(
-        "watching workers", "For workers that call inprocess.monitored(). 'null' in place of seconds: no limit."
+        "watching workers",
+        "For workers that call inprocess.monitored(). 'null' in place of seconds: no limit. "
+        "Further options of ft_launcher do nothing, and a line says what stands for them.",
     )
     group.add_argument(
         *_spellings("cfg_path"), metavar="FILE", help=f"YAML file with a section {SECTION!r}; options win over it"
     )
     for name, text in _HELP.items():
         group.add_argument(*_spellings(name), metavar=_metavar(name), help=text)
+    for option in REPLACED:
+        action = "store_true" if option in ft_launcher.FLAGS else "store"
+        group.add_argument(*_forms(option), action=action, default=None, dest=option, help=argparse.SUPPRESS)
 
 
 def _error(report: Callable[[str], NoReturn], message: str) -> NoReturn:
@@ -94,7 +109,18 @@ def _error(report: Callable[[str], NoReturn], message: str) -> NoReturn:
 
 
 def _spellings(name: str) -> list[str]:
-    return [f"--ft-{name.replace('_', '-')}", f"--ft_{name}"]
+    return _forms(f"ft-{name.replace('_', '-')}")
+
+
+def _forms(option: str) -> list[str]:
+    """With dashes, with underscores, and with underscores behind ``ft-``, as ft_launcher has some."""
+    start = "ft-" if option.startswith("ft-") else ""
+    forms = (option, option.replace("-", "_"), start + option.removeprefix(start).replace("-", "_"))
+    return [f"--{form}" for form in dict.fromkeys(forms)]
+
+
+def _tell(name: str, replacement: str) -> None:
+    log.warning("%s does nothing here; in its place: %s", name, replacement)
 
 
 def _metavar(name: str) -> str:
@@ -116,6 +142,9 @@ def load(args: argparse.Namespace) -> Settings:
         text = getattr(args, f"ft_{name}", None)
         if text is not None:
             found[name] = _READ[name](_spellings(name)[0], text)
+    for option, replacement in REPLACED.items():
+        if getattr(args, option, None) is not None:
+            _tell(f"--{option}", replacement)
     return Settings(**found)
 
 
@@ -131,7 +160,14 @@ def _from_file(path: str) -> dict[str, Any]:
     section = {} if sections[0] is None else sections[0]
     if not isinstance(section, Mapping):
         raise OptionError(f"{where}: {SECTION}={section!r:.100} must hold settings by name, such as safety_factor: 5")
-    return {_known(name, where): _READ[name](f"{where}: {name}", value) for name, value in section.items()}
+    found: dict[str, Any] = {}
+    for name, value in section.items():
+        if name not in ft_launcher.SETTINGS:
+            known = _known(name, where)
+            found[known] = _READ[known](f"{where}: {known}", value)
+        elif value is not None and value is not False:  # what is switched off is missed by nobody
+            _tell(f"{where}: {name}", ft_launcher.SETTINGS[name])
+    return found
 
 
 def _known(name: object, where: str) -> str:

@@ -13,9 +13,7 @@ from ..state import FrozenState
 from .base import BothForms, RankAssignmentCtx, discard_terminated
 from .gather import gather, name_of_turn
 
-__all__ = ["FilterCountGroupedByKey", "FilterGroupedByKey", "KeyOrFn", "key_of"]
-
-KeyOrFn = str | Callable[[FrozenState], object] | Callable[[int, int], object]
+__all__ = ["FilterCountGroupedByKey", "FilterGroupedByKey", "check_key", "key_of"]
 
 _KEY_LIMIT = 1000  # characters; every rank reads all keys
 
@@ -35,8 +33,8 @@ class FilterCountGroupedByKey(BothForms):
     share, in ``ctx.store`` or ``state.store``; one store serves any number of calls.
 
     Args:
-        key_or_fn: this process's key, or a function of its FrozenState, or of its rank and the world size, that
-            returns it.
+        key_or_fn: this process's key, whose text counts, or a function of its FrozenState, or of its rank and the
+            world size, that returns it.
         condition: called with the number of healthy ranks of a group; False terminates it.
         timeout: how long to wait for the other ranks, a timedelta or seconds; None: as long as the store does.
 
@@ -46,7 +44,7 @@ class FilterCountGroupedByKey(BothForms):
     """
 
     def __init__(
-        self, key_or_fn: KeyOrFn, condition: Callable[[int], bool], timeout: timedelta | float | None = None
+        self, key_or_fn: object, condition: Callable[[int], bool], timeout: timedelta | float | None = None
     ) -> None:
         check_key("key_or_fn", key_or_fn)
         if not callable(condition):
@@ -74,14 +72,14 @@ FilterGroupedByKey = FilterCountGroupedByKey
 
 
 def check_key(name: str, key_or_fn: object) -> None:
-    """OptionError unless `key_or_fn` is a string or can be called."""
-    if not isinstance(key_or_fn, str) and not callable(key_or_fn):
-        raise OptionError(f"{name}={key_or_fn!r} must be a string or a function of the state that returns one")
+    """OptionError where there is none."""
+    if key_or_fn is None:
+        raise OptionError(f"{name}=None is no key: pass the group's name, or a function of the state that returns it")
 
 
-def key_of(name: str, key_or_fn: KeyOrFn, ctx: RankAssignmentCtx) -> str:
-    """This rank's key as a string; any value of a function is accepted as long as its text is the same on all ranks."""
-    key = str(key_or_fn if isinstance(key_or_fn, str) else _called(key_or_fn, ctx.state.freeze()))
+def key_of(name: str, key_or_fn: object, ctx: RankAssignmentCtx) -> str:
+    """This rank's key as a string; any value is accepted as long as its text is the same on all ranks."""
+    key = str(_called(key_or_fn, ctx.state.freeze()) if callable(key_or_fn) else key_or_fn)
     if len(key) > _KEY_LIMIT:
         raise OptionError(f"{name} gave a key of {len(key)} characters: return at most {_KEY_LIMIT}")
     return key

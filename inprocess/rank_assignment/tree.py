@@ -23,7 +23,7 @@ from ..state import Mode
 from . import plan
 from .base import BothForms, RankAssignmentCtx
 from .gather import publish, read
-from .groups import KeyOrFn, check_key, gather_next, key_of
+from .groups import check_key, gather_next, key_of
 
 __all__ = ["Layer", "LayerFlag", "Tree"]
 
@@ -54,7 +54,7 @@ class Layer:
 
     min_ranks: int = 1
     max_ranks: int | None = None
-    key_or_fn: KeyOrFn = "root"
+    key_or_fn: object = "root"
     flag: LayerFlag | None = None
 
     def __post_init__(self) -> None:

@@ -114,7 +114,10 @@ class Place:
 
 
 def meet_at(host: str, port: int) -> None:
-    """``init_process_group()`` joins the store that is served there, on every rank as a client."""
+    """``init_process_group()`` joins the store that is served there, on every rank as a client.
+
+    The three belong together: since torch 2.14 the last one counts for this address alone.
+    """
     os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "Fault",
     "InjectedException",
     "clear_workload_exception",
+    "dispatch_fault_injection",
     "inject_fault",
     "maybe_raise_workload_exception",
 ]
@@ -128,9 +129,17 @@ def inject_fault(
     plan = {victim: random_for_all.choice(choice) for victim in sorted(victims)}
     wait = random_for_all.uniform(*(seconds("delay", value) for value in _pair_of(delay)))
     if rank in plan:
-        strike = _prepare(plan[rank])
-        threading.Thread(target=_strike, args=(wait, callback, strike), name="inprocess-fault", daemon=True).start()
+        _begin(plan[rank], wait, callback)
     return plan
+
+
+def dispatch_fault_injection(fault: Fault, delay: float = 0.0, callback: Callable[[], object] | None = None) -> None:
+    """Let this very fault strike in this process after ``delay`` seconds, whatever its rank. Returns at once.
+
+    For programs that choose rank and fault themselves; ``callback`` and the rest as in `inject_fault`.
+    """
+    (checked,) = _checked((fault,))
+    _begin(checked, seconds("delay", delay), callback)
 
 
 def maybe_raise_workload_exception() -> None:
@@ -145,6 +154,11 @@ def maybe_raise_workload_exception() -> None:
 def clear_workload_exception() -> None:
     """Take a ``Fault.WORKLOAD_EXC`` back that has struck and waits for the next call of a module, if there is one."""
     _forget_workload_exception()
+
+
+def _begin(fault: Fault, delay: float, callback: Callable[[], object] | None) -> None:
+    strike = _prepare(fault)
+    threading.Thread(target=_strike, args=(delay, callback, strike), name="inprocess-fault", daemon=True).start()
 
 
 def _strike(delay: float, callback: Callable[[], object] | None, strike: Callable[[], object]) -> None:

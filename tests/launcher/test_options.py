@@ -44,6 +44,25 @@ def test_standalone(run: Run, hub: Hub) -> None:
     assert launcher.left() == []
 
 
+def test_a_command_line_and_a_file_of_ft_launcher(start: Run, hub: Hub, tmp_path: Path) -> None:
+    """The command's name is replaced, and nothing else."""
+    file = tmp_path / "ft.yaml"
+    file.write_text("fault_tolerance: {rank_section_timeouts: {step: 60}, segment: 4, enable_nic_monitor: false}\n")
+    command = ["--nnodes=1", "--nproc_per_node=2", "--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0"]
+    command += ["--max_restarts=2", "--ft-restart_policy=any-failed", f"--ft-cfg_path={file}", "--term-timeout=60"]
+    command += ["--ft-rank_out_of_section_timeout=", "--ft_cycle_info_dir=/nowhere", "--ft-rdzv-impl=barrier"]
+    launcher = start(*command, WORKER, hub.path)
+    finish(launcher, hub, 2)
+    told = [line.partition("] ")[2] for line in launcher.err.splitlines() if "does nothing here" in line]
+    domains = "rank_assignment=Tree([...]) of the Wrapper, with a Layer for the domains"
+    assert told == [
+        f"--ft-cfg-path={file}: segment does nothing here; in its place: {domains}",
+        "--term-timeout does nothing here; in its place: --shutdown-timeout",
+        "--ft-rdzv-impl does nothing here; in its place: --rdzv-backend",
+        "--ft-cycle-info-dir does nothing here; in its place: --run-dir",
+    ]
+
+
 def test_one_node_without_an_address(start: Run, hub: Hub) -> None:
     """`torchrun --nproc-per-node N script`: a free port is found."""
     finish(start("--nproc-per-node", "1", WORKER, hub.path), hub, 1)

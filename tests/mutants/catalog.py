@@ -2791,6 +2791,58 @@ REPORTS = (
     ),
 )
 
+alias = _in("compat/alias.py", "tests/unit/test_compat.py")
+default_group = _in("collectives/default_group.py", "tests/unit/test_default_group.py")
+local_place = _in("call/local_place.py", "tests/unit/test_local_place.py")
+debug_server = _in("kept/debug_server.py", "tests/unit/test_kept.py")
+ft_config = _in("launcher/ft_config.py", "tests/unit/test_ft_config.py")
+NEIGHBOURS = (
+    # the other library's name
+    alias(
+        "what_their_launcher_needs_is_missing",
+        "a module of the installed library that other parts of it import is not found",
+        "if fullname in self._theirs:",
+        "if False:",
+    ),
+    alias(
+        "ours_hide_what_is_installed",
+        "modules beside the package are ours although the other library is installed",
+        " or _installed(fullname, path)):",
+        "):",
+    ),
+    alias(
+        "the_installed_parent_is_hidden",
+        "where the other library is an ordinary package its other modules are lost",
+        "_installed(fullname, path) or ModuleSpec(fullname, None, is_package=True)",
+        "ModuleSpec(fullname, None, is_package=True)",
+    ),
+    # torch's
+    default_group(
+        "all_ranks_meet_at_a_tcp_address",
+        "a group of all ranks meets where torch 2.14 and later is no client",
+        'return original("env://", *place, **kwargs)',
+        "return original(url, *place, **kwargs)",
+    ),
+    local_place(
+        "no_word_of_another_gpu",
+        "without LOCAL_RANK a process whose rank has changed may use another GPU, and nobody says so",
+        "if rank != self._first_rank and",
+        "if rank == self._first_rank and",
+    ),
+    debug_server(
+        "a_debug_server_of_before_is_stopped",
+        "one that was started before the function ends with its first restart",
+        "if module._WORKER_SERVER is _before:",
+        "if module._WORKER_SERVER is None:",
+    ),
+    ft_config(
+        "what_is_switched_off_is_told_of",
+        "a file that switches off what is not here causes lines about it",
+        "elif value is not None and value is not False:",
+        "else:",
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *PROTOCOL,
     *COORDINATOR,
@@ -2817,4 +2869,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *TESTING,
     *EVENTS,
     *REPORTS,
+    *NEIGHBOURS,
 )

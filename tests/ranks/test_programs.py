@@ -16,10 +16,13 @@ from typing import Any
 import pytest
 
 from tests.harness import ReservedPort
+from tests.unit import established
 from tests.unit.test_migration import ROWS
 
 FOLDER = Path(__file__).parent / "programs"
 PACKAGE = "nvidia_resiliency_ext.inprocess"
+#: what stands beside it since 0.6
+MOVED = "nvidia_resiliency_ext.shared_utils.inject_fault"
 Start = Callable[[str, str, dict[str, str]], "subprocess.Popen[str]"]
 WAYS = {"import replaced": ["train.py"], "as it is": ["-m", "inprocess.compat", "train.py"]}
 
@@ -38,7 +41,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def begin(program: str, way: str, environ: dict[str, str]) -> subprocess.Popen[str]:
         if not started:  # once: a rank that is just beginning would find it empty
             text = (FOLDER / f"{program}.py").read_text()
-            (tmp_path / "train.py").write_text(text if way == "as it is" else text.replace(PACKAGE, "inprocess"))
+            replaced = text.replace(MOVED, "inprocess.tools.inject_fault").replace(PACKAGE, "inprocess")
+            (tmp_path / "train.py").write_text(text if way == "as it is" else replaced)
         env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")} | environ
         command, out = [sys.executable, *WAYS[way]], subprocess.PIPE
         started.append(
@@ -84,6 +88,19 @@ def test_training(generation: str, way: str, start: Start, tmp_path: Path, addre
     assert (tmp_path / "monitor_0.log").exists()
 
 
+def given(program: str) -> set[str]:
+    """The options that a program gives to its Wrapper."""
+    calls = [node for node in ast.walk(ast.parse((FOLDER / program).read_text())) if isinstance(node, ast.Call)]
+    (wrapper,) = [call for call in calls if ast.unparse(call.func) == "inprocess.Wrapper"]
+    return {keyword.arg or "" for keyword in wrapper.keywords}
+
+
+def test_each_option_is_given() -> None:
+    options = {*established.OPTIONS.split()}
+    assert given("older_train.py") == options - established.NOT_IN_0_2
+    assert given("newer_train.py") == options - established.NOT_IN_0_7
+
+
 def read(file: Path) -> tuple[Any, list[str]]:
     data = json.loads(file.read_text())
     return data["result"], data["told"]
@@ -92,8 +109,9 @@ def read(file: Path) -> tuple[Any, list[str]]:
 def used(text: str) -> Iterator[str]:
     """The names below the package that a program imports or uses, dotted."""
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
-            module = (node.module or "").removeprefix(PACKAGE).removeprefix(".")
+        name = (getattr(node, "module", "") or "").replace(MOVED, f"{PACKAGE}.tools.inject_fault")
+        if isinstance(node, ast.ImportFrom) and name.startswith(PACKAGE):
+            module = name.removeprefix(PACKAGE).removeprefix(".")
             yield from (f"{module}.{alias.name}".removeprefix(".") for alias in node.names)
         elif isinstance(node, ast.Attribute) and (name := ast.unparse(node)).startswith((PACKAGE, "inprocess.")):
             yield name.removeprefix(PACKAGE).removeprefix("inprocess").removeprefix(".")

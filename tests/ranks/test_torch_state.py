@@ -5,6 +5,8 @@ The ranks are programs, which may leave something behind: torch keeps a profiler
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.harness import At, Kill, Raise, When
@@ -54,6 +56,15 @@ def test_a_profiler_is_not_interrupted_while_it_ends_a_trace(launch):
     assert [rank.value for rank in ranks] == [1, 1]
     (written,), (fault,) = ranks[0].of("written", iteration=0), ranks[1].of("fault")
     assert written["t"] > fault["t"]  # which struck while it was being written
+
+
+def test_a_debug_server_that_the_function_starts(launch):
+    """It was "already started" in the next iteration; and its page's process stayed."""
+    faults = {At(1, step="fault", iteration=iteration): Raise() for iteration in range(2)}
+    ranks = launch(torch_state.served, 2, faults=faults, as_program=True).wait(60)
+    assert [rank.value for rank in ranks] == [[2, 200]] * 2
+    pages = [event["page"] for event in ranks[0].of("served")]
+    assert len(set(pages)) == 3 and not any(os.path.exists(f"/proc/{page}") for page in pages)
 
 
 def test_rpc(launch):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+import types
+import urllib.request
 from typing import Any
 
 import torch
@@ -13,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from inprocess import Compose
+from inprocess.kept import debug_server
 from inprocess.rank_assignment import FillGaps, MaxActiveWorldSize
 from tests import growth
 from tests.harness.child import Context
@@ -164,6 +168,35 @@ def _traced(context: Context, call: Any) -> Any:
         if call.iteration == 0:
             time.sleep(targets.LONG.total_seconds())
     return call.iteration
+
+
+# --- the debug server
+
+
+def served(context: Context) -> Any:
+    tables: Any = types.ModuleType("tabulate")  # what torch prints tables with, which the tests need not have
+    tables.tabulate = None
+    sys.modules.setdefault("tabulate", tables)
+    return context.wrap(_served)()
+
+
+def _served(context: Context, call: Any) -> Any:
+    from torch.distributed import debug
+
+    dist.init_process_group("gloo")
+    debug.start_debug_server(port=0, handlers=[])
+    server = debug._WORKER_SERVER
+    assert server is not None
+    dist.barrier()
+    context.emit("served", port=server.port, page=getattr(debug._DEBUG_SERVER_PROC, "pid", None))
+    context.point("fault")
+    dist.barrier()
+    answer = urllib.request.urlopen(f"http://localhost:{server.port}/handler/", timeout=30)
+    with answer:
+        found = answer.status
+    debug_server.reset()  # which nobody does after the last iteration
+    dist.destroy_process_group()
+    return [call.iteration, found]
 
 
 # --- torch.distributed.rpc

@@ -21,7 +21,14 @@ import torch
 import torch.distributed as dist
 
 from inprocess import abort
-from inprocess.abort import Abort, AbortTorchDistributed, AbortTransformerEngine, Ladder, StepResult
+from inprocess.abort import (
+    Abort,
+    AbortPersistentCheckpointProcesses,
+    AbortTorchDistributed,
+    AbortTransformerEngine,
+    Ladder,
+    StepResult,
+)
 from inprocess.collectives import deferred_release
 from inprocess.collectives.deferred_release import held
 from inprocess.collectives.groups import unfinished
@@ -339,6 +346,46 @@ def test_transformer_engine_is_used_only_where_the_program_uses_it(monkeypatch: 
     monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", engine)
     assert AbortTransformerEngine()(STATE) is STATE
     assert calls == ["destroyed"]
+
+
+@pytest.mark.parametrize("module", ["fp8", "quantization"])
+def test_the_group_in_transformer_engines_state_of_fp8_is_let_go(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its module has another name in newer versions."""
+    calls: list[str] = []
+    engine: Any = types.ModuleType("transformer_engine.pytorch")
+    engine.module = types.SimpleNamespace(base=types.SimpleNamespace(destroy_ub=lambda: calls.append("buffers")))
+    low: Any = types.ModuleType(f"transformer_engine.pytorch.{module}")
+    low.FP8GlobalStateManager = types.SimpleNamespace(reset=lambda: calls.append("fp8"))
+    for each in (engine, low):
+        monkeypatch.setitem(sys.modules, each.__name__, each)
+    AbortTransformerEngine()(STATE)
+    assert calls == ["buffers", "fp8"]
+
+
+def test_writers_of_the_other_librarys_checkpoints_are_ended_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert AbortPersistentCheckpointProcesses()(STATE) is STATE
+    calls: list[str] = []
+    name = "nvidia_resiliency_ext.checkpointing.async_ckpt.core"
+    core: Any = types.ModuleType(name)
+    core.abort_nvrx_checkpoint = lambda: calls.append("ended")
+    monkeypatch.setitem(sys.modules, name, core)
+    assert AbortPersistentCheckpointProcesses()(STATE) is STATE
+    assert calls == ["ended"]
+
+
+@pytest.mark.parametrize("named", ["first", "by name", "by the variable"])
+def test_flight_records_under_the_other_librarys_name(
+    named: str, group: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if named == "by the variable":
+        monkeypatch.setenv("NVRX_FR_TRACE_PATH", str(tmp_path))
+    make = {
+        "first": lambda: AbortTorchDistributed(str(tmp_path)),
+        "by name": lambda: AbortTorchDistributed(torch_fr_trace_path=str(tmp_path)),
+        "by the variable": AbortTorchDistributed,
+    }
+    make[named]()(STATE)
+    assert "entries" in read_record(tmp_path / f"iteration_{STATE.iteration}" / "rank_0")
 
 
 def test_step_result_reads_well() -> None:

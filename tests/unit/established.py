@@ -1,6 +1,7 @@
 """The public names of the established API, of both its generations: what programs may have been written for.
 
-Relative to its package; behind a colon the members of a class. Written down once, and never read from that package.
+Relative to its package; behind a colon the members of a class. Written down once; `test_migration` compares the last
+with the wheel of 0.7, where there is one.
 """
 
 from __future__ import annotations
@@ -231,12 +232,60 @@ wrap.Wrapper
 wrap.CallWrapper: shutdown iteration ping atomic
 """
 
-#: keyword arguments of its Wrapper
+#: what 0.5 to 0.7 have besides; `rank_filter` went in 0.5, and `tools.inject_fault` moved beside the package in 0.6
+LATER = """
+abort.AbortPersistentCheckpointProcesses
+abort.AbortTorchDistributed: collect_fr_trace
+health_check.ChainedGPUHealthCheck
+health_check.ChainedNVLHealthCheck
+health_check.ChainedNicHealthCheck
+monitor_process.Message: DISABLE_TIMEOUTS ENABLE_TIMEOUTS
+monitor_process.MonitorProcess: disable_timeouts enable_timeouts
+utils.format_rank_set
+utils.format_rank_set_brief
+utils.format_rank_set_verbose
+wrap.CallWrapper: disable_hang_protection
+"""
+
+#: keyword arguments of its Wrapper, in all versions
 OPTIONS = """
 store_factory store_kwargs initialize abort finalize health_check rank_assignment rank_filter monitor_thread_interval
 monitor_process_interval heartbeat_interval progress_watchdog_interval soft_timeout hard_timeout heartbeat_timeout
 barrier_timeout completion_timeout last_call_wait termination_grace_time monitor_process_logfile enabled completion
-terminate
+terminate monitor_process_pidfile
+"""
+#: of which 0.2 has not these, and 0.5 to 0.7 have not that one
+NOT_IN_0_2 = {"completion", "heartbeat_interval", "monitor_process_pidfile", "terminate"}
+NOT_IN_0_7 = {"rank_filter"}
+
+#: settings in the files of the launcher of 0.7
+SETTINGS = """
+workload_check_interval initial_rank_heartbeat_timeout rank_heartbeat_timeout rank_section_timeouts
+rank_out_of_section_timeout node_health_check_interval safety_factor rank_termination_signal log_level
+restart_check_interval enable_nic_monitor enable_nic_healthcheck enable_dist_storage_healthcheck
+storage_healthcheck_path pci_topo_file link_down_path_template link_state_path_template skip_section_response segment
+numa_bind_strict gpu_memory_reclaim_timeout gpu_memory_tolerance_mb gpu_memory_poll_interval check_remaining_processes
+max_no_progress_cycles min_progress_iterations checkpoint_iteration_file install_exception_hook num_warmup_iterations
+attribution_endpoint attribution_stop_action attribution_export_url cycle_info_dir segment_health_check_dir
+"""
+
+#: options of that launcher which torchrun has not, in one of their spellings
+LAUNCHER = """
+--ft-attribution-analysis-backend --ft-attribution-endpoint --ft-attribution-export-url
+--ft-attribution-llm-api-key-file --ft-attribution-llm-base-url --ft-attribution-llm-model --ft-attribution-log-level
+--ft-attribution-startup-timeout --ft-attribution-stop-action --ft-cfg-path --ft-check-remaining-processes
+--ft-checkpoint-iteration-file --ft-cycle-info-dir --ft-cycle-info-job-id --ft-enable-dist-storage-healthcheck
+--ft-enable-log-server --ft-enable-nic-healthcheck --ft-enable-nic-monitor --ft-gpu-memory-poll-interval
+--ft-gpu-memory-reclaim-timeout --ft-gpu-memory-tolerance-mb --ft-ignore-missing-cfg
+--ft-initial-rank-heartbeat-timeout --ft-install-exception-hook --ft-link-down-path-template
+--ft-link-state-path-template --ft-log-aggregator-count --ft-log-leaf-max-queue-chunks --ft-log-level
+--ft-log-server-graceful-shutdown-timeout --ft-log-server-log-prefix --ft-log-server-port --ft-max-no-progress-cycles
+--ft-min-progress-iterations --ft-no-restart-exit-code --ft-node-health-check-endpoint --ft-node-health-check-interval
+--ft-numa-bind-strict --ft-nvrx-logfile --ft-pci-topo-file --ft-per-cycle-applog-prefix --ft-rank-heartbeat-timeout
+--ft-rank-out-of-section-timeout --ft-rank-section-timeouts --ft-rank-termination-signal --ft-rdzv-impl
+--ft-restart-check-interval --ft-restart-policy --ft-safety-factor --ft-segment --ft-segment-health-check-dir
+--ft-skip-section-response --ft-storage-health-check-path --ft-workload-check-interval --term-timeout
+--workers-stop-timeout
 """
 
 
@@ -248,4 +297,4 @@ def names(text: str) -> Iterator[str]:
         yield from (f"{name}.{member}" for member in members.split())
 
 
-ALL = sorted({*names(OLDER), *names(NEWER)})
+ALL = sorted({*names(OLDER), *names(NEWER), *names(LATER)})

@@ -13,7 +13,11 @@ from pathlib import Path
 
 import pytest
 
+import inprocess
 from inprocess.compat.runner import USAGE
+
+#: where this library is, which need not be the one that is installed
+ROOT = Path(inprocess.__file__).parents[1]
 
 #: in front of each program
 SAME = """
@@ -28,7 +32,7 @@ def same():
 def python(*arguments: str, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
     """What Python says where warnings are errors; `path` is where a package is installed."""
     command = [sys.executable, "-W", "error", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(path or "")}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, filter(None, (path, ROOT))))}
     return subprocess.run(command, cwd=cwd, env=environment, check=False, capture_output=True, text=True)
 
 
@@ -39,12 +43,16 @@ def check(program: str, cwd: Path, path: Path | None = None) -> None:
 
 @pytest.fixture(params=["namespace", "regular"])
 def installed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A folder with the other library: as a namespace package, as it is today, and as an ordinary one."""
+    """A folder with the other library: as a namespace package, as 0.2 to 0.4 are, and as an ordinary one."""
     package = tmp_path / "site" / "nvidia_resiliency_ext"
     (package / "inprocess").mkdir(parents=True)
     (package / "inprocess" / "__init__.py").write_text("WHOSE = 'theirs'\n")
     (package / "inprocess" / "state.py").write_text("WHOSE = 'theirs'\n")
     (package / "straggler.py").write_text("WHOSE = 'theirs'\n")
+    (package / "inprocess" / "utils.py").write_text("WHOSE = 'theirs'\n")
+    (package / "launcher.py").write_text("from .inprocess.utils import WHOSE\n")
+    (package / "shared_utils").mkdir()
+    (package / "shared_utils" / "inject_fault.py").write_text("WHOSE = 'theirs'\n")
     if request.param == "regular":
         (package / "__init__.py").write_text("from . import straggler\n")
     return tmp_path / "site"
@@ -78,7 +86,8 @@ def test_what_neither_has_is_not_found(tmp_path: Path) -> None:
     check(
         """
 import importlib, importlib.util, inprocess.compat.nvrx
-for name in ("nvidia_resiliency_ext.straggler", "nvidia_resiliency_ext.inprocess.absent", "nvidia_absent"):
+for name in ("nvidia_resiliency_ext.straggler", "nvidia_resiliency_ext.inprocess.absent",
+             "nvidia_resiliency_ext.inprocess.utils", "nvidia_resiliency_ext.shared_utils.memory", "nvidia_absent"):
     assert importlib.util.find_spec(name) is None
     try:
         importlib.import_module(name)
@@ -100,6 +109,40 @@ assert nvidia_resiliency_ext.straggler.WHOSE == "theirs" and same()
 assert not hasattr(sys.modules["nvidia_resiliency_ext.inprocess"], "WHOSE")
 """
     check(program, tmp_path, installed)
+
+
+def test_what_its_launcher_needs_of_its_inprocess_stays(installed: Path, tmp_path: Path) -> None:
+    program = """
+import inprocess.compat.nvrx
+import nvidia_resiliency_ext.launcher
+from nvidia_resiliency_ext.inprocess import utils
+assert utils.WHOSE == nvidia_resiliency_ext.launcher.WHOSE == "theirs" and same()
+assert utils.__file__.endswith("nvidia_resiliency_ext/inprocess/utils.py")
+"""
+    check(program, tmp_path, installed)
+
+
+def test_modules_beside_its_inprocess_are_theirs_where_it_is_installed(installed: Path, tmp_path: Path) -> None:
+    program = """
+import inprocess.compat.nvrx
+from nvidia_resiliency_ext.shared_utils import inject_fault
+assert inject_fault.WHOSE == "theirs"
+"""
+    check(program, tmp_path, installed)
+
+
+def test_modules_beside_its_inprocess_are_ours_where_it_is_not(tmp_path: Path) -> None:
+    program = """
+import inprocess.compat.nvrx
+from nvidia_resiliency_ext.shared_utils import inject_fault
+import nvidia_resiliency_ext.shared_utils.wait_daemon
+import inprocess.wait_daemon
+assert inject_fault is inprocess.tools.inject_fault and same()
+assert nvidia_resiliency_ext.shared_utils.wait_daemon is inprocess.wait_daemon
+"""
+    check(program, tmp_path)
+    done = python("-m", "inprocess.compat", "-m", "nvidia_resiliency_ext.shared_utils.wait_daemon", "x", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "x does not exist: the monitor has ended, or was never started\n")
 
 
 def test_imported_before(installed: Path, tmp_path: Path) -> None:
@@ -188,9 +231,7 @@ def test_in_children_that_begin_anew(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_in_children_where_the_other_one_is_installed(method: str, installed: Path, tmp_path: Path) -> None:
-    """An ordinary package is found before ours, so the child's module says what it wants, as the page tells."""
-    ordinary = (installed / "nvidia_resiliency_ext" / "__init__.py").exists()
-    (tmp_path / "script.py").write_text("import inprocess.compat.nvrx\n" * ordinary + CHILDREN)
+    (tmp_path / "script.py").write_text(CHILDREN + "    import nvidia_resiliency_ext.straggler\n")
     done = python("-m", "inprocess.compat", "script.py", method, cwd=tmp_path, path=installed)
     assert (done.stdout, done.stderr) == ("0 (True, True)\n", "")
 

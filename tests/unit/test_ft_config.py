@@ -99,6 +99,34 @@ def test_all_settings_in_a_file(file: Any) -> None:
     )
 
 
+def test_a_file_of_ft_launcher_is_read(file: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Each setting that means nothing here is named with what stands for it; not those that are switched off."""
+    text = "fault_tolerance: {rank_heartbeat_timeout: 50, segment: 4, enable_nic_monitor: false, cycle_info_dir: null}"
+    path = file(text)
+    assert load(path) == Settings(rank_heartbeat_timeout=50.0)
+    assert caplog.messages == [
+        f"{path}: segment does nothing here; in its place: "
+        "rank_assignment=Tree([...]) of the Wrapper, with a Layer for the domains"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--term-timeout=1800", "--term-timeout does nothing here; in its place: --shutdown-timeout"),
+        ("--workers_stop_timeout=15", "--workers-stop-timeout does nothing here; in its place: --shutdown-timeout"),
+        ("--ft-cycle_info_dir=x", "--ft-cycle-info-dir does nothing here; in its place: --run-dir"),
+        ("--ft_cycle_info_dir=x", "--ft-cycle-info-dir does nothing here; in its place: --run-dir"),
+        ("--ft-ignore-missing-cfg", "--ft-ignore-missing-cfg does nothing here; in its place: nothing: every setting"),
+        ("--ft-rank_heartbeat_timeout=2700", ""),
+        ("--ft-rank-out-of-section-timeout=", ""),
+    ],
+)
+def test_options_of_ft_launcher(option: str, told: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert load(option) == Settings()
+    assert [message.startswith(told) for message in caplog.messages] == [True] * bool(told)
+
+
 def test_an_option_wins_over_the_file(file: Any) -> None:
     path = file("fault_tolerance: {safety_factor: 3, workload_check_interval: 1}")
     assert load(path, "--ft-safety-factor=4") == Settings(safety_factor=4.0, workload_check_interval=1.0)

@@ -25,6 +25,7 @@ from inprocess.tools.inject_fault import (
     Fault,
     InjectedException,
     clear_workload_exception,
+    dispatch_fault_injection,
     inject_fault,
     maybe_raise_workload_exception,
 )
@@ -53,6 +54,20 @@ def test_without_a_seed_the_plan_depends_on_the_rendezvous(monkeypatch):
         monkeypatch.setenv("MASTER_PORT", str(port))
         others.append(inject_fault(num_faults=4))
     assert any(other != same[0] for other in others)
+
+
+def test_a_program_may_choose_the_fault_itself():
+    """In this process, whatever its rank is."""
+    called = []
+    dispatch_fault_injection(Fault.WORKLOAD_EXC, 0.0, lambda: called.append("before"))
+    for thread in threading.enumerate():
+        if thread.name == "inprocess-fault":
+            thread.join()
+    with pytest.raises(InjectedException):
+        maybe_raise_workload_exception()
+    assert called == ["before"]
+    with pytest.raises(OptionError, match="faults="):
+        dispatch_fault_injection("WORKLOAD_EXC", 0.0)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import inprocess
-from inprocess.kept import accelerate, dynamo, lightning, registry, source, torch_checkpoint
+from inprocess.kept import accelerate, debug_server, dynamo, lightning, registry, source, torch_checkpoint
 from inprocess.kept.registry import KNOWN, Registry
 
 
@@ -35,6 +35,34 @@ def test_what_was_not_imported_is_left_alone(ours: Registry, nothing_loaded: Non
     ours.reset()
     ours.enter(0, 1)
     assert set(sys.modules) == before
+
+
+class Served:
+    """A server of torch's, or the process of its page."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda: self.calls.append(name)
+
+
+def test_a_debug_server_ends_with_its_iteration(
+    ours: Registry, nothing_loaded: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On rank 0 with the page; not one that was there before."""
+    module: Any = SimpleNamespace(_WORKER_SERVER=None, _DEBUG_SERVER_PROC=None)
+    monkeypatch.setitem(sys.modules, debug_server.MODULE, module)
+    monkeypatch.setattr(debug_server, "_before", None)
+    ours.enter(0, 1)
+    server, page = module._WORKER_SERVER, module._DEBUG_SERVER_PROC = Served(), Served()
+    ours.reset()
+    assert (server.calls, page.calls) == (["shutdown"], ["kill", "join"])
+    assert module._WORKER_SERVER is module._DEBUG_SERVER_PROC is None
+    module._WORKER_SERVER = other = Served()
+    ours.enter(0, 1)
+    ours.reset()
+    assert module._WORKER_SERVER is other and not other.calls
 
 
 def test_users_own_at_each_restart(ours: Registry, nothing_loaded: None) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 
 import pytest
 
-from inprocess.call.local_place import host_name
+from inprocess.call.local_place import LocalPlace, host_name
 from inprocess.exception import BadMessage
+from inprocess.hardware import gpu
 from inprocess.protocol import verbs
 from inprocess.protocol.keys import MAX_TICKETS
 from inprocess.protocol.membership import Membership
@@ -84,3 +86,31 @@ def test_a_host_is_a_node_of_the_launcher() -> None:
     here = socket.gethostname()
     assert [host_name({"GROUP_RANK": text}) for text in ("3", " 3 ", "", "x/y")] == [f"{here}.3"] * 2 + [f"{here}."] * 2
     assert host_name({}) == f"{here}."
+
+
+@pytest.mark.parametrize(
+    ("ranks", "local_rank", "several", "told"),
+    [
+        ((1, 1, 0, 0), None, True, 1),
+        ((1, 1), None, True, 0),
+        ((1, 0), "1", True, 0),
+        ((1, 0), None, False, 0),
+    ],
+    ids=["once", "the same rank", "LOCAL_RANK", "one GPU, or none in use"],
+)
+def test_without_a_local_rank_another_rank_may_mean_another_gpu(
+    ranks: Sequence[int],
+    local_rank: str | None,
+    several: bool,
+    told: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if local_rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    monkeypatch.setattr(gpu, "may_take_another", lambda: several)
+    place = LocalPlace()
+    for rank in ranks:
+        place._look_at_the_gpu(rank)
+    assert [("was rank 1 and is rank 0" in message) for message in caplog.messages] == [True] * told

@@ -13,10 +13,12 @@ import pytest
 
 import inprocess
 from inprocess.exception import TimeoutError
+from inprocess.launcher import arguments, ft_config, ft_launcher
 from inprocess.nested_restarter import NestedRestarterFinalized
 from inprocess.rank_filter import ActiveWorldSizeDivisibleBy, WorldSizeDivisibleBy
 from inprocess.store import BarrierError, BarrierTimeout
 from inprocess.tools.inject_fault import Fault
+from tests.harness.wheel import wheel
 
 from . import established
 
@@ -106,6 +108,49 @@ def test_every_option_is_taken_and_has_a_row() -> None:
     parameters = inspect.signature(inprocess.Wrapper.__init__).parameters
     assert set(options) <= set(parameters)
     inprocess.Wrapper(**{name: parameters[name].default for name in options})
+
+
+def test_every_option_of_its_launcher_has_a_row_which_says_what_is_said_when_it_is_given() -> None:
+    rows = {name: row[1] for row in table("Options of its launcher") for name in quoted(row[0])}
+    assert sorted(rows) == established.LAUNCHER.split()
+    for option, here in rows.items():
+        replacement = ft_config.REPLACED.get(option.removeprefix("--"), "same")
+        assert here.replace("`", "") == replacement.replace("`", ""), option
+
+
+def test_every_option_of_its_launcher_is_taken() -> None:
+    assert {*established.LAUNCHER.split()} <= {*arguments.options()._option_string_actions}
+
+
+def test_every_setting_of_its_files_is_taken() -> None:
+    assert {*ft_config.Settings.__dataclass_fields__} < {*established.SETTINGS.split()}
+    assert {*established.SETTINGS.split()} <= {*ft_config.Settings.__dataclass_fields__, *ft_launcher.SETTINGS}
+
+
+# --- the package itself, where it is there
+
+
+def test_the_names_are_those_of_the_wheel() -> None:
+    names, later = wheel().names("inprocess"), {*established.names(established.LATER)}
+    moved = {f"tools.{name}" for name in wheel().names("shared_utils") if name.startswith("inject_fault.")}
+    assert moved
+    assert names | moved <= set(established.ALL)
+    assert later <= names
+
+
+def test_the_options_are_those_of_the_wheel() -> None:
+    options = wheel().arguments("inprocess.wrap", "Wrapper")
+    assert options == {*established.OPTIONS.split()} - established.NOT_IN_0_7
+
+
+def test_the_launchers_options_and_settings_are_those_of_the_wheel() -> None:
+    package, known = wheel(), arguments.options()._option_string_actions
+    options = package.options("fault_tolerance.launcher", "fault_tolerance.cli_args")
+    assert options <= set(known)
+    own = {option.replace("_", "-") for option in options} & {*established.LAUNCHER.split()}
+    assert own == {*established.LAUNCHER.split()} - {"--ft-cfg-path"}  # whose spellings are a variable there
+    settings = package.fields("fault_tolerance.config", "FaultToleranceConfig")
+    assert settings == {*established.SETTINGS.split()}
 
 
 def test_every_hook_has_a_row() -> None:

@@ -195,6 +195,14 @@ def test_a_group_that_fails_its_condition_is_terminated_whole() -> None:
     assert drawn(cluster.restart(dead=[0, 1]), range(6)) == "X X X X 0 1"
 
 
+def test_a_key_may_be_anything() -> None:
+    """Such as the number of a host; its text counts."""
+    cluster = Cluster(
+        4, lambda name: Compose(ShiftRanks(), FilterCountGroupedByKey(name // 2, lambda count: count == 2))
+    )
+    assert drawn(cluster.restart(dead=[3]), range(4)) == "0 1 X X"
+
+
 def test_groups_by_a_function_of_the_rank_and_two_filters_in_a_row() -> None:
     pairs = FilterCountGroupedByKey(lambda state: state.rank // 2, lambda count: count == 2)
     halves = FilterCountGroupedByKey(lambda state: "left" if state.rank < 4 else "right", lambda count: count > 2)
@@ -203,8 +211,8 @@ def test_groups_by_a_function_of_the_rank_and_two_filters_in_a_row() -> None:
 
 
 def test_filter_arguments_are_checked() -> None:
-    with pytest.raises(OptionError, match="key_or_fn=3"):
-        FilterCountGroupedByKey(3, bool)
+    with pytest.raises(OptionError, match="key_or_fn=None"):
+        FilterCountGroupedByKey(None, bool)
     with pytest.raises(OptionError, match="condition=3"):
         FilterCountGroupedByKey("a", 3)
     with pytest.raises(OptionError, match="5000 characters"):

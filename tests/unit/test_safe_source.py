@@ -36,6 +36,7 @@ REASONS = {
     ("live/__init__.py", "import_module"): "names from a table in the file",
     ("tools/__init__.py", "import_module"): "a constant name",
     ("compat/alias.py", "import_module"): "this library's modules, which the program imports under another name",
+    ("compat/stand_in/nvidia_resiliency_ext/__init__.py", "import_module"): "its own name",
     ("system/program.py", "exec"): "the script that the user names, as Python itself runs it",
     ("__main__.py", "import_module"): "names from a table in the file",
     ("launcher/warm_worker.py", "import_module"): "what a worker of this job has imported, or the user names",

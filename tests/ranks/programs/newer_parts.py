@@ -1,4 +1,4 @@
-"""The parts of 0.4 and later one by one, as programs use them without a Wrapper, in tests of their own hooks for
+"""The parts of 0.4 to 0.7 one by one, as programs use them without a Wrapper, in tests of their own hooks for
 instance."""
 
 import dataclasses
@@ -9,7 +9,11 @@ import threading
 import time
 
 import nvidia_resiliency_ext.inprocess as inprocess
-from nvidia_resiliency_ext.inprocess.abort import AbortTorchDistributed, AbortTransformerEngine
+from nvidia_resiliency_ext.inprocess.abort import (
+    AbortPersistentCheckpointProcesses,
+    AbortTorchDistributed,
+    AbortTransformerEngine,
+)
 from nvidia_resiliency_ext.inprocess.attribution import Interruption, InterruptionRecord
 from nvidia_resiliency_ext.inprocess.completion import Completion
 from nvidia_resiliency_ext.inprocess.finalize import ThreadedFinalize
@@ -39,10 +43,12 @@ from nvidia_resiliency_ext.inprocess.rank_filter import ActiveWorldSizeDivisible
 from nvidia_resiliency_ext.inprocess.state import FrozenState, Mode, State
 from nvidia_resiliency_ext.inprocess.store import BarrierError, BarrierTimeout, FileStore, PrefixStore, StoreMixin
 from nvidia_resiliency_ext.inprocess.terminate import Terminate
-from nvidia_resiliency_ext.inprocess.tools.inject_fault import (
+from nvidia_resiliency_ext.inprocess.tools import inject_fault as before_0_6
+from nvidia_resiliency_ext.shared_utils.inject_fault import (
     Fault,
     InjectedException,
     clear_workload_exception,
+    dispatch_fault_injection,
     inject_fault,
     maybe_raise_workload_exception,
 )
@@ -118,6 +124,8 @@ def hooks():
 
     assert AbortTorchDistributed()(one) is one
     assert AbortTransformerEngine()(one) is one
+    assert AbortPersistentCheckpointProcesses()(one) is one
+    assert AbortTorchDistributed("records")(one) is one
 
     control = RetryController(max_iterations=2, min_world_size=3, min_active_world_size=2)
     ready = dataclasses.replace(one, active_world_size=2)
@@ -184,6 +192,8 @@ def in_threads(assignment, world_size, terminated):
 
 def groups():
     """0 X 2 3 in pairs: rank 0 has nobody."""
+    everybody = FilterCountGroupedByKey(key_or_fn=3, condition=lambda count: count == 3)
+    assert in_threads(inprocess.Compose(ShiftRanks(), everybody), 4, {1}) == {0: 0, 2: 1, 3: 2}
     pairs = FilterCountGroupedByKey(
         key_or_fn=lambda state: str(state.rank // 2),
         condition=lambda count: count == 2,
@@ -239,7 +249,8 @@ def faults():
         assert struck == [1]
     else:
         raise AssertionError("no fault struck")
-    inject_fault((Fault.WORKLOAD_EXC,), 1, 0, 0.0, 2)
+    assert before_0_6.Fault is Fault
+    dispatch_fault_injection(Fault.WORKLOAD_EXC, 0.0, None)
     try:
         while time.monotonic() < end:
             maybe_raise_workload_exception()

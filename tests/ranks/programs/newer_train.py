@@ -1,4 +1,4 @@
-"""Training as one wrote it for 0.4 and later, with all its options and hooks: rank 1 raises in the first run, rank 3 is
+"""Training as one wrote it for 0.4 to 0.7, with all options and hooks of 0.7: rank 1 raises in the first run, rank 3 is
 killed in the second, and of the three that are left two train on."""
 
 import json
@@ -86,7 +86,8 @@ def flush(what, how):
     abort=inprocess.Compose(
         NoteAbort(),
         nvidia_resiliency_ext.inprocess.abort.AbortTransformerEngine(),
-        nvidia_resiliency_ext.inprocess.abort.AbortTorchDistributed(),
+        nvidia_resiliency_ext.inprocess.abort.AbortTorchDistributed(torch_fr_trace_path=os.path.abspath("records")),
+        nvidia_resiliency_ext.inprocess.abort.AbortPersistentCheckpointProcesses(),
         nested_restarter.NestedRestarterHandlingStarting(),
     ),
     completion=inprocess.Compose(NoteCompletion(), nested_restarter.NestedRestarterFinalized()),
@@ -96,6 +97,9 @@ def flush(what, how):
     ),
     health_check=inprocess.Compose(
         inprocess.health_check.CudaHealthCheck(timeout=timedelta(seconds=20)),
+        inprocess.health_check.ChainedGPUHealthCheck(device_index=0),
+        inprocess.health_check.ChainedNVLHealthCheck(),
+        inprocess.health_check.ChainedNicHealthCheck(0),
         inprocess.health_check.FaultCounter(max_rank_faults=3),
         NoteCheck(),
     ),
@@ -123,10 +127,12 @@ def flush(what, how):
     last_call_wait=timedelta(seconds=1),
     termination_grace_time=timedelta(seconds=5),
     monitor_process_logfile=os.path.abspath("monitor_{rank}.log"),
+    monitor_process_pidfile=os.path.abspath("monitor_{rank}.pid"),
     enabled=True,
 )
 def train(steps: int, call_wrapper: Optional[inprocess.CallWrapper] = None):
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    with call_wrapper.disable_hang_protection():
+        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank, size = dist.get_rank(), dist.get_world_size()
     total = torch.zeros(1)
     for step in range(steps):

@@ -1,0 +1,41 @@
+"""Where a default group meets, as torch is told; a stand-in for torch's rendezvous. Real ranks: tests/ranks."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from inprocess.collectives.default_group import DefaultGroups
+from inprocess.system.environment import meet_at
+
+
+def is_a_client(url: str, rank: int, world_size: int) -> bool:
+    """Whether torch 2.14 and later takes it for the store of the agent, which somebody else serves."""
+    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    return os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True" and url in ("env://", f"tcp://{address}")
+
+
+@pytest.mark.parametrize("url", ["env://", "tcp://10.0.0.1:1234", "tcp://10.0.0.1:29500"])
+@pytest.mark.parametrize("port", ["1234", "29500"], ids=["the iteration's port", "one that the function has set"])
+def test_the_group_of_all_ranks_joins_the_iterations_store(
+    url: str, port: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
+        monkeypatch.setenv(name, "")
+    groups, original = DefaultGroups(), is_a_client
+    groups.begin_iteration(0, 2, ("10.0.0.1", 1234))
+    meet_at("10.0.0.1", 1234)
+    os.environ["MASTER_PORT"] = port
+    met: Any = groups._meet(original, url, 0, 2)
+    assert met
+    assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("10.0.0.1", "1234")
+
+
+def test_a_group_of_some_ranks_meets_where_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.14 and later has its first rank serve there; before, nobody did."""
+    groups = DefaultGroups()
+    groups.begin_iteration(0, 4, ("10.0.0.1", 1234))
+    met: Any = groups._meet(lambda url, rank, world_size: (url, rank, world_size), "tcp://10.0.0.1:5", 0, 2)
+    assert met == ("tcp://10.0.0.1:5", 0, 2)
