@@ -32,6 +32,7 @@ from inprocess.collectives.deferred_release import held
 from inprocess.collectives.gloo import shutdown_gloo_connections
 from inprocess.collectives.nccl_bootstrap import bootstrap
 from inprocess.collectives.nccl_shutdown import shutdowns
+from inprocess.exception import OptionError
 from inprocess.state import FrozenState
 from inprocess.system import clock
 from inprocess.system.logs import get_logger
@@ -273,6 +274,11 @@ class AbortTorchDistributed(Abort):
         nccl_bootstrap: bool = True,
         nccl_wake: bool = True,
     ) -> None:
+        if not isinstance(torch_fr_trace_path, str | os.PathLike | None):
+            raise OptionError(
+                f"AbortTorchDistributed({torch_fr_trace_path!r}): the first argument is torch_fr_trace_path, a folder; "
+                f"pass deadline={torch_fr_trace_path!r} by name"
+            )
         self.deadline = deadline
         self.flight_records = flight_records or torch_fr_trace_path or os.environ.get("NVRX_FR_TRACE_PATH") or None
         self.cuda_graphs = cuda_graphs

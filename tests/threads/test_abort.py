@@ -32,6 +32,7 @@ from inprocess.abort import (
 from inprocess.collectives import deferred_release
 from inprocess.collectives.deferred_release import held
 from inprocess.collectives.groups import unfinished
+from inprocess.exception import OptionError
 from inprocess.state import FrozenState
 from tests.threads.groups import init, settle
 
@@ -386,6 +387,11 @@ def test_flight_records_under_the_other_librarys_name(
     }
     make[named]()(STATE)
     assert "entries" in read_record(tmp_path / f"iteration_{STATE.iteration}" / "rank_0")
+
+
+def test_a_deadline_in_the_place_of_a_folder() -> None:
+    with pytest.raises(OptionError, match=r"AbortTorchDistributed\(5.0\): the first .* pass deadline=5.0 by name"):
+        AbortTorchDistributed(5.0)  # type: ignore[arg-type]
 
 
 def test_step_result_reads_well() -> None:
