@@ -29,7 +29,7 @@ from inprocess.exception import Preempted
 from inprocess.options import Options
 from inprocess.protocol import verbs
 from inprocess.protocol.ops import Verb
-from inprocess.protocol.phases import Phase
+from inprocess.protocol.phases import BEFORE, INTERRUPTED, Phase
 from inprocess.protocol.verbs import leaving
 from inprocess.stores.driver import execute
 from inprocess.system import clock
@@ -47,10 +47,6 @@ LOOK_S, FIRST_ASK_S = 0.005, 0.05
 NUDGE_EVERY_S = 1.0
 #: how long to connect to the store may take (seconds)
 CONNECT_LIMIT_S = 5.0
-#: before the function, where nobody waits for this rank's step
-BEFORE = (Phase.ASSIGN, Phase.START, Phase.INITIALIZE, Phase.CHECK, Phase.RUN)
-#: where the function, or a hook before it, is interrupted by all ranks' restart
-INSIDE = (Phase.INITIALIZE, Phase.CHECK, Phase.RUN, Phase.FINISH)
 
 
 class LeaveSignals:
@@ -228,7 +224,7 @@ class LeaveSignals:
             return
         rank.agents.mailbox.poke()
         iteration = rank.membership.iteration
-        if rank.phase in INSIDE and not rank.is_reserve and self.told != iteration:
+        if rank.phase in INTERRUPTED and not rank.is_reserve and self.told != iteration:
             self.told = iteration
             if self._do(verbs.interrupt(iteration, record_of(rank, Preempted(asked.signum)))) is None:
                 self.told = None

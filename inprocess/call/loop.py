@@ -37,9 +37,8 @@ from inprocess.exception import Fenced, NobodyLeft, Preempted, RankDiscarded, Re
 from inprocess.hardware.leftovers import leftovers
 from inprocess.heartbeats.launcher import announce_nobody_left
 from inprocess.interrupt import forks
-from inprocess.monitor.policy import RUNNING
 from inprocess.options import Options
-from inprocess.protocol.phases import TRANSITIONS, Event, Phase, next_phase
+from inprocess.protocol.phases import RUNNING, TELLS_NOBODY, TRANSITIONS, WITHOUT_STORE, Event, Phase, next_phase
 from inprocess.system.errors import in_words
 from inprocess.system.heap import heap
 from inprocess.system.interpreter import interpreter
@@ -205,7 +204,7 @@ class Loop:
             self._leave_signals.look()
             return self._steps[rank.phase]()
         except (StoreLost, Fenced) as error:
-            if rank.phase in (Phase.COMPLETE, Phase.FINALIZE, Phase.RECHECK, Phase.LEAVE):
+            if rank.phase in WITHOUT_STORE:
                 return self._quit(error)
             if rank.may_fail_over(error):
                 rank.loss = rank.loss or error
@@ -226,7 +225,7 @@ class Loop:
         rank.leaving = error
         rank.agents.thread.leave_after_outcome()
         rank.quietly = self._leaves_quietly(error)
-        if rank.quietly or rank.phase in (Phase.JOIN, Phase.END, Phase.COMPLETE, Phase.FAILOVER, Phase.LEAVE):
+        if rank.quietly or rank.phase in TELLS_NOBODY:
             return Event.QUIT
         abort = ""  # the others go on
         if isinstance(error, Preempted):

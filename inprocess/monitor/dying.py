@@ -17,6 +17,7 @@ from inprocess.monitor.board import Board
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.endings import exit_status, how_died, is_dying
 from inprocess.monitor.link import Link
+from inprocess.protocol.phases import RUNNING
 from inprocess.system import clock
 
 __all__ = ["LastMoments"]
@@ -50,7 +51,7 @@ class LastMoments:
     def foretell(self, link: Link) -> None:
         """They have begun, perhaps. It is missed only where it runs the function, or is about to."""
         seen = self._board.snapshot()
-        runs = seen.phase in policy.RUNNING and not seen.reserve and link.inside
+        runs = seen.phase in RUNNING and not seen.reserve and link.inside
         # its main thread may also have made the process another program
         if runs and self._foretold is None and is_dying(self._config.training_pid, self._started):
             self._foretold = self._record(seen, how_died(self.status()))

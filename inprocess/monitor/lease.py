@@ -12,8 +12,8 @@ import os
 import signal
 from typing import NoReturn
 
-from inprocess.monitor import policy
 from inprocess.monitor.board import LEASE, LEFT, Board
+from inprocess.protocol.phases import RUNNING
 from inprocess.system import clock
 
 __all__ = ["enforce", "kill_self", "remaining"]
@@ -29,7 +29,7 @@ def remaining(board: Board) -> int:
 def enforce(board: Board) -> int:
     """As `remaining`, for another thread than the function's; ends the process if it is time and the function runs."""
     left = remaining(board)
-    if left <= 0 and not board.slots[LEFT] and board.snapshot().phase in policy.RUNNING:
+    if left <= 0 and not board.slots[LEFT] and board.snapshot().phase in RUNNING:
         kill_self()
     return left
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from inprocess.attribution import Interruption, InterruptionRecord
-from inprocess.protocol.phases import Phase
+from inprocess.protocol.phases import AFTERWARDS, LEAVING, Phase
 from inprocess.protocol.timing import LEASE_SHARE, SILENCE_SHARE, SURE_SHARE
 
-__all__ = ["RUNNING", "Action", "Kill", "Timeouts", "Report", "Snapshot", "LeaseWatch", "View", "decide", "wake_at"]
+__all__ = ["Action", "Kill", "Timeouts", "Report", "Snapshot", "LeaseWatch", "View", "decide", "wake_at"]
 
 
 #: seconds between two questions of the watchdog to the main thread, at most
@@ -44,16 +44,6 @@ class LeaseWatch:
     @property
     def _early(self) -> float:
         return (LEASE_SHARE - SILENCE_SHARE + SURE_SHARE) * self.heartbeat_timeout
-
-
-#: phases that come after the function of the iteration has been left
-_AFTERWARDS = frozenset(
-    {Phase.COMPLETE, Phase.ABORT, Phase.FINALIZE, Phase.RECHECK, Phase.END, Phase.FAILOVER, Phase.LEAVE, Phase.OUT}
-)
-#: phases in which the user's code runs that the others wait for
-RUNNING = frozenset({Phase.INITIALIZE, Phase.CHECK, Phase.RUN})
-#: phases of a rank that will not call the function again and that nobody waits for
-_LEAVING = frozenset({Phase.COMPLETE, Phase.FAILOVER, Phase.LEAVE, Phase.OUT})
 
 
 @dataclass(frozen=True)
@@ -198,11 +188,11 @@ def _hard(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
 
 def _lease(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
     """The others are about to go on without this rank (or have done so): it must not run any more."""
-    if seen.phase in _LEAVING:
+    if seen.phase in LEAVING:
         return
     cut_off = view.cut_off_at is not None
     # a store that this rank has lost may be there for the others; who has left the function may take its time
-    if view.lease_until is not None and not (cut_off and seen.phase in _AFTERWARDS):
+    if view.lease_until is not None and not (cut_off and seen.phase in AFTERWARDS):
         text = f"no heartbeat got through for {_seconds(view.limits.lease)} (0.9 * heartbeat_timeout)"
         record = _record(seen, view, Interruption.UNRESPONSIVE, text)
         yield view.lease_until, Kill(record, at_once=True)
@@ -231,7 +221,7 @@ def _timeouts(seen: Snapshot, view: View) -> tuple[int, int]:
 def _answered(seen: Snapshot, iteration: int) -> bool:
     if seen.answered >= iteration or seen.iteration > iteration:
         return True
-    return seen.iteration == iteration and seen.phase in _AFTERWARDS
+    return seen.iteration == iteration and seen.phase in AFTERWARDS
 
 
 def _kill(seen: Snapshot, view: View, text: str) -> Kill:

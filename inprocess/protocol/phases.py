@@ -127,6 +127,27 @@ TRANSITIONS: dict[tuple[Phase, Event], Phase] = {
     (P.END, E.CUT_OFF): P.LEAVE,
 }
 
+# What phases have in common. A new one belongs where it fits: a test asks for each phase.
+
+#: the function and the hooks before it, and the wait for its outcome: what a restart interrupts
+INTERRUPTED = frozenset(phase for phase, event in TRANSITIONS if event is E.INTERRUPTED)
+#: of these, where the user's code runs that the others wait for
+RUNNING = INTERRUPTED - {P.FINISH}
+#: up to the function's end, where nobody waits for this rank's step yet
+BEFORE = RUNNING | {P.ASSIGN, P.START}
+#: the user's code, whose error is a fault of this rank
+RAISING = RUNNING | {P.FINALIZE, P.RECHECK}
+#: a rank that does not call the function again, and that nobody waits for
+LEAVING = frozenset({P.COMPLETE, P.FAILOVER, P.LEAVE, P.OUT})
+#: the function of the iteration has been left
+AFTERWARDS = LEAVING | {P.ABORT, P.FINALIZE, P.RECHECK, P.END}
+#: does nothing in the store, so the loss of it is an error like any other
+WITHOUT_STORE = frozenset(P) - {phase for phase, event in TRANSITIONS if event is E.CUT_OFF}
+#: from where a rank leaves without telling the others
+TELLS_NOBODY = frozenset(
+    phase for (phase, event), following in TRANSITIONS.items() if event is E.QUIT and following in (P.LEAVE, P.OUT)
+)
+
 #: phases as small integers, for the board in shared memory
 CODES: dict[Phase, int] = {phase: code for code, phase in enumerate(Phase)}
 PHASES: dict[int, Phase] = {code: phase for phase, code in CODES.items()}

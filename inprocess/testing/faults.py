@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, ClassVar
 
 from inprocess.exception import OptionError
-from inprocess.protocol.phases import Phase
 from inprocess.testing.coordinates import When
 
 from . import leaks
@@ -46,8 +45,6 @@ __all__ = [
 
 #: longer than any deadline of a test (seconds): whoever waits this long has failed
 FOREVER = 600.0
-#: in these phases code of the user's runs in the main thread, which can raise: the hooks and the function
-RAISING = (Phase.INITIALIZE, Phase.CHECK, Phase.RUN, Phase.FINALIZE, Phase.RECHECK)
 
 
 @dataclass(frozen=True, repr=False)

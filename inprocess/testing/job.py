@@ -20,8 +20,9 @@ from typing import Any
 
 from inprocess.exception import ENDS, OptionError, asks_for_end
 from inprocess.options import HOOKS, Options, did_you_mean
+from inprocess.protocol.phases import RAISING, Phase
 from inprocess.testing.coordinates import PHASES, At
-from inprocess.testing.faults import RAISING, Fault, NetworkCut, Raise
+from inprocess.testing.faults import Fault, NetworkCut, Raise
 
 from .network import Network
 from .outcome import Deadline, RankResult
@@ -159,7 +160,7 @@ class Job:
 
 def _check(faults: Mapping[Any, Any], world_size: int) -> None:
     __tracebackhide__ = True
-    raising = [phase.value for phase in RAISING]
+    raising = [phase.value for phase in Phase if phase in RAISING]
     for at, fault in faults.items():
         if not isinstance(at, At):
             raise OptionError(f"faults={{{at!r}: ...}}: the key says where, as in At(rank=1, step=3)")

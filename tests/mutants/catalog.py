@@ -806,7 +806,7 @@ POLICY = (
     policy(
         "lease_while_leaving",
         "a rank that leaves is killed for want of heartbeats",
-        "if seen.phase in _LEAVING:",
+        "if seen.phase in LEAVING:",
         "if False:",
     ),
     policy(
@@ -1098,7 +1098,7 @@ CALL = (
     fence(
         "lease_in_any_phase",
         "a rank is ended for its lease in any phase",
-        " and board.snapshot().phase in policy.RUNNING:",
+        " and board.snapshot().phase in RUNNING:",
         ":",
     ),
     fence(

@@ -15,6 +15,7 @@ from inprocess.monitor import policy
 from inprocess.protocol import verbs
 from inprocess.protocol.messages import Decision
 from inprocess.protocol.ops import Verb
+from inprocess.protocol.phases import RUNNING
 from inprocess.protocol.verbs import joining, watching
 from tests.sim.desk import ArbiterServer
 from tests.sim.engine import Process, Thread, Until, Work
@@ -233,7 +234,7 @@ class Monitor(Process):
     def training_ended(self) -> None:
         """Its main thread ends; the pidfd becomes readable a moment later, or several."""
         seen = self.training.snapshot(_ns(self.engine.now))
-        if self.inside and seen.phase in policy.RUNNING and not seen.reserve:
+        if self.inside and seen.phase in RUNNING and not seen.reserve:
             self.spawn(self._guarded(verbs.foretell(seen.iteration, self._record())))
         self.engine.at(self.engine.latency(), self._see_death)
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.exception import Fenced, OptionError, RankDiscarded, RestartAbort, RestartError, StoreLost
-from inprocess.monitor.policy import RUNNING, Snapshot
+from inprocess.monitor.policy import Snapshot
 from inprocess.progress_watchdog import Silence
 from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import Arrival, ArrivalKind, FailoverOutcome, JoinMode, Spot, Ticket, Verdict, Vote
 from inprocess.protocol.ops import Pause
-from inprocess.protocol.phases import Event, Phase, next_phase
+from inprocess.protocol.phases import RUNNING, Event, Phase, next_phase
 from inprocess.protocol.repeats import Row
 from inprocess.protocol.rounds import assign_slots
 from inprocess.protocol.timing import LEASE_SHARE

@@ -4,7 +4,27 @@ from __future__ import annotations
 
 import pytest
 
+from inprocess.protocol import phases
 from inprocess.protocol.phases import CODES, PHASES, TRANSITIONS, Event, Phase, next_phase
+
+#: what each phase has in common with others. Whoever adds one decides it here
+GROUPS = {
+    Phase.JOIN: "TELLS_NOBODY",
+    Phase.ASSIGN: "BEFORE",
+    Phase.START: "BEFORE",
+    Phase.INITIALIZE: "BEFORE INTERRUPTED RAISING RUNNING",
+    Phase.CHECK: "BEFORE INTERRUPTED RAISING RUNNING",
+    Phase.RUN: "BEFORE INTERRUPTED RAISING RUNNING",
+    Phase.FINISH: "INTERRUPTED",
+    Phase.COMPLETE: "AFTERWARDS LEAVING TELLS_NOBODY WITHOUT_STORE",
+    Phase.ABORT: "AFTERWARDS",
+    Phase.FINALIZE: "AFTERWARDS RAISING WITHOUT_STORE",
+    Phase.RECHECK: "AFTERWARDS RAISING WITHOUT_STORE",
+    Phase.END: "AFTERWARDS TELLS_NOBODY",
+    Phase.FAILOVER: "AFTERWARDS LEAVING TELLS_NOBODY",
+    Phase.LEAVE: "AFTERWARDS LEAVING TELLS_NOBODY WITHOUT_STORE",
+    Phase.OUT: "AFTERWARDS LEAVING WITHOUT_STORE",
+}
 
 
 def walk(*events: Event) -> list[Phase]:
@@ -76,3 +96,9 @@ def test_impossible_pair_names_both() -> None:
 
 def test_codes_for_the_board() -> None:
     assert {PHASES[code] for code in CODES.values()} == set(Phase)
+
+
+def test_every_phase_belongs_where_it_should() -> None:
+    groups = {name: group for name, group in vars(phases).items() if isinstance(group, frozenset)}
+    assert len(groups) == 8
+    assert {phase: " ".join(sorted(name for name in groups if phase in groups[name])) for phase in Phase} == GROUPS
