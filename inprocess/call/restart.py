@@ -113,7 +113,7 @@ class Restarting:
         return Spot(RETURNED) if spot is not None and rank.has_returned else spot
 
     def _hangs(self, spot: Spot | None) -> int:
-        """How many times in a row a rank has hung there before it did anything; 0: this one has not, or does not count."""
+        """How many times in a row a rank has hung there before it did anything; 0: this one does not count."""
         rank = self._rank
         counts = rank.options.max_repeats is not None and not rank.failures.repeats and not rank.call._progressed
         if spot is None or not counts or not rank.stood_at_once():

@@ -53,8 +53,8 @@ MISTAKES = frozenset(
 TRIES = 3
 #: from which repeat on the restart waits, and how long at first; doubled with each more (ms)
 PATIENCE, FIRST_PAUSE_MS = 3, 50
-#: so long, and for half of its soft timeout, a rank may have run in the function before it hung: longer, and the hang is
-#: perhaps that of a training without ping() (seconds)
+#: so long, and for half of its soft timeout, a rank may have run in the function before it hung: longer, and it is
+#: perhaps a training without ping() (seconds)
 AT_ONCE_S = 30.0
 _PROGRESS = "Progress is a commit of a LiveState, an atomic() that was left, or 60 s inside the function"
 
@@ -146,7 +146,7 @@ def explains_standstill(said: Iterable[Arrival], records: Sequence[InterruptionR
 
 
 def stood_at_once(pings: int, ran: float, soft_timeout: float) -> bool:
-    """Whether a rank that a soft timeout found, so long (seconds) after it had entered the function, had done nothing."""
+    """Whether a rank that a soft timeout found had done nothing; ``ran``: from entry to standstill (seconds)."""
     return not pings and ran <= min(AT_ONCE_S, soft_timeout / 2)
 
 
@@ -172,8 +172,8 @@ def hopeless_hang(
     return (
         f"the same hang {count} times in a row before the first ping(), and no iteration of this call ever made "
         f"progress: {standstill(records, stuck, total, waiting)}. What is waited for there never comes, such as a rank "
-        "of a world size from before the restart: mend that. Where it only takes long, raise soft_timeout, or enclose it "
-        "in call.section(name, timeout=...) or call.disable_hang_protection(). max_repeats=None restarts for ever. "
+        "of a world size from before the restart: mend that. Where it only takes long, raise soft_timeout, or enclose "
+        "it in call.section(name, timeout=...) or call.disable_hang_protection(). max_repeats=None restarts for ever. "
         f"{_PROGRESS}"
     )
 

@@ -63,7 +63,9 @@ def thread(story: list[str]) -> MonitorThread:
 
     membership = Membership.founder(0, (0, 1), 2)
     membership.iteration = 0
-    made = MonitorThread(StoreSpec(), membership, None, None, None, new_gate, abort, lambda: None, lambda: 0.0, 1.0, 1.0)
+    made = MonitorThread(
+        StoreSpec(), membership, None, None, None, new_gate, abort, lambda: None, lambda: 0.0, 1.0, 1.0
+    )
     return made
 
 
