@@ -60,7 +60,7 @@ class IncidentReports:
 
     def write(self) -> float | None:
         """Start the program; answers in how many seconds to call this again, None: it has been started."""
-        if self._runs():
+        if self._running() is not None:
             return RETRY_S
         self._start(self._command())
         return None
@@ -75,20 +75,21 @@ class IncidentReports:
             return None
         turn = self._latest[1]
         writes = turn < (1 if completed else WRITERS)
-        before = self._process.pid if self._runs() else None
-        if self._process is not None and before is not None:
-            self._process.send_signal(signal.SIGTERM)
+        before = self._running()
+        if before is not None:
+            before.send_signal(signal.SIGTERM)
         elif not writes:
             return None
-        return self._command(after=turn * NEXT_S, before=before, last=True, writes=writes)
+        pid = None if before is None else before.pid
+        return self._command(after=turn * NEXT_S, before=pid, last=True, writes=writes)
 
     def start(self, command: list[str]) -> None:
         """What `last` answered, by a program of its own: for a monitor that cannot end. Not beside one that runs."""
-        if not self._runs():
+        if self._running() is None:
             self._start(command)
 
-    def _runs(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+    def _running(self) -> subprocess.Popen[bytes] | None:
+        return self._process if self._process is not None and self._process.poll() is None else None
 
     def _command(self, **more: Any) -> list[str]:
         assert self._latest is not None
@@ -119,7 +120,7 @@ def become(command: list[str]) -> NoReturn:
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # that of the folder is closed by now
             os.set_inheritable(int(name), False)
-    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     for fd in range(3):
         os.dup2(nothing, fd)
     os.chdir("/")

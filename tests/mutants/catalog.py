@@ -2824,13 +2824,13 @@ REPORTS = (
     writers(
         "two_writers",
         "a second program is started beside one that waits for a disk",
-        "        if self._runs():\n            return RETRY_S\n",
+        "        if self._running() is not None:\n            return RETRY_S\n",
         "",
     ),
     writers(
         "the_last_one_is_not_alone",
         "a program that still writes the reports outlives the monitor that ends",
-        "before=before, last",
+        "before=pid, last",
         "before=None, last",
     ),
     _in("monitor/program.py", "tests/ranks/test_incidents.py")(
