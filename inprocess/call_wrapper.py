@@ -92,6 +92,8 @@ class CallWrapper:
         # of the running iteration, for what counts as the same error again: pings, and whether its function ran long
         self._pings = 0
         self._ran_long = False
+        # when its function was entered (seconds); None: it has not been
+        self._entered: float | None = None
         #: pings up to the last `atomic` that was left: steps that are not lost, as it seems
         self._kept = 0
         #: how many `atomic` were left, likewise
@@ -248,6 +250,7 @@ class CallWrapper:
 
     def _count_anew(self) -> None:
         self._pings, self._kept, self._sections, self._commits, self._ran_long = 0, 0, 0, 0, False
+        self._entered = None
 
     def _first_ping(self) -> int:
         """The time, for `ping`; what comes only once costs the next pings nothing."""

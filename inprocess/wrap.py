@@ -94,7 +94,8 @@ class Wrapper:
         max_repeats: the same error so many times in a row, without progress in between, ends the job where no
             iteration of the call has ever made progress; default 10. From the third time on each restart waits, 0.05 s
             and up to 5 s; where the job made progress once, it continues with the longest pause. None: the same error
-            is not counted, and nothing waits. See "A function that fails again and again" in the guide.
+            is not counted, and nothing waits. The same hang before the first ``ping()`` ends such a call after three
+            times. See "A function that fails again and again" in the guide.
         leave_signals: signals that ask a rank to leave, as schedulers send them before they kill; default SIGTERM. It
             leaves after its step, with `Preempted`, and the others go on without it; a handler of the program's is
             called as well. (): none. See "Leaving in time" in the guide.

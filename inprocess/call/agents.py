@@ -26,7 +26,7 @@ from inprocess.failover.arbiter_client import ArbiterClient
 from inprocess.failover.member import Member
 from inprocess.heartbeats.launcher import announce_modules, announce_wrapped
 from inprocess.interrupt.signals import Interrupter
-from inprocess.monitor.board import LEASE, Board
+from inprocess.monitor.board import LEASE, PROGRESS, Board
 from inprocess.monitor.policy import LeaseWatch
 from inprocess.monitor.process import MonitorConfig, MonitorProcess
 from inprocess.monitor.process_one import LentSignal
@@ -92,6 +92,7 @@ class Agents:
             self._interrupter.new_gate,
             abort,
             release,
+            lambda: self.board.slots[PROGRESS] / 1e9,
             options.monitor_thread_interval,
             options.barrier_timeout,
         )

@@ -25,6 +25,7 @@ from inprocess.options import Options
 from inprocess.protocol import verbs
 from inprocess.protocol.ops import Verb
 from inprocess.protocol.phases import TRANSITIONS, Event, Phase
+from inprocess.protocol.repeats import stood_at_once
 from inprocess.rank_assignment import RankAssignmentCtx
 from inprocess.state import FrozenState, Mode
 from inprocess.system import clock
@@ -224,6 +225,13 @@ class Rank:
         if not counts:
             log.warning("%s failed after everybody had finished, which changes nothing: %s", self.who, record)
         return counts
+
+    def stood_at_once(self) -> bool:
+        """Whether a soft timeout ended this iteration, and this rank had stood still nearly from its beginning."""
+        until, entered = self.agents.thread.ran_until(self.membership.iteration), self.call._entered
+        if until is None:
+            return False
+        return stood_at_once(self.call._pings, until - (entered or until), self.options.soft_timeout)
 
     def level(self) -> int:
         """What all ranks know is logged once, by the first rank."""

@@ -89,12 +89,14 @@ class Restarting:
         rank.value = None
         registry.reset()
         self._user.collect()
+        spot = self._spot()
         arrival = verbs.alive(
             rank.membership,
             repeats=rank.failures.repeats,
             limit=rank.failures.limit,
             progressed=rank.call._progressed,
-            spot=self._spot(),
+            spot=spot,
+            hangs=self._hangs(spot),
         )
         rank.do(verbs.end_round(rank.membership, arrival))
         following = rank.membership.iteration + 1
@@ -109,6 +111,14 @@ class Restarting:
         rank = self._rank
         spot = rank.agents.thread.spot(rank.membership.iteration)
         return Spot(RETURNED) if spot is not None and rank.has_returned else spot
+
+    def _hangs(self, spot: Spot | None) -> int:
+        """How many times in a row a rank has hung there before it did anything; 0: this one does not count."""
+        rank = self._rank
+        counts = rank.options.max_repeats is not None and not rank.failures.repeats and not rank.call._progressed
+        if spot is None or not counts or not rank.stood_at_once():
+            return 0
+        return rank.membership.row.hangs_with(spot.where)
 
     def fail_over(self) -> Event:
         """Ask whether the job goes on over another store. This rank has left the function."""

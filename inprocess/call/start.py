@@ -27,6 +27,7 @@ from inprocess.protocol.keys import JOINING
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import Arrival, ArrivalKind, Decision
 from inprocess.protocol.phases import Event
+from inprocess.protocol.repeats import TRIES
 from inprocess.protocol.rounds import assign_slots
 from inprocess.rank_assignment import RankAssignmentCtx
 from inprocess.state import State
@@ -261,6 +262,13 @@ class Starting:
         why = self._why(decision)
         rank.story.note(rank.membership.iteration, why)
         self._emit(decision, why)
+        if decision.hangs > 1:
+            log.log(
+                rank.level(),
+                "the same hang again, %d times in a row before the first ping(): the job ends after %d of them",
+                decision.hangs,
+                TRIES,
+            )
         rank.has_returned = False
         rank.call._count_anew()
         rank.store = rank.value = None
@@ -287,6 +295,7 @@ class Starting:
             world_size=len(rank.membership.roster),
             repeats=decision.repeats,
             pause=decision.pause / 1e3,
+            hangs=decision.hangs,
             pings=rank.call._pings,
             kept=rank.call._kept,
         )

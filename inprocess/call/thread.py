@@ -100,6 +100,7 @@ class MonitorThread(threading.Thread):
         new_gate: Callable[[], Gate],
         abort: Callable[[int], None],
         release: Callable[[], None],
+        last_ran: Callable[[], float],
         retry_after: float,
         timeout: float,
     ) -> None:
@@ -108,6 +109,7 @@ class MonitorThread(threading.Thread):
         self._spec, self._request, self._timeout = spec, request, timeout
         self._monitor, self._member = monitor, member
         self._new_gate, self._abort, self._release, self._retry_after = new_gate, abort, release, retry_after
+        self._last_ran = last_ran
         self._own = copy.copy(membership)
         self._lock = threading.Lock()
         # under the lock: the gate of the running iteration; whether that iteration is over; the store and sockets to it
@@ -116,8 +118,8 @@ class MonitorThread(threading.Thread):
         self._store: Any = None
         self._sockets: list[int] = []
         self._ending = threading.Event()
-        #: the iteration that ended with a soft timeout, and where the main thread was then
-        self._spot: tuple[int, Spot | None] = (JOINING, None)
+        #: the iteration that ended with a soft timeout, where the main thread was then, and until when it had run
+        self._spot: tuple[int, Spot | None, float] = (JOINING, None, 0.0)
         #: the iteration that ended early, or whose store was lost, and when this thread heard of it (seconds)
         self.heard: tuple[int, float] = (JOINING, 0.0)
         #: what the server says that its job has drawn, once this process takes part in it
@@ -141,6 +143,10 @@ class MonitorThread(threading.Thread):
     def spot(self, iteration: int) -> Spot | None:
         """Where the main thread was when it was known that this iteration ends with a soft timeout."""
         return self._spot[1] if self._spot[0] == iteration else None
+
+    def ran_until(self, iteration: int) -> float | None:
+        """When the main thread had last run bytecode then (seconds); None: this iteration ends otherwise."""
+        return self._spot[2] if self._spot[0] == iteration else None
 
     def leave_after_outcome(self) -> None:
         """The rank leaves the job: do not follow it into another iteration."""
@@ -313,7 +319,7 @@ class MonitorThread(threading.Thread):
             interpreter.hurry()
             self.heard = iteration, clock.monotonic()
         if outcome.cause is not None and outcome.cause.interruption is Interruption.SOFT_TIMEOUT:
-            self._spot = iteration, whereabouts.look()  # before anything wakes the main thread
+            self._spot = iteration, whereabouts.look(), self._last_ran()  # before anything wakes the main thread
         if not outcome.completed:
             self._note_in_flight(iteration, outcome)
         self.mailbox.put("outcome", iteration, outcome)

@@ -57,11 +57,11 @@ class UserCode:
         leftovers.enter()
         heap.enter()
         set_current(rank.call)
-        begin = clock.monotonic()
+        begin = rank.call._entered = clock.monotonic()
         try:
             return self.in_window(rank.fn, keep=True)
         finally:
-            rank.call._ran_long = clock.monotonic() - begin >= LONG_INSIDE
+            rank.call._ran_long = clock.monotonic() - begin >= LONG_INSIDE and not rank.stood_at_once()
 
     def finish(self) -> Event:
         """The function has returned here: wait for the others."""

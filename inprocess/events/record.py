@@ -44,7 +44,7 @@ KINDS = {
     "too_few": "There are too few ranks, and the restart waits for processes that join: `patience` (seconds).",
     "restart": "The end round has decided to go on: `restart` (its number), `why`, `records`, `record_count`, `stuck`, "
     "`stuck_count`, `waiting`, `removed` (members), `joined` (initial ranks), `roster`, `world_size`, `repeats`, "
-    "`pause` (seconds); of the iteration that ended `pings`, and `kept` (those before the last `atomic()`).",
+    "`hangs`, `pause` (seconds); of the iteration that ended `pings`, and `kept` (those before the last `atomic()`).",
     "abort": "The end round has decided that everybody leaves: `why`, `records`.",
     "recovered": "`LiveState` has a state again: `step`, `source`.",
     "leaving": "A signal asked the rank to leave: `signal`, `seconds` (after which the function is interrupted).",

@@ -3,6 +3,8 @@
 It runs when the restart is over, at the lowest priority, so neither the training nor the monitor is kept. The first
 member of the roster has it run; the next two look whether that has happened, for its host may be the one that is lost.
 Where a disk does not answer the program stays, and no second one is started beside it.
+
+A monitor that ends becomes that program: so none is left when the last process of the job has gone.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+from typing import Any, NoReturn
 
 from inprocess.system.logs import get_logger
 
-__all__ = ["IncidentReports"]
+__all__ = ["IncidentReports", "become"]
 
 log = get_logger("inprocess.monitor")
 #: how long after the decision the first one writes, so that the restart is over, and the others look for it (seconds)
@@ -56,29 +60,49 @@ class IncidentReports:
 
     def write(self) -> float | None:
         """Start the program; answers in how many seconds to call this again, None: it has been started."""
-        if self._process is not None and self._process.poll() is None:
+        if self._running() is not None:
             return RETRY_S
-        self._start(0.0)
+        self._start(self._command())
         return None
 
-    def leave(self, completed: bool) -> None:
-        """The monitor ends. What came last, perhaps the end of the job, is added, or looked for if others may do it."""
-        if self._latest is None or (completed and self._latest[1] > 0) or self._latest[1] >= WRITERS:
-            return
-        if self._process is None or self._process.poll() is not None:
-            self._start(self._latest[1] * NEXT_S)
+    def last(self, completed: bool) -> list[str] | None:
+        """The monitor ends: the program that it becomes, None: there is nothing to do.
 
-    def _start(self, after: float) -> None:
+        What came last, perhaps the end of the job, is added, or looked for if others may do it. A program that runs
+        ends as soon as it has written what it is writing.
+        """
+        if self._latest is None:
+            return None
+        turn = self._latest[1]
+        writes = turn < (1 if completed else WRITERS)
+        before = self._running()
+        if before is not None:
+            before.send_signal(signal.SIGTERM)
+        elif not writes:
+            return None
+        pid = None if before is None else before.pid
+        return self._command(after=turn * NEXT_S, before=pid, last=True, writes=writes)
+
+    def start(self, command: list[str]) -> None:
+        """What `last` answered, by a program of its own: for a monitor that cannot end. Not beside one that runs."""
+        if self._running() is None:
+            self._start(command)
+
+    def _running(self) -> subprocess.Popen[bytes] | None:
+        return self._process if self._process is not None and self._process.poll() is None else None
+
+    def _command(self, **more: Any) -> list[str]:
         assert self._latest is not None
         iteration, turn = self._latest
-        told = {
-            "run_dir": self._run_dir,
-            "unless": None if turn == 0 else [self._job, self._call, iteration],
-            "after": after,
-        }
+        unless = None if turn == 0 else [self._job, self._call, iteration]
+        told = {"run_dir": self._run_dir, "unless": unless, "after": 0.0, "before": None, "last": False, "writes": True}
+        told |= more
+        return [sys.executable, "-S", "-W", "ignore", "-c", CODE, json.dumps(sys.path), json.dumps(told)]
+
+    def _start(self, command: list[str]) -> None:
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-S", "-W", "ignore", "-c", CODE, json.dumps(sys.path), json.dumps(told)],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -89,3 +113,17 @@ class IncidentReports:
                 os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
         except OSError as error:
             log.warning("run_dir=%r: no report of the incident was written: %s", self._run_dir, error)
+
+
+def become(command: list[str]) -> NoReturn:
+    """This process goes on as that program, and nothing else of it: no thread, no descriptor. Raises OSError."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the folder is closed by now
+            os.set_inheritable(int(name), False)
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    for fd in range(3):
+        os.dup2(nothing, fd)
+    os.chdir("/")
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
+    os.execv(command[0], command)

@@ -190,7 +190,7 @@ class Link:
                 self._with_store,
                 changed=lambda: self._post(StandbyChanged()),
                 ended=self.ended,
-                stop_serving=self._stop_serving,
+                stop_serving=self.stop_serving,
             )
         if not self._identified.is_set():
             self._spawn(self._with_store, self._ask_identity)
@@ -201,7 +201,8 @@ class Link:
         """Or its rank, which may have learned of it sooner: the store that is lost is not that of the call before."""
         return max(self.membership.iteration, self._board.snapshot().iteration) > verbs.JOINING
 
-    def _stop_serving(self) -> None:
+    def stop_serving(self) -> None:
+        """Close the servers of the base store and of iterations; clients find them lost."""
         self._connections.server = None  # torch shuts it down when the last reference goes
         self._rendezvous.close_before(1 << 62)
 

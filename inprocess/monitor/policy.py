@@ -230,7 +230,7 @@ def _kill(seen: Snapshot, view: View, text: str) -> Kill:
 
 def _record(seen: Snapshot, view: View, kind: Interruption, text: str) -> InterruptionRecord:
     where = f"in phase {seen.phase.value!r}{', inside atomic()' if seen.atomic else ''}"
-    return InterruptionRecord(seen.rank, kind, initial_rank=view.member, message=f"{text}, {where}")
+    return InterruptionRecord(seen.rank, kind, initial_rank=view.member, message=f"{text}, {where}", pings=seen.steps)
 
 
 def _seconds(nanoseconds: int) -> str:

@@ -390,8 +390,9 @@ class MonitorProcess:
             )
 
 
-def reap_lingering() -> None:
-    """Collect monitors of earlier calls that have ended meanwhile."""
+def reap_lingering() -> list[int]:
+    """Collect monitors of earlier calls that have ended meanwhile; answers those that go on and serve no port, such as
+    those that write a report."""
     for pid in list(_lingering):
         try:
             ended = os.waitpid(pid, os.WNOHANG)[0] == pid
@@ -399,3 +400,4 @@ def reap_lingering() -> None:
             ended = True
         if ended:
             _lingering.pop(pid, None)
+    return [pid for pid, port in _lingering.items() if port is None]

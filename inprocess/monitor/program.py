@@ -28,7 +28,7 @@ from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.dying import LastMoments
 from inprocess.monitor.endings import codes, how_died
 from inprocess.monitor.files import Files
-from inprocess.monitor.incidents import IncidentReports
+from inprocess.monitor.incidents import IncidentReports, become
 from inprocess.monitor.link import Link
 from inprocess.monitor.live_file import LiveFile
 from inprocess.protocol import verbs
@@ -424,12 +424,20 @@ class Monitor:
         if again := self._incidents.write():
             self._at(again, self._write_report)
 
-    def leave(self) -> None:
-        """The last thing, when the events have been written."""
+    def leave(self) -> list[str] | None:
+        """When the events have been written; the program that this process becomes, None: it ends."""
         self._link.relay.leave()
-        if not self._live.leave():
+        can_end = self._live.leave()
+        command = self._incidents.last(self._completed)
+        if not can_end:
             self._give_back()
-        self._incidents.leave(self._completed)
+            if command is not None:
+                self._incidents.start(command)
+            return None
+        if command is not None:  # the training process does not wait for it, and a next call may need the port
+            self._link.stop_serving()
+            self.tell(lingering=True, idle=True)
+        return command
 
     def _give_back(self) -> None:
         """A thread may wait for a disk in a way that not even SIGKILL ends: then this process has not ended either, for
@@ -476,8 +484,10 @@ def main(config_fd: int, control: int, board: int, training: int, predecessor: i
     finally:
         try:
             stream.leave()
-            monitor.leave()
+            command = monitor.leave()
             files.close()
+            if command is not None:
+                become(command)
         finally:
             os._exit(code)  # threads that wait inside torch, or for a disk, cannot be joined
 

@@ -110,6 +110,9 @@ class Arrival:
     #: end round, after a soft timeout: where its main thread was when it learned of that, and whether it waited there
     where: str = ""
     waits: bool = False
+    #: end round, after a soft timeout: it stood there nearly from the beginning, and so ended so many iterations in a
+    #: row; 0: it had done something, has returned, or does not count
+    hangs: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by", one_line(self.by, BY_LIMIT))
@@ -178,6 +181,9 @@ class Decision:
     #: number of those, also beyond the cap, and of members that waited
     stuck_count: int = 0
     waiting: int = 0
+    #: the iteration ended with the same hang, before anybody had done anything, for so many times in a row; 0: it does
+    #: not count
+    hangs: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "abort", one_line(self.abort, REASON_LIMIT))

@@ -73,6 +73,7 @@ def load_arrival(raw: bytes | str, key: str) -> Arrival:
         ran=_flag(data, "ran", key, default=False),
         where=_text(data, "where", key),
         waits=_flag(data, "waits", key, default=False),
+        hangs=_number(data, "hangs", key) or 0,
     )
     if not _has_a_slot(arrival):
         _refuse(key, "ranks and sizes do not fit each other", raw)
@@ -80,6 +81,8 @@ def load_arrival(raw: bytes | str, key: str) -> Arrival:
         _refuse(key, "'repeats' and 'limit' do not fit each other", raw)
     if kind is not ArrivalKind.ALIVE and (arrival.where or arrival.waits):
         _refuse(key, f"'where' and 'waits' do not fit the kind {kind.value!r}", raw)
+    if arrival.hangs and not arrival.where:
+        _refuse(key, "'hangs' and 'where' do not fit each other", raw)
     return arrival
 
 
@@ -133,6 +136,7 @@ def load_decision(raw: bytes | str, key: str) -> Decision:
         stuck=_stuck(data, key),
         stuck_count=_number(data, "stuck_count", key) or 0,
         waiting=_number(data, "waiting", key) or 0,
+        hangs=_number(data, "hangs", key) or 0,
     )
     if decision.pause > MAX_PAUSE_MS:
         _refuse(key, f"field 'pause' is longer than {MAX_PAUSE_MS} ms", decision.pause)

@@ -70,6 +70,11 @@ def decide_end(
     abort = abort or found.abort
     slots = {member: slot_of(member, arrival) for member, arrival in alive.items()}
     joined = {} if abort else assign_slots(set(slots.values()), tickets)
+    stuck = _stuck(arrivals, records)
+    waiting = sum(arrival.waits for arrival in arrivals.values())
+    # with other members it may come further
+    hangs = 0 if removed or joined else repeats.hangs(alive.values(), records)
+    abort = abort or repeats.hopeless_hang(hangs, records, stuck[:MAX_STUCK], len(stuck), waiting)
     fresh = {member for member, arrival in alive.items() if arrival.fresh}.union(joined)
     if joined:
         slots.update(joined)
@@ -77,7 +82,6 @@ def decide_end(
         ranks: Mapping[int, int | None] = slots
     else:
         ranks = {member: arrival.rank for member, arrival in alive.items()}
-    stuck = _stuck(arrivals, records)
     return Decision(
         removed,
         records=tuple(records[:MAX_RECORDS]),
@@ -93,7 +97,8 @@ def decide_end(
         ran=found.ran,
         stuck=tuple(stuck[:MAX_STUCK]),
         stuck_count=len(stuck),
-        waiting=sum(arrival.waits for arrival in arrivals.values()),
+        waiting=waiting,
+        hangs=hangs,
     )
 
 

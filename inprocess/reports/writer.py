@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
-import threading
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from inprocess.reports.history import History, histories
 from inprocess.reports.incident import Incident, all_incidents
 from inprocess.reports.page import incident_page, index_page
 from inprocess.reports.reading import Trail, read
-from inprocess.system import clock, private_folder, strict_json
+from inprocess.system import clock, descriptors, private_folder, strict_json
 from inprocess.system.private_folder import Folder
 
 __all__ = ["FOLDER", "SUMMARY", "main", "read_summary", "write"]
@@ -38,6 +39,9 @@ SUMMARY = "summary.json"
 LATE = 5
 #: how much later an incident is written again of which something was missing (seconds), such as its first step
 AGAIN_S = 6.0
+#: how often it is looked whether another one has written, and how long one before is waited for: it may write for long,
+#: or for a disk that does not answer (seconds)
+LOOK_S, BEFORE_S = 0.25, 30.0
 #: a file that was being written when its writer was killed is removed after so long (seconds)
 STALE_S = 3600.0
 MAX_MARK_BYTES = 1 << 16
@@ -50,20 +54,51 @@ MAX_SUMMARY_BYTES = 1 << 24
 
 
 def main(told: Mapping[str, Any]) -> int:
-    """Write them; ``told``: ``run_dir``, ``after`` (seconds), and ``unless``: what another one may have written."""
-    if told["after"]:
-        _wait(float(told["after"]))
-    run_dir = str(told["run_dir"])
-    if told["unless"] is not None and _is_written(run_dir, *told["unless"]):
-        return 0
-    if not write(run_dir):
-        _wait(AGAIN_S)
-        write(run_dir)
+    """The program."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    work(told)
     return 0
 
 
-def _wait(seconds: float) -> None:
-    threading.Event().wait(seconds)
+def work(told: Mapping[str, Any]) -> None:
+    """Write them.
+
+    ``told``: ``run_dir``; ``unless``: what another one may have written within ``after`` seconds; ``before``: the
+    process that may still write them, and ends first; ``last``: it is not worth while to wait for what is missing;
+    ``writes``: false where that process is only waited for. SIGTERM asks not to wait for what is missing, since its
+    monitor, which ends, writes all that there is.
+    """
+    run_dir = str(told["run_dir"])
+    if told["before"] is not None and not _has_ended(int(told["before"])):
+        return
+    if not told["writes"] or (
+        told["unless"] is not None and _is_written_within(told["after"], run_dir, *told["unless"])
+    ):
+        return
+    if not write(run_dir) and not told["last"] and not _is_to_end(AGAIN_S):
+        write(run_dir)
+
+
+def _has_ended(pid: int) -> bool:
+    """A child, which is reaped when this process ends."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        return descriptors.await_readable(pidfd, BEFORE_S)
+    finally:
+        os.close(pidfd)
+
+
+def _is_written_within(seconds: float, *what: Any) -> bool:
+    for _ in range(round(seconds / LOOK_S)):
+        if _is_written(*what):
+            return True
+        _is_to_end(LOOK_S)
+    return _is_written(*what)
+
+
+def _is_to_end(seconds: float) -> bool:
+    """Wait; whether it was asked to end."""
+    return signal.sigtimedwait({signal.SIGTERM}, seconds) is not None
 
 
 def write(run_dir: str) -> bool:

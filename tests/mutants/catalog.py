@@ -162,6 +162,42 @@ PROTOCOL = (
         "if not decision.repeats:\n            return Row(self.count, self.errors, progressed)",
         "if not decision.repeats:\n            return Row(progressed=progressed)",
     ),
+    repeats(
+        "who_waits_for_a_hang_hangs",
+        "a rank that waits at the same line for others that hang at changing ones ends the job",
+        "named = [arrival for arrival in said if not arrival.waits] or said",
+        "named = said",
+    ),
+    repeats(
+        "a_hang_after_a_ping",
+        "a hang counts although a rank has called ping()",
+        "return not pings and ran <=",
+        "return ran <=",
+    ),
+    repeats(
+        "a_training_without_ping",
+        "three hangs of a training that never calls ping() end it",
+        "not pings and ran <= min(AT_ONCE_S, soft_timeout / 2)",
+        "not pings",
+    ),
+    repeats(
+        "hangs_of_a_job_that_progressed",
+        "a hang counts in an iteration in which a member committed",
+        "if not counts or any(arrival.progressed or arrival.ran for arrival in said):",
+        "if not counts or any(arrival.ran for arrival in said):",
+    ),
+    repeats(
+        "hangs_far_apart",
+        "hangs count as a row though something else ended an iteration between them",
+        "return Row(self.count, self.errors, progressed)",
+        "return Row(self.count, self.errors, progressed, self.hangs, self.hung)",
+    ),
+    _in("protocol/rounds.py", "tests/unit/test_repeats.py")(
+        "who_joins_comes_too_late",
+        "the third hang ends a job although another process joins now",
+        "hangs = 0 if removed or joined else ",
+        "hangs = ",
+    ),
     # book: what one member knows
     membership(
         "nobody_is_removed",
@@ -1595,6 +1631,14 @@ LOOP = (
     ),
     _loop(
         "test_repeats",
+        "a_standstill_is_progress",
+        "a hang before the first ping() never ends a job whose soft timeout is a minute or more",
+        "clock.monotonic() - begin >= LONG_INSIDE and not rank.stood_at_once()",
+        "clock.monotonic() - begin >= LONG_INSIDE",
+        file="call/user_code.py",
+    ),
+    _loop(
+        "test_repeats",
         "pause_is_deaf",
         "a pause ends for no event",
         'start = rank.agents.mailbox.take("start", rank.membership.iteration, seconds)',
@@ -2780,8 +2824,20 @@ REPORTS = (
     writers(
         "two_writers",
         "a second program is started beside one that waits for a disk",
-        "        if self._process is not None and self._process.poll() is None:\n            return RETRY_S\n",
+        "        if self._running() is not None:\n            return RETRY_S\n",
         "",
+    ),
+    writers(
+        "the_last_one_is_not_alone",
+        "a program that still writes the reports outlives the monitor that ends",
+        "before=pid, last",
+        "before=None, last",
+    ),
+    _in("monitor/program.py", "tests/ranks/test_incidents.py")(
+        "writers_are_orphans",
+        "the last program that writes reports outlives all monitors",
+        "                become(command)\n",
+        "                monitor._incidents.start(command)\n",
     ),
     writers(
         "all_write",

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from inprocess.system.descriptors import await_readable
+from inprocess.testing import run as testing_run
 from inprocess.testing.faults import HostLoss
 from tests.harness import At, Kill, KillTogether, Raise
 from tests.harness.child import Context
@@ -87,6 +89,52 @@ def test_the_report_of_the_end_of_a_job(launch, tmp_path):
     assert told["verdict"]["initial_rank"] == 1 and told["world_size"] == {"before": 2, "after": 0}
     assert "the same error" in told["details"]["decision"]
     assert told["history"]["deterministic"] and told["history"]["same_error"] == [1, 2]
+
+
+def arguments(pid: int) -> str:
+    """Its command line, where a program that writes reports has the run directory; empty where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def await_monitors(run_dir: Path) -> None:
+    """Until those that have written events there have ended, in place of whom a writer may go on."""
+    for path in (run_dir / "events").iterdir():
+        header = json.loads(path.read_bytes().partition(b"\n")[0])
+        try:
+            pidfd = os.pidfd_open(header["pid"])
+        except ProcessLookupError:
+            continue
+        assert await_readable(pidfd, 60), f"{header} has not ended"
+        os.close(pidfd)
+
+
+@pytest.mark.parametrize(
+    ("faults", "options"),
+    [
+        ({At(1, step=1): Raise(ValueError)}, {}),
+        ({At(1, iteration, step=1): Raise(ValueError) for iteration in range(2)}, {"max_repeats": 2}),
+        ({At(0, step=1): Kill()}, {}),
+    ],
+    ids=["completed", "ended with an error", "one died"],
+)
+def test_no_writer_outlives_the_monitors(launch, tmp_path, monkeypatch, faults, options):
+    """Also not one that looks whether another one has written, nor one that waits for what is missing."""
+    found: list[list[int]] = []
+
+    def reap(known: Any, end: float) -> list[str]:
+        """Called when all ranks have ended; waits for whatever they have left."""
+        await_monitors(tmp_path)
+        found.append([pid for pid in testing_run.strangers(known) if str(tmp_path) in arguments(pid)])
+        return really(known, end)
+
+    really = testing_run.reap
+    monkeypatch.setattr(testing_run, "reap", reap)
+    launch(targets.run_train, 3, faults=faults, wrapper=PATIENT | {"run_dir": str(tmp_path)} | options).wait()
+    assert found[0] == []
+    assert report(tmp_path, 1)["world_size"]["before"] == 3
 
 
 def test_a_run_directory_in_which_nothing_can_be_written_but_events(launch, tmp_path):

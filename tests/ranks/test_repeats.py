@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 import weakref
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from inprocess import FrozenState, RestartAbort
 from inprocess.initialize import RetryController
 from tests.harness import At, Raise
 from tests.harness.child import Context
-from tests.harness.launch import KILLING, PATIENT
+from tests.harness.launch import HASTY, KILLING, PATIENT
 
 from . import checks, targets
 from .test_joining import GROW
@@ -155,6 +158,34 @@ def hostile(context: Context, call: Any) -> list[int]:
 
 def run_hostile(context: Context) -> Any:
     return context.wrap(hostile)()
+
+
+def hanging(context: Context, call: Any) -> list[int]:
+    """Up to iteration ``until`` rank 1 waits at one line for what never comes, and the others wait for it; where
+    ``all`` is set, all of them wait in a collective that a rank is missing in."""
+    rank, size = targets.place_in_world()
+    if context.args.get("pings"):
+        call.ping()
+    dist.init_process_group("gloo", timeout=targets.LONG)
+    if call.iteration < context.args["until"]:
+        if rank == 1 and not context.args.get("all"):
+            threading.Event().wait()
+        if rank != 0:
+            dist.barrier()
+        dist.recv(torch.ones(1), src=1)
+    dist.destroy_process_group()
+    return [call.iteration, rank, size]
+
+
+def run_hanging(context: Context) -> Any:
+    """Where a soft timeout is longer than what counts as progress, as with the default options."""
+    from inprocess.call import user_code
+
+    long_inside, user_code.LONG_INSIDE = user_code.LONG_INSIDE, 1.0
+    try:
+        return context.wrap(hanging)()
+    finally:
+        user_code.LONG_INSIDE = long_inside
 
 
 # --- the tests --------------------------------------------------------------------------------------------------
@@ -297,3 +328,25 @@ def test_an_error_is_new_once(launch):
     checks.went_on(ranks, iteration=4)
     assert ranks[0].log.count("an error that is new in this call") == 1  # one line of the harness raises them all
     assert "the same error" not in ranks[0].log
+
+
+@pytest.mark.parametrize("everybody", [False, True], ids=["one hangs", "all wait"])
+def test_the_third_hang_before_the_first_ping_ends_the_job(launch, everybody):
+    ranks = launch(run_hanging, 3, wrapper=HASTY, args={"until": 99, "all": everybody}).wait()
+    checks.failed(ranks, dict.fromkeys(range(3), "RestartAbort"))
+    assert iterations(ranks) >= set(range(3))
+    where = (
+        r"all 3 ranks waited for others: .*" if everybody else r"rank 1 was at test_repeats\.py:\d+ in hanging; 2 .*"
+    )
+    for rank in ranks:
+        said = (
+            rf"the same hang 3 times in a row before the first ping\(\), .*: no progress for 2 s .*; {where}raise soft"
+        )
+        assert re.search(said, rank.message), rank.message
+    assert ranks[0].log.count("the same hang again, 2 times in a row") == 1
+
+
+def test_hangs_after_a_ping_do_not_count(launch):
+    ranks = launch(run_hanging, 2, wrapper=HASTY, args={"until": 3, "pings": True}).wait()
+    checks.went_on(ranks, iteration=3)
+    assert not any("the same hang" in rank.log for rank in ranks)

@@ -81,6 +81,15 @@ class Again:
 
 
 @dataclass(frozen=True)
+class HangsAgain:
+    """A member's function hangs at its entry, in so many iterations from that one on; the others wait for it."""
+
+    member: int
+    times: int
+    iteration: int = 0
+
+
+@dataclass(frozen=True)
 class StoreGone:
     """The newest store ends, the first one without anybody else; ``host``: and the member on its host."""
 
@@ -106,7 +115,7 @@ class Spawn:
     time: float
 
 
-Fault = Kill | Cut | Freeze | Act | Again | StoreGone | Split | Spawn
+Fault = Kill | Cut | Freeze | Act | Again | HangsAgain | StoreGone | Split | Spawn
 
 #: acts that interrupt an iteration and keep the member
 RAISES = ("raise", "raise at entry", "initialize raises", "hang")
@@ -173,6 +182,9 @@ def random_scenario(seed: int, members: int = 4, faults: int = 3) -> Scenario:
     again = random.Random(f"again {seed}")
     if again.random() < 0.15:
         spawns = (*spawns, _random_again(again, members))
+    hangs = random.Random(f"hangs {seed}")
+    if hangs.random() < 0.05:
+        spawns = (*spawns, HangsAgain(hangs.randrange(members), hangs.choice((2, 3, 4)), hangs.choice((0, 0, 1, 2))))
     if standbys:
         chosen = (*chosen[: failover.choice((0, 0, 1, 1, 3))], *_random_losses(failover, members, longest))
     delicate = random.Random(f"delicate {seed}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests import sim
-from tests.sim.scenario import Act, Again, Kill, Scenario, Spawn, StoreGone
+from tests.sim.scenario import Act, Again, HangsAgain, Kill, Scenario, Spawn, StoreGone
 from tests.sim.world import World
 
 PAUSES = [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2]
@@ -45,10 +47,10 @@ def test_on_one_member_after_the_other(seed: int) -> None:
         (*[Act(0, "initialize raises", iteration) for iteration in range(20)],),
         (*[Act(1, "hang", iteration) for iteration in range(12)],),
     ],
-    ids=["at entry", "on another member each time", "initialize", "hangs"],
+    ids=["at entry", "on another member each time", "initialize", "others have returned"],
 )
 def test_other_errors_are_no_repeats(faults: tuple[Act, ...]) -> None:
-    """Each has as many pings as no other."""
+    """Each has as many pings as no other, and while one hangs the others do something."""
     world = sim.run(Scenario(1, 4, faults, longest=0.1, commits=0))
     assert results(world) == {"returned"}
     assert not world.pauses
@@ -110,3 +112,56 @@ def test_over_another_store_the_count_goes_on() -> None:
         assert results(world) == {"aborted"}
         assert len(world.views) == 2
         assert len(entered) <= 10 + 1
+
+
+# --- the same hang again and again
+
+
+def last(world: World) -> int:
+    """The last iteration in which a function was entered, over the newest store."""
+    return max(world._entered)[1]
+
+
+HANGS_AFTER_EACH_OTHER = tuple(HangsAgain(member, 1, iteration=member) for member in range(4))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("assignment", ["shift", "at most 2"])
+@pytest.mark.parametrize("faults", [(HangsAgain(1, 9),), HANGS_AFTER_EACH_OTHER], ids=["one", "one after the other"])
+def test_the_third_hang_ends_the_job(faults: tuple[HangsAgain, ...], assignment: str, seed: int) -> None:
+    """Whichever member it is, and with reserves, which wait."""
+    if assignment != "shift":
+        faults = tuple(HangsAgain(fault.member % 2, fault.times, fault.iteration) for fault in faults)
+    world = sim.run(Scenario(seed, 4, faults, commits=0, assignment=assignment))
+    assert (results(world), last(world)) == ({"aborted"}, 2)
+    assert not world.pauses
+
+
+@pytest.mark.parametrize(
+    ("faults", "more"),
+    [
+        ((HangsAgain(1, 9),), {"max_repeats": None}),
+        ((HangsAgain(1, 2), HangsAgain(1, 2, iteration=3), Act(0, "raise at entry", 2)), {}),
+        ((HangsAgain(1, 5), Kill(3, "training", time=11.0)), {}),
+        ((HangsAgain(1, 5), Spawn(4, 11.0)), {}),
+        ((HangsAgain(1, 5), Spawn(4, 11.0)), {"join": "next_restart"}),
+    ],
+    ids=["max_repeats=None", "an error", "a death", "a process that joins", "one that joins with the third"],
+)
+def test_what_ends_a_row_of_hangs(faults: tuple[Act, ...], more: dict[str, Any]) -> None:
+    world = sim.run(Scenario(1, 4, faults, commits=0, **more))
+    assert results(world) <= {"returned", None}
+    assert last(world) >= 5
+
+
+def test_hangs_do_not_end_a_job_that_once_made_progress() -> None:
+    faults = (Act(0, "raise"), HangsAgain(1, 9, iteration=1))
+    world = sim.run(Scenario(5, 2, faults, longest=0.05, commits=4))
+    assert world._progressed[0][1] == (0, 0), "no member committed before the error"
+    assert (results(world), last(world)) == ({"returned"}, 10)
+
+
+def test_over_another_store_hangs_are_counted_anew() -> None:
+    for seed in range(6):
+        world = sim.run(Scenario(seed, 3, (HangsAgain(1, 9), StoreGone(6.0, host=False)), commits=0, standbys=2))
+        assert (results(world), max(world._entered)) == ({"aborted"}, (1, 2))

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from inprocess.attribution import Interruption, InterruptionRecord
+from inprocess.attribution import RETURNED, Interruption, InterruptionRecord
 from inprocess.exception import Fenced, OptionError, RankDiscarded, RestartAbort, RestartError, StoreLost
 from inprocess.monitor.policy import Snapshot
 from inprocess.progress_watchdog import Silence
@@ -19,7 +19,7 @@ from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import Arrival, ArrivalKind, FailoverOutcome, JoinMode, Spot, Ticket, Verdict, Vote
 from inprocess.protocol.ops import Pause
 from inprocess.protocol.phases import RUNNING, Event, Phase, next_phase
-from inprocess.protocol.repeats import Row
+from inprocess.protocol.repeats import Row, stood_at_once
 from inprocess.protocol.rounds import assign_slots
 from inprocess.protocol.timing import LEASE_SHARE
 from inprocess.protocol.verbs import joining
@@ -29,7 +29,7 @@ from tests.sim.assignments import ASSIGNMENTS, ShutDown, assign
 from tests.sim.desk import PATIENCE, ArbiterClient, View
 from tests.sim.engine import Process, Until, Work
 from tests.sim.live import Left, Live, RaisedInside
-from tests.sim.scenario import BARRIER_TIMEOUT, HEARTBEAT_TIMEOUT, Act
+from tests.sim.scenario import BARRIER_TIMEOUT, HEARTBEAT_TIMEOUT, SOFT_TIMEOUT, Act
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -83,6 +83,10 @@ class Training(Process):
         self.atomic = False
         #: since when it makes no progress
         self.stuck_since: float | None = None
+        #: and waits meanwhile for another member that hangs
+        self.waits = False
+        #: it has done nothing before it stood still, in the iteration that a soft timeout ended
+        self.stood_at_once = False
         #: it has voted
         self.asked = False
         #: how the call ended; None while it runs, and for ever where it was killed
@@ -221,7 +225,9 @@ class Training(Process):
         if what == "outcome" and iteration == self.membership.iteration:
             self.world.ended(self)
         if what == "outcome" and value.cause and value.cause.interruption is Interruption.SOFT_TIMEOUT:
-            self.spot = Spot("hangs") if self.stuck_since is not None else Spot("", waits=True)
+            self.spot = self._look()
+            # who does not stand still has called ping()
+            self.stood_at_once = stood_at_once(int(self.stuck_since is None), 0.0, SOFT_TIMEOUT)
         if what == "next":
             self.world.named(self, value)
             self.spot = None
@@ -232,6 +238,14 @@ class Training(Process):
         self.world.agree(self.view, what, iteration, value)
         self.notify()
         return value
+
+    def _look(self) -> Spot:
+        """Where its main thread is."""
+        if self.stuck_since is not None:
+            return Spot(f"waits in {self.membership.iteration}", waits=True) if self.waits else Spot("hangs")
+        if self.done_in == self.membership.iteration:
+            return Spot(RETURNED)
+        return Spot("" if self.inside is None else "works", waits=True)
 
     def _release_assignment(self) -> Generator[Any, Any, None]:
         """It may wait for ranks that will never answer."""
@@ -547,7 +561,11 @@ class Training(Process):
 
     def _work(self) -> Generator[Any, Any, bool]:
         """The function's body; answers True where it was interrupted."""
-        hangs, dead = self._takes("hang"), self._takes("hang for ever")
+        hangs, dead = self._takes("hang") or self.world.hangs_again(self), self._takes("hang for ever")
+        self.waits = not hangs and not dead and self.world.waits_for_hung(self)
+        if hangs or dead:
+            self.world.hung(self)
+        hangs = hangs or self.waits
         self.stuck_since = self.engine.now if hangs or dead else None
         while dead:
             yield Work(math.inf)
@@ -677,6 +695,7 @@ class Training(Process):
                 limit=self.world.scenario.max_repeats,
                 progressed=self.progressed,
                 spot=self.spot,
+                hangs=self._hangs(),
             )
             yield from verbs.end_round(membership, arrival)
             return (yield from self._next())
@@ -686,6 +705,12 @@ class Training(Process):
         yield from verbs.end_round(self.membership, Arrival(ArrivalKind.LEFT, by=self.name))
         self.accounted = True
         return Event.QUIT
+
+    def _hangs(self) -> int:
+        counts = self.world.scenario.max_repeats is not None and not self.repeats and not self.progressed
+        if self.spot is None or not counts or not self.stood_at_once:
+            return 0
+        return self.membership.row.hangs_with(self.spot.where)
 
     # --- the store is lost --------------------------------------------------------------------------------------
 

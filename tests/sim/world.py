@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from inprocess.attribution import RETURNED, WAITED
 from inprocess.exception import StoreLost
 from inprocess.failover.rules import standbys
 from inprocess.protocol import verbs
@@ -13,6 +14,7 @@ from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import FIRST_JOINER, Decision, Ticket, Verdict
 from inprocess.protocol.parsing import load_ticket
 from inprocess.protocol.phases import Phase
+from inprocess.protocol.repeats import TRIES
 from inprocess.protocol.rounds import assign_slots
 from inprocess.protocol.timing import SILENCE_SHARE
 from inprocess.protocol.verbs.joining import LAST_LOOK
@@ -31,6 +33,7 @@ from tests.sim.scenario import (
     Again,
     Cut,
     Freeze,
+    HangsAgain,
     Kill,
     Scenario,
     Spawn,
@@ -95,6 +98,8 @@ class World:
         #: members whose error came again, each time; the iterations in which one did
         self._agains: list[int] = []
         self._failed_again: set[tuple[int, int]] = set()
+        #: the iterations in which a function hung at its entry
+        self._hung: set[tuple[int, int]] = set()
         #: who committed, and in which iteration; how long each waited before a start
         self._progressed: list[tuple[Training, tuple[int, int]]] = []
         self.pauses: list[tuple[int, float]] = []
@@ -245,6 +250,35 @@ class World:
                 return True
         return False
 
+    def hangs_again(self, training: Training) -> bool:
+        """Whether its function hangs at its entry as before."""
+        if not any(fault.member == training.number for fault in self._hangs(training)):
+            return False
+        self.fired.append(Act(training.number, "hang", training.view.offset + training.membership.iteration))
+        self.engine.note(training.name, "hangs as before")
+        return True
+
+    def waits_for_hung(self, training: Training) -> bool:
+        """Whether it waits in a collective for another member that hangs."""
+        others = [self.training[fault.member] for fault in self._hangs(training)]
+        return any(
+            other.alive
+            and other is not training
+            and other.moment == training.moment
+            and other.started_in == training.membership.iteration
+            and other.proposed.active_rank is not None
+            for other in others
+        )
+
+    def _hangs(self, training: Training) -> list[HangsAgain]:
+        iteration = training.view.offset + training.membership.iteration
+        faults = [fault for fault in self.scenario.faults if isinstance(fault, HangsAgain)]
+        return [fault for fault in faults if 0 <= iteration - fault.iteration < fault.times]
+
+    def hung(self, training: Training) -> None:
+        """Its function stands still from its entry on."""
+        self._hung.add(training.moment)
+
     def progressed(self, training: Training) -> None:
         """It committed."""
         self._progressed.append((training, training.moment))
@@ -255,7 +289,8 @@ class World:
 
     def _check_repeats(self, view: View, iteration: int, decision: Decision) -> None:
         """No false alarm: an error counts more than once only where one came again, and none does where a member that
-        stays committed; the job ends for it after the tenth, and only where nobody who stays ever committed."""
+        stays committed; the job ends for it after the tenth, and only where nobody who stays ever committed. A hang
+        counts as often as members hung at their entries, in a row, and the third ends such a job."""
         moment = (view.number, iteration)
         limit = self.scenario.max_repeats
         if decision.repeats > 1 and moment not in self._failed_again:
@@ -264,6 +299,13 @@ class World:
         stayed = [when for who, when in here if who.member not in decision.removed]
         if decision.repeats and moment in stayed:
             raise Broken(f"an error of iteration {iteration} counts, in which a member committed")
+        before = [(view.number, number) for number in range(max(0, iteration - decision.hangs + 1), iteration + 1)]
+        if decision.hangs and (moment in stayed or not self._hung.issuperset(before)):
+            raise Broken(f"{decision.hangs} hangs in a row after iteration {iteration}, of {before}: {self._hung}")
+        if decision.abort and decision.hangs:
+            self.hopeless = True
+            if limit is None or decision.hangs < TRIES or any(when <= moment for when in stayed):
+                raise Broken(f"the job ends after {decision.hangs} hangs in a row in iteration {iteration}")
         if decision.abort and decision.repeats:
             self.hopeless = True
             if limit is None or decision.repeats < limit or any(when <= moment for when in stayed):
@@ -472,7 +514,8 @@ class World:
         """After a soft timeout: nobody is named that neither hangs nor died; where one hangs, it is."""
         hung = {fault.member for fault in self.fired if isinstance(fault, Act) and fault.what.startswith("hang")}
         slots = {self.training[number].ticket.slot for number in hung}
-        said = {record.initial_rank for record in decision.stuck if record.where}
+        found = [record for record in decision.stuck if record.where not in ("", RETURNED)]
+        said = {record.initial_rank for record in found if record.message != WAITED}
         if said - slots:
             raise Broken(f"{training.name} names {sorted(said - slots)} with a place, and only {slots} hang")
 

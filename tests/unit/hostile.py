@@ -82,6 +82,7 @@ def arrivals(draw: Any) -> Arrival:
             **{name: draw(st.booleans()) for name in ("fresh", "progressed", "ran")},
         )
         spot = {"where": draw(st.text(max_size=300)), "waits": draw(st.booleans())}
+        spot["hangs"] = draw(st.integers(0, 99)) if spot["where"].split() else 0
         return dataclasses.replace(arrival, **spot) if kind is ArrivalKind.ALIVE else arrival
     active = draw(st.integers(1, size))
     return Arrival(kind, rank, size, active, draw(st.none() | st.integers(0, active - 1)), by)
@@ -108,6 +109,7 @@ def decisions(draw: Any) -> Decision:
         more |= {"repeats": draw(st.integers(0, 99)), "pause": draw(st.integers(0, messages.MAX_PAUSE_MS))}
         stuck, waiting = tuple(draw(st.lists(records, max_size=messages.MAX_STUCK))), draw(numbers)
         more |= {"stuck": stuck, "stuck_count": len(stuck) + draw(st.integers(0, 9)), "waiting": waiting}
+        more |= {"hangs": draw(st.integers(0, 99))}
         return Decision(gone, draw(ascending), found, count, reason, fresh=draw(ascending), **more)
     fresh = tuple(sorted(slot for _, slot in joined))
     free = tuple(sorted(draw(st.sets(st.integers(0, 9), max_size=3)).difference(fresh)))
@@ -185,7 +187,7 @@ _FIELDS = (
     *("kind", "rank", "world_size", "active_world_size", "active_rank", "by", "go", "completed", "cause", "removed"),
     *("slot", "fresh", "joined", "slots", "members", "iteration", "closed"),
     *("terminated", "records", "record_count", "abort", "interruption", "initial_rank", "message", "where"),
-    *("pings", "repeats", "limit", "pause", "progressed", "ran"),
+    *("pings", "repeats", "limit", "pause", "progressed", "ran", "waits", "hangs"),
 )
 objects = st.dictionaries(st.sampled_from(_FIELDS), json_values, max_size=6)
 anything = (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -116,22 +118,36 @@ def test_a_file_that_says_the_same_is_left_alone(write: Written, tmp_path: Path)
     assert after == {path: before[path] for path in after}
 
 
-def test_what_was_incomplete_is_written_again(write: Written, tmp_path: Path, monkeypatch: Any) -> None:
+def command(run_dir: Path, **more: Any) -> dict[str, Any]:
+    """What a monitor tells the program."""
+    told = {"run_dir": str(run_dir), "unless": None, "after": 0.0, "before": None, "last": False, "writes": True}
+    return told | more
+
+
+@pytest.mark.parametrize(
+    ("last", "asked", "again"),
+    [(False, False, True), (False, True, False), (True, False, False)],
+    ids=["the job goes on", "its monitor ends", "the job ends"],
+)
+def test_what_was_incomplete_is_written_again(
+    write: Written, tmp_path: Path, monkeypatch: Any, last: bool, asked: bool, again: bool
+) -> None:
     waits: list[float] = []
 
-    def wait(seconds: float) -> None:
+    def wait(seconds: float) -> bool:
         waits.append(seconds)
         for rank in range(3):
             write(rank, 10.1, "first_step", iteration=1)
+        return asked
 
     raises(write, 1)
     for path in (tmp_path / "events").iterdir():
         lines = path.read_bytes().splitlines(keepends=True)
         path.write_bytes(b"".join(line for line in lines if b"first_step" not in line))
-    monkeypatch.setattr(writer, "_wait", wait)
-    assert writer.main({"run_dir": str(tmp_path), "unless": None, "after": 0.0}) == 0
-    assert waits == [writer.AGAIN_S]
-    assert told(tmp_path, 1)["phases"]["first_step"] is not None
+    monkeypatch.setattr(writer, "_is_to_end", wait)
+    writer.work(command(tmp_path, last=last))
+    assert waits == [] if last else [writer.AGAIN_S]
+    assert (told(tmp_path, 1)["phases"]["first_step"] is not None) is again
 
 
 @pytest.mark.parametrize(("iteration", "writes"), [(0, False), (1, True)])
@@ -139,14 +155,33 @@ def test_another_one_looks_whether_it_was_written(
     write: Written, tmp_path: Path, monkeypatch: Any, iteration: int, writes: bool
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(writer, "_wait", waits.append)
+    monkeypatch.setattr(writer, "_is_to_end", waits.append)
     raises(write, 1)
     writer.write(str(tmp_path))
     (tmp_path / "index.html").unlink()
-    unless = ["job", 0, iteration]
-    writer.main({"run_dir": str(tmp_path), "unless": unless, "after": 3.0})
-    assert waits[0] == 3.0
+    writer.work(command(tmp_path, unless=["job", 0, iteration], after=3.0))
+    assert sum(waits) == (3.0 if writes else 0.0)
     assert (tmp_path / "index.html").exists() == writes
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_the_last_one_waits_for_the_one_before(tmp_path: Path, monkeypatch: Any, writes: bool) -> None:
+    """Also where the monitor has nothing to add."""
+    codes: list[int | None] = []
+    monkeypatch.setattr(writer, "write", lambda _: not codes.append(before.poll()))  # type: ignore[func-returns-value]
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as before:
+        assert before.stdin is not None
+        before.stdin.close()
+        writer.work(command(tmp_path, before=before.pid, last=True, writes=writes))
+        assert before.poll() == 0
+    assert codes == [0] * writes
+
+
+def test_none_is_written_beside_one_that_waits_for_a_disk(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(writer, "BEFORE_S", 0.0)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as before:
+        writer.work(command(tmp_path, before=before.pid, last=True))
+    assert not (tmp_path / "index.html").exists()
 
 
 @pytest.mark.parametrize("mark", [b"", b"[]", b'{"job": 3}', b'{"job": ["x"]}', b"\xff"])
@@ -236,15 +271,22 @@ class Started(list[Any]):
 
     ends = True
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.signals: list[int] = []
+
     def __call__(self, command: list[str], **_: Any) -> Any:
         self.append(json.loads(command[-1]))
         outer = self
 
         class Process:
-            pid = os.getpid()
+            pid = 4711
 
             def poll(self) -> int | None:
                 return 0 if outer.ends else None
+
+            def send_signal(self, signum: int) -> None:
+                outer.signals.append(signum)
 
         return Process()
 
@@ -275,24 +317,37 @@ def test_no_second_program_beside_one_that_does_not_end(started: Started) -> Non
     reports.happened(0, 0)
     assert reports.write() is None
     assert reports.write() == incidents.RETRY_S
-    reports.leave(completed=False)
+    reports.start(["no", "{}"])
     assert len(started) == 1
 
 
-@pytest.mark.parametrize(("turn", "completed", "count"), [(0, True, 1), (1, True, 0), (1, False, 1), (3, False, 0)])
-def test_at_the_end_what_came_last_is_added(started: Started, turn: int, completed: bool, count: int) -> None:
+@pytest.mark.parametrize(
+    ("turn", "completed", "writes"), [(0, True, True), (1, True, False), (1, False, True), (3, False, False)]
+)
+@pytest.mark.parametrize("runs", [False, True])
+def test_at_the_end_what_came_last_is_added(
+    started: Started, turn: int, completed: bool, writes: bool, runs: bool
+) -> None:
+    """By the monitor's own process, once the program that runs has ended, which it waits for in any case."""
     reports = IncidentReports("/run", "job", 0)
-    reports.leave(completed)  # nothing has happened
+    assert reports.last(completed) is None  # nothing has happened
     reports.happened(0, turn)
-    reports.leave(completed)
-    assert len(started) == count
-    assert not started or started[0]["after"] == turn * NEXT_S
+    reports.write()
+    started.ends = not runs
+    command = reports.last(completed)
+    assert (command is not None) is (writes or runs)
+    assert len(started) == 1
+    assert started.signals == [signal.SIGTERM] * runs
+    if command is not None:
+        told = json.loads(command[-1])
+        assert (told["after"], told["before"]) == (turn * NEXT_S, 4711 if runs else None)
+        assert (told["writes"], told["last"]) == (writes, True)
 
 
 def test_without_a_run_directory_nothing_is_started(started: Started) -> None:
     reports = IncidentReports(None, "job", 0)
     assert reports.happened(0, 0) is None
-    reports.leave(False)
+    assert reports.last(False) is None
     assert not started
 
 
@@ -304,4 +359,6 @@ def test_a_program_that_cannot_be_started_is_told(monkeypatch: Any, caplog: Any)
     reports = IncidentReports("/run", "job", 0)
     reports.happened(0, 0)
     assert reports.write() is None
-    reports.leave(False)
+    command = reports.last(False)
+    assert command is not None
+    reports.start(command)

@@ -72,6 +72,7 @@ def test_small_on_the_wire() -> None:
         (parsing.load_arrival, b" " * MAX_LENGTH + b"{}", f"{MAX_LENGTH + 2} bytes are more than {MAX_LENGTH}"),
         (parsing.load_arrival, '{"kind":"alive","limit":3,"rank":0,"repeats":2,"world_size":1}', "'limit' do not fit"),
         (parsing.load_arrival, '{"kind":"alive","rank":0,"repeats":-1,"world_size":1}', "'repeats' is not a number"),
+        (parsing.load_arrival, '{"hangs":1,"kind":"alive","rank":0,"world_size":1}', "'hangs' and 'where' do not fit"),
         (parsing.load_arrival, '{"kind":"alive","progressed":1,"rank":0,"world_size":1}', "neither true nor false"),
         (parsing.load_arrival, '{"kind":"alive","ran":"","rank":0,"world_size":1}', "neither true nor false"),
         (parsing.load_decision, '{"pause":5001}', "longer than 5000 ms"),

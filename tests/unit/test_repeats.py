@@ -9,8 +9,8 @@ import pytest
 
 from inprocess.attribution import RETURNED, Interruption, InterruptionRecord
 from inprocess.protocol.membership import Membership
-from inprocess.protocol.messages import MAX_PAUSE_MS, Arrival, ArrivalKind, Decision
-from inprocess.protocol.repeats import Finding, Row, find, pause
+from inprocess.protocol.messages import MAX_PAUSE_MS, Arrival, ArrivalKind, Decision, Ticket
+from inprocess.protocol.repeats import Finding, Row, find, hangs, pause, stood_at_once
 from inprocess.protocol.rounds import decide_end
 from inprocess.protocol.verbs.rounds import alive
 
@@ -22,6 +22,7 @@ DEATH = InterruptionRecord(1, Interruption.TERMINATED, message="killed by SIGKIL
 JOIN = InterruptionRecord(1, Interruption.JOINED)
 REQUEST = InterruptionRecord(1, Interruption.REQUESTED, message="the loss is too high")
 HANG = InterruptionRecord(1, Interruption.SOFT_TIMEOUT)
+LINE = "train.py:12 in train"
 LEFT = InterruptionRecord(1, Interruption.BASE_EXCEPTION, message="KeyboardInterrupt")
 
 
@@ -217,3 +218,107 @@ def test_a_member_says_that_an_iteration_before_progressed() -> None:
     membership.apply(Decision(progressed=True))
     assert alive(membership).ran
     assert not alive(membership).progressed
+
+
+# --- the same hang again and again
+
+
+def hung(count: int = 1, where: str = LINE, **fields: Any) -> Arrival:
+    return dataclasses.replace(said(), where=where, hangs=count, **fields)
+
+
+RESERVE = dataclasses.replace(said(), waits=True)
+
+
+@pytest.mark.parametrize(
+    ("entries", "records", "count"),
+    [
+        ([hung(2), hung(2, "train.py:50 in step", waits=True)], [HANG], 2),
+        ([hung(1), hung(2, waits=True)], [HANG], 1),  # who waits for another one counts nothing
+        ([hung(3, waits=True), hung(1, waits=True)], [HANG, HANG], 3),  # where all wait, everybody does
+        ([hung(2), hung(1, "train.py:50 in step")], [HANG], 2),
+        ([hung(2), RESERVE], [HANG], 2),
+        ([hung(2), hung(0, waits=True)], [HANG], 0),
+        ([hung(2), dataclasses.replace(said(), where=RETURNED)], [HANG], 0),
+        ([hung(2), said()], [HANG], 0),
+        ([hung(2, progressed=True)], [HANG], 0),
+        ([hung(2), hung(1, ran=True)], [HANG], 0),
+        ([hung(2)], [HANG, A], 0),
+        ([hung(2)], [HANG, DEATH], 0),
+        ([hung(2)], [JOIN], 0),
+        ([RESERVE], [HANG], 0),
+        ([], [], 0),
+    ],
+    ids=[
+        *("one hangs", "waits", "all wait", "two hang", "a reserve", "another one has pinged", "one has returned"),
+        *("silent", "progress", "progress before", "an error", "a death", "no hang", "nobody", "nothing"),
+    ],
+)
+def test_a_hang_that_counts(entries: list[Arrival], records: list[InterruptionRecord], count: int) -> None:
+    assert hangs(entries, records) == count
+
+
+def hang_of(count: int, *places: str, **fields: Any) -> Decision:
+    stuck = tuple(dataclasses.replace(HANG, where=place) for place in places)
+    return Decision(records=(HANG,), record_count=1, stuck=stuck, stuck_count=len(stuck), hangs=count, **fields)
+
+
+@pytest.mark.parametrize(
+    ("decisions", "count"),
+    [
+        ([hang_of(2, LINE)], 3),
+        ([hang_of(2, "other.py:1 in f", LINE)], 3),
+        ([hang_of(2, "other.py:1 in f")], 1),
+        ([hang_of(2, LINE), Decision(records=(HANG,), record_count=1)], 1),
+        ([hang_of(2, LINE), Decision(records=(DEATH,), record_count=1)], 1),
+        ([hang_of(2, LINE), Decision(records=(A,), record_count=1, repeats=1)], 1),
+        ([Decision(progressed=True), hang_of(2, LINE)], 0),
+        ([hang_of(2, LINE), Decision(ran=True)], 0),
+    ],
+    ids=["the same", "one of two", "line", "a hang later on", "a death", "an error", "progress", "known from others"],
+)
+def test_what_is_the_same_hang(decisions: list[Decision], count: int) -> None:
+    assert after(*decisions).hangs_with(LINE) == count
+
+
+def test_a_rank_that_returned_or_waits_in_the_library_does_not_hang() -> None:
+    assert [Row().hangs_with(where) for where in ("", RETURNED, LINE)] == [0, 0, 1]
+
+
+def test_a_hang_leaves_the_count_of_errors_as_it_is() -> None:
+    row = after(Decision(records=(A,), record_count=1, repeats=4), hang_of(1, LINE))
+    assert (row.count_with(A), row.hangs_with(LINE)) == (5, 2)
+
+
+@pytest.mark.parametrize(
+    ("pings", "ran", "soft_timeout", "at_once"),
+    [(0, 0.0, 60, True), (0, 30.0, 60, True), (0, 31.0, 3600, False), (0, 1.1, 2, False), (1, 0.0, 60, False)],
+)
+def test_a_rank_that_did_nothing_before_it_hung(pings: int, ran: float, soft_timeout: float, at_once: bool) -> None:
+    """A training without ping() that hangs later on is none."""
+    assert stood_at_once(pings, ran, soft_timeout) is at_once
+
+
+def hang_ends(*entries: Arrival, tickets: dict[int, Ticket] | None = None) -> Decision:
+    arrivals = {member: dataclasses.replace(each, rank=member) for member, each in enumerate(entries)}
+    record = dataclasses.replace(HANG, message="no progress for 60 s (soft_timeout)")
+    return decide_end(arrivals, [record], 1, tickets=tickets or {})
+
+
+def test_the_third_hang_ends_the_job() -> None:
+    assert not hang_ends(hung(2), hung(2, waits=True)).abort
+    decision = hang_ends(hung(3), hung(3, waits=True))
+    assert decision.hangs == 3
+    for part in (
+        "the same hang 3 times in a row before the first ping()",
+        "no progress for 60 s (soft_timeout); rank 0 was at train.py:12 in train; 1 waited for others",
+        *("raise soft_timeout", "call.section(", "max_repeats=None", "Progress is"),
+    ):
+        assert part in decision.abort
+
+
+def test_where_the_roster_changes_the_job_tries_again() -> None:
+    gone = Arrival(ArrivalKind.LEFT, 1, 2)
+    found = hang_ends(hung(3), gone), hang_ends(hung(3), hung(3), tickets={1 << 20: Ticket(2, 3)})
+    assert [(decision.hangs, decision.abort) for decision in found] == [(0, "")] * 2
+    assert found[1].joined

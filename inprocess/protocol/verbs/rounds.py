@@ -142,11 +142,12 @@ def alive(
     limit: int | None = None,
     progressed: bool = False,
     spot: Spot | None = None,
+    hangs: int = 0,
 ) -> Arrival:
     """The entry of a member that continues.
 
     ``repeats``: its error is the same for so many times in a row; ``limit``: its ``max_repeats``; ``spot``: where its
-    main thread was, after a soft timeout.
+    main thread was, after a soft timeout; ``hangs``: it has hung there for so many times in a row.
     """
     spot = spot or Spot()
     return Arrival(
@@ -162,6 +163,7 @@ def alive(
         ran=membership.row.progressed,
         where=spot.where,
         waits=spot.waits,
+        hangs=hangs,
     )
 
 
