@@ -11,6 +11,7 @@ from typing import TypeVar
 from inprocess.call_wrapper import restarting_call
 from inprocess.kept import (
     accelerate,
+    asyncio_run,
     context_parallel,
     debug_server,
     deepspeed,
@@ -50,6 +51,7 @@ KNOWN = (
     Entry("torch's profiler", profiler.MODULE, profiler.reset),
     Entry("torch.distributed.rpc", rpc.MODULE, rpc.reset),
     Entry("torch's debug server", debug_server.MODULE, debug_server.reset),
+    Entry("asyncio", asyncio_run.MODULE, asyncio_run.reset),
     Entry("torch's context parallelism", context_parallel.MODULE, context_parallel.reset),
     Entry("accelerate", accelerate.MODULE, accelerate.reset),
     Entry("DeepSpeed's ZeRO", deepspeed.MODULE, deepspeed.reset),
@@ -80,6 +82,7 @@ class Registry:
         # also where it is not loaded yet: torch imports it with the first use, while the function runs
         _apply("torch.compile", lambda: dynamo.enter(rank, world_size))
         _apply("torch's debug server", debug_server.enter)
+        _apply("asyncio", asyncio_run.enter)
         if lightning.MODULE in sys.modules:
             _apply("lightning", lambda: lightning.enter(rank))
         for name in local_main.MODULES:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
+import signal
 import sys
 import textwrap
 from pathlib import Path
@@ -63,6 +66,36 @@ def test_a_debug_server_ends_with_its_iteration(
     ours.enter(0, 1)
     ours.reset()
     assert module._WORKER_SERVER is other and not other.calls
+
+
+def half_of_run() -> tuple[Any, Any]:
+    """What asyncio.run() does at its beginning; the loop, and the handler."""
+    loop = asyncio.new_event_loop()
+    asyncio.events._set_running_loop(loop)
+    if not hasattr(asyncio.runners, "Runner"):
+        return loop, signal.getsignal(signal.SIGINT)
+    handler = functools.partial(asyncio.runners.Runner()._on_sigint, main_task=None)
+    signal.signal(signal.SIGINT, handler)
+    return loop, handler
+
+
+@pytest.mark.parametrize("around", [False, True], ids=["in the function", "around the call"])
+def test_an_interrupted_asyncio_run(ours: Registry, around: bool) -> None:
+    """One around the call stays."""
+    before = None, signal.getsignal(signal.SIGINT)
+    if not around:
+        ours.enter(0, 1)
+    half = half_of_run()
+    try:
+        if around:
+            ours.enter(0, 1)
+        ours.reset()
+        now = asyncio.events._get_running_loop(), signal.getsignal(signal.SIGINT)
+        assert now == (half if around else before)
+    finally:
+        asyncio.events._set_running_loop(None)
+        signal.signal(signal.SIGINT, before[1])
+        half[0].close()
 
 
 def test_users_own_at_each_restart(ours: Registry, nothing_loaded: None) -> None:

@@ -42,6 +42,7 @@ ONLY = {
         r"signal\.signal\(|CDLL\(None\)\.signal\(",
         {
             "interrupt/signals.py",
+            "kept/asyncio_run.py",
             "system/inherited.py",
             "system/noted_signals.py",
             "system/logs.py",
