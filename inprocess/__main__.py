@@ -17,7 +17,6 @@ __all__ = ["COMMANDS", "main"]
 
 USAGE = "usage: inprocess COMMAND ..."
 
-
 #: subcommand -> (module and function that it calls, what it does)
 COMMANDS = {
     "run": ("inprocess.launcher.program:program", "start the workers of a training job (torchrun's options and more)"),

@@ -210,7 +210,7 @@ class MonitorThread(threading.Thread):
                     return store, self._found(store) if founds else self._join_late(store)
             except BadMessage:
                 raise
-            except RestartAbort:
+            except (OptionError, RestartAbort):
                 self.stays_out = True
                 raise
             except StoreLost:
@@ -231,18 +231,13 @@ class MonitorThread(threading.Thread):
             if how is Access.LATER and clock.monotonic() < deadline and not self._ending.wait(RECONNECT_PAUSE_S):
                 return None
             if how is not Access.GRANTED:
-                self.stays_out = True
                 raise OptionError(f"the store at {where} is that of {_described(owner)}. {remedy(where)}")
         nameless = request.entry is JoinMode.FOUND and not mine.name
         if nameless and not owner.is_kin(mine):  # first those whose job this is more likely to be
             self._ending.wait(DOUBT_S)
         in_doubt = nameless and owner.is_kin(mine)
-        try:
-            verb = verbs.join(self._own, request.ticket.by, request.entry, in_doubt=in_doubt, remedy=remedy(where))
-            founds = execute(verb, store)
-        except OptionError:
-            self.stays_out = True
-            raise
+        verb = verbs.join(self._own, request.ticket.by, request.entry, in_doubt=in_doubt, remedy=remedy(where))
+        founds = execute(verb, store)
         if request.has_owner:
             self.drawn = owner.drawn
         return founds
@@ -250,7 +245,6 @@ class MonitorThread(threading.Thread):
     def _ask_owner(self, store: Any, deadline: float) -> Owner:
         while (owner := find_owner(store)) is None:
             if clock.monotonic() > deadline:
-                self.stays_out = True
                 raise OptionError(
                     f"a store is served at {self._spec}, but no process of this library serves it. "
                     f"{remedy(str(self._spec))}"
