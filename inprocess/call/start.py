@@ -60,7 +60,7 @@ class Starting:
         """Wait until this process is let in: with all founders, or with a restart of a job that runs."""
         rank = self._rank
         if rank.job.calls > 1:
-            registry.reset()  # the call before may have ended without a restart
+            registry.reset(between_calls=True)  # the call before may have ended without a restart
         timeout = rank.options.barrier_timeout
         begin = clock.monotonic()
         entered: Membership = rank.take_round("entered", JOINING, timeout, "end")

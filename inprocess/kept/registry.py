@@ -42,6 +42,8 @@ class Entry:
     reset: Callable[[], object]
     #: registered while the function ran, so it belongs to that iteration
     once: bool = False
+    #: what is there when a call begins is of the program around it
+    inside: bool = False
 
 
 #: in this order; the checkpoint process and thread first, since they may be using what the others reset
@@ -51,7 +53,7 @@ KNOWN = (
     Entry("torch's profiler", profiler.MODULE, profiler.reset),
     Entry("torch.distributed.rpc", rpc.MODULE, rpc.reset),
     Entry("torch's debug server", debug_server.MODULE, debug_server.reset),
-    Entry("asyncio", asyncio_run.MODULE, asyncio_run.reset),
+    Entry("asyncio", asyncio_run.MODULE, asyncio_run.reset, inside=True),
     Entry("torch's context parallelism", context_parallel.MODULE, context_parallel.reset),
     Entry("accelerate", accelerate.MODULE, accelerate.reset),
     Entry("DeepSpeed's ZeRO", deepspeed.MODULE, deepspeed.reset),
@@ -70,11 +72,12 @@ class Registry:
         if not any(entry.reset is reset for entry in self._entries):
             self._entries.append(Entry(getattr(reset, "__qualname__", repr(reset)), "", reset, once))
 
-    def reset(self) -> None:
-        """The function was left. What raises is logged, and the others are reset all the same."""
+    def reset(self, between_calls: bool = False) -> None:
+        """The function was left, perhaps in the call before. What raises is logged, and the others are reset all the
+        same."""
         entries, self._entries = self._entries, [entry for entry in self._entries if not entry.once]
         for entry in (*KNOWN, *entries):
-            if not entry.module or entry.module in sys.modules:
+            if (not entry.module or entry.module in sys.modules) and not (between_calls and entry.inside):
                 _apply(entry.name, entry.reset)
 
     def enter(self, rank: int, world_size: int) -> None:

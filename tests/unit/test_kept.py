@@ -98,6 +98,20 @@ def test_an_interrupted_asyncio_run(ours: Registry, around: bool) -> None:
         half[0].close()
 
 
+def test_an_asyncio_run_around_a_later_call(ours: Registry) -> None:
+    """It runs: without its loop, the coroutine that makes the call could not go on."""
+    before = signal.getsignal(signal.SIGINT)
+    ours.enter(0, 1)  # of the call before, which was made elsewhere
+    half = half_of_run()
+    try:
+        ours.reset(between_calls=True)
+        assert (asyncio.events._get_running_loop(), signal.getsignal(signal.SIGINT)) == half
+    finally:
+        asyncio.events._set_running_loop(None)
+        signal.signal(signal.SIGINT, before)
+        half[0].close()
+
+
 def test_users_own_at_each_restart(ours: Registry, nothing_loaded: None) -> None:
     calls: list[str] = []
 
