@@ -244,7 +244,7 @@ class Training(Process):
         if self.stuck_since is not None:
             return Spot(f"waits in {self.membership.iteration}", waits=True) if self.waits else Spot("hangs")
         if self.done_in == self.membership.iteration:
-            return Spot(RETURNED)
+            return Spot(RETURNED, waits=True)  # for the outcome
         return Spot("" if self.inside is None else "works", waits=True)
 
     def _release_assignment(self) -> Generator[Any, Any, None]:
