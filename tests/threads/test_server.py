@@ -128,19 +128,24 @@ def test_an_error_of_ours_ends_one_connection(served: Served) -> None:
 def test_without_descriptors_the_oldest_stranger_goes(served: Served) -> None:
     """What is needed is said once. The limit is that of this process, lowered to what is open just now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.create_connection(served.where, SOON) as old, socket.socket() as new:
+    gone = threading.Event()
+    served.left = lambda client: gone.set()
+    with socket.create_connection(served.where, SOON) as old:
         assert whole(served.ask("/there"))  # by now the old one has been accepted
-        lowest = os.dup(new.fileno())
-        os.close(lowest)
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-            new.settimeout(SOON)
-            new.connect(served.where)
-            new.sendall(b"GET /there HTTP/1.0\r\n\r\n")
-            assert old.recv(1) == b""
-            assert new.recv(100)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert gone.wait(SOON)  # and that of the request has been closed
+        # not before: the descriptor of the old one is to lie below the limit, so that another one can have it
+        with socket.socket() as new:
+            lowest = os.dup(new.fileno())
+            os.close(lowest)
+            try:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+                new.settimeout(SOON)
+                new.connect(served.where)
+                new.sendall(b"GET /there HTTP/1.0\r\n\r\n")
+                assert old.recv(1) == b""
+                assert new.recv(100)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     (said,) = served.said
     assert "nobody can connect: too many open files" in said and "ulimit -n" in said
 
