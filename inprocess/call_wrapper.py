@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any, Protocol
 
-from inprocess.events import stream
 from inprocess.exception import OptionError, RestartError
-from inprocess.heartbeats.learned import LearnedTimeouts
 from inprocess.interrupt.frames import leave_alone
 from inprocess.interrupt.gate import Gate
 from inprocess.monitor import lease
 from inprocess.monitor.board import ATOMIC, LEASE, PING, Board
+from inprocess.monitor.learned import LearnedTimeouts
 from inprocess.options import seconds
 from inprocess.state import FrozenState
 from inprocess.system import clock, whole_files
 from inprocess.system.clock import monotonic_ns
+from inprocess.system.observers import emit
 
 __all__ = ["CallWrapper", "Leaving", "current_call"]
 
@@ -255,7 +255,7 @@ class CallWrapper:
     def _first_ping(self) -> int:
         """The time, for `ping`; what comes only once costs the next pings nothing."""
         self._now = clock.monotonic_ns
-        stream.emit("first_step")
+        emit("first_step")
         return clock.monotonic_ns()
 
     def _detach(self) -> None:

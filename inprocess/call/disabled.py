@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from inprocess.call.injection import Injector
 from inprocess.call_wrapper import CallWrapper, Inside, given_limit
 from inprocess.exception import RestartError
-from inprocess.heartbeats.learned import LearnedTimeouts
+from inprocess.monitor.learned import LearnedTimeouts
 from inprocess.state import FrozenState, State
 
 __all__ = ["DisabledCall", "disabled"]

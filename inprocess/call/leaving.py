@@ -24,7 +24,6 @@ from typing import Any
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.call.rank import Rank
 from inprocess.call_wrapper import Leaving
-from inprocess.events.stream import emit
 from inprocess.exception import Preempted
 from inprocess.options import Options
 from inprocess.protocol import verbs
@@ -35,6 +34,7 @@ from inprocess.stores.driver import execute
 from inprocess.system import clock
 from inprocess.system.logs import get_logger
 from inprocess.system.noted_signals import NotedSignals
+from inprocess.system.observers import emit
 
 __all__ = ["LeaveSignals"]
 

@@ -16,17 +16,18 @@ from inprocess.call.failures import Failures
 from inprocess.call.fault import Fault
 from inprocess.call.goodput import Goodput
 from inprocess.call.job import Job
+from inprocess.call.parts import Parts
 from inprocess.call.story import Story
+from inprocess.call.successor import Contact
 from inprocess.call_wrapper import CallWrapper
 from inprocess.exception import BadMessage, Fenced, RankShouldRestart, StoreLost, TimeoutError
-from inprocess.failover.arbiter_client import ArbiterClient
 from inprocess.monitor.board import PING
 from inprocess.options import Options
 from inprocess.protocol import verbs
+from inprocess.protocol.assignment import RankAssignmentCtx
 from inprocess.protocol.ops import Verb
 from inprocess.protocol.phases import TRANSITIONS, Event, Phase
 from inprocess.protocol.repeats import stood_at_once
-from inprocess.rank_assignment import RankAssignmentCtx
 from inprocess.state import FrozenState, Mode
 from inprocess.system import clock
 from inprocess.system.errors import in_words, where
@@ -60,7 +61,7 @@ class Handover:
     """What another loop goes on with, over another store."""
 
     #: with the standby that serves it
-    contact: ArbiterClient
+    contact: Contact
     #: the loss, and with how many active ranks
     fault: Fault
     active_world_size: int
@@ -82,6 +83,7 @@ class Rank:
         self.membership = job.membership()
         self.state = job.state()
         self.phase = Phase.JOIN
+        self.parts = Parts()
         self.failures = Failures(options.max_repeats) if since is None else since.failures
         self.goodput = Goodput(clock.monotonic()) if since is None else since.goodput
         self.value: Any = None
@@ -156,7 +158,7 @@ class Rank:
         """Whether there is somebody to ask where the job goes on."""
         if not isinstance(error, StoreLost) or isinstance(error, BadMessage) or self.leaving is not None:
             return False
-        return (self.phase, Event.LOST) in TRANSITIONS and self.agents.member.can_ask
+        return (self.phase, Event.LOST) in TRANSITIONS and self.agents.successor.can_ask
 
     def do(self, verb: Verb[T]) -> T:
         """Carry out a verb of the protocol in the main thread."""

@@ -8,7 +8,6 @@ from inprocess.call.start import Starting
 from inprocess.call.user_code import UserCode
 from inprocess.collectives.groups import unfinished
 from inprocess.exception import HealthCheckError, RankDiscarded, StoreLost
-from inprocess.kept.registry import registry
 from inprocess.protocol import verbs
 from inprocess.protocol.messages import Arrival, ArrivalKind, Decision, Outcome, Spot
 from inprocess.protocol.phases import Event
@@ -87,7 +86,7 @@ class Restarting:
         if rank.loss is not None:
             return Event.LOST
         rank.value = None
-        registry.reset()
+        rank.parts.function_left()
         self._user.collect()
         spot = self._spot()
         arrival = verbs.alive(
@@ -126,11 +125,11 @@ class Restarting:
         assert rank.loss is not None
         log.warning("%s: store host lost; failing over to a standby: %s", rank.who, rank.loss)
         self._user.forget_exception()
-        found = rank.agents.member.fail_over(rank.membership, rank.loss, rank.who, self._has_done_all())
+        found = rank.agents.successor.fail_over(rank.membership, rank.loss, rank.who, self._has_done_all())
         if found is None:
             return Event.COMPLETED
         rank.value = None
-        registry.reset()
+        rank.parts.function_left()
         self._user.collect()
         rank.account()
         rank.handover = Handover(found.contact, rank.fault, rank.size_before, rank.failures, rank.goodput)

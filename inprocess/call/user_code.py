@@ -10,13 +10,10 @@ from typing import Any
 from inprocess.call.rank import Hook, Rank
 from inprocess.call_wrapper import set_current
 from inprocess.collectives.coalescing import contexts
-from inprocess.collectives.deferred_release import held
 from inprocess.collectives.gloo import shutdown_gloo_connections
 from inprocess.collectives.gloo_lost import lost_operations
 from inprocess.collectives.nccl_bootstrap import bootstrap
-from inprocess.events.stream import emit
 from inprocess.exception import Fenced, RankShouldRestart, asks_for_end
-from inprocess.hardware.leftovers import leftovers
 from inprocess.interrupt import forks, torch_state
 from inprocess.interrupt.gate import Interrupted, Raised, Returned
 from inprocess.interrupt.judging import let_go
@@ -25,9 +22,9 @@ from inprocess.protocol import verbs
 from inprocess.protocol.phases import Event, Phase
 from inprocess.stores.connections import shut_connections
 from inprocess.system import clock
-from inprocess.system.heap import heap
 from inprocess.system.interpreter import interpreter
 from inprocess.system.logs import get_logger
+from inprocess.system.observers import emit
 
 log = get_logger("inprocess")
 #: so long inside the function is progress (seconds)
@@ -54,8 +51,7 @@ class UserCode:
         rank.log_restart()
         if rank.is_reserve:
             return self._await_outcome(None)
-        leftovers.enter()
-        heap.enter()
+        rank.parts.function_begins()
         set_current(rank.call)
         begin = rank.call._entered = clock.monotonic()
         try:
@@ -97,7 +93,7 @@ class UserCode:
 
     def _may_return(self) -> bool:
         agents = self._rank.agents
-        return agents.member.may_return(self._rank.membership.iteration, lambda: agents.do(verbs.has_begun()))
+        return agents.successor.may_return(self._rank.membership.iteration, lambda: agents.do(verbs.has_begun()))
 
     def in_window(self, fn: Callable[[], Any], keep: bool = False) -> Event:
         """Run user code that a restart may interrupt."""
@@ -203,8 +199,7 @@ class UserCode:
     def collect(self) -> None:
         """Free what is in reference cycles, as far as it matters."""
         torch_state.forget_backward()
-        held.collect()
-        leftovers.collect()
+        self._rank.parts.collect()
         self._restore_torch_state()  # again: something in a cycle may have changed it on its way out
 
     def _restore_torch_state(self) -> None:

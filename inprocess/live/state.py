@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from inprocess.call_wrapper import CallWrapper
-from inprocess.events.stream import emit
 from inprocess.exception import InternalError, LiveStateError, OptionError, StateLost
 from inprocess.hardware.leftovers import keepers
 from inprocess.live import randoms
@@ -29,6 +28,7 @@ from inprocess.live.saving import Around, Saving, checkpoints
 from inprocess.live.transfer import Wire, gather
 from inprocess.live.tree import Record, Stateful, read
 from inprocess.system.logs import get_logger
+from inprocess.system.observers import emit
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
