@@ -71,8 +71,8 @@ class Loop:
             contact,
         )
         self._function = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
-        call = rank.call = CallWrapper(rank.agents.board, rank.iteration_store)
-        rank.agents.board.steps = lambda: call._pings
+        rank.call = CallWrapper(rank.agents.board, rank.iteration_store)
+        rank.agents.board.steps = lambda: rank.counts.pings
         bound_args, bound_kwargs = injector.bind(tuple(args), dict(kwargs), rank.call)
         rank.fn = lambda: fn(*bound_args, **bound_kwargs)
         start = Starting(rank, user)
@@ -149,7 +149,7 @@ class Loop:
     def _detach(self) -> None:
         """In a process that the user's code has forked."""
         self._rank.agents.detach()
-        self._rank.call._detach()
+        self._rank.controls.detach()
         self._leave_signals.detach()
 
     def _close(self) -> None:
@@ -157,7 +157,7 @@ class Loop:
         set_current(None)
         forks.tell(None)
         self._leave_signals.end()
-        rank.call._end()
+        rank.controls.end()
         rank.store = None
         rank.failures.drop()
         rank.fn = _nothing  # the user's arguments must not live as long as this object
@@ -166,7 +166,7 @@ class Loop:
         how = how if rank.handover is None else "moved"
         # a rank that goes quietly leaves its MonitorThread waiting for something that may come late or never
         why = "" if rank.leaving is None else in_words(rank.leaving)
-        emit("left", how=how, why=why, pings=rank.call._pings)
+        emit("left", how=how, why=why, pings=rank.counts.pings)
         rank.tell_goodput(how)
         with contextlib.ExitStack() as closing:  # from the last to the first, each also where another one raises
             closing.callback(rank.parts.call_ended)

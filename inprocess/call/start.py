@@ -167,7 +167,7 @@ class Starting:
     def _enter_iteration(self) -> None:
         rank = self._rank
         state = rank.state
-        rank.call._begin(state)
+        rank.controls.place(state)
         if state.active_rank is not None:
             place = Place(state.active_rank, state.active_world_size, *self._local_place.find(rank))
             rank.agents.environment.show(place, *rank.rendezvous)
@@ -259,7 +259,7 @@ class Starting:
                 TRIES,
             )
         rank.has_returned = False
-        rank.call._count_anew()
+        rank.controls.begin_iteration()
         rank.store = rank.value = None
         held.begin()
         rank.agents.board.begin(rank.membership.iteration)
@@ -285,8 +285,8 @@ class Starting:
             repeats=decision.repeats,
             pause=decision.pause / 1e3,
             hangs=decision.hangs,
-            pings=rank.call._pings,
-            kept=rank.call._kept,
+            pings=rank.counts.pings,
+            kept=rank.counts.kept,
         )
 
     def _why(self, decision: Decision) -> str:

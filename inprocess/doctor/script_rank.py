@@ -17,6 +17,7 @@ from typing import Any
 from torch.optim import optimizer as optimizers
 
 from inprocess import events
+from inprocess.call_wrapper import Controls
 from inprocess.doctor.script_mending import Mending
 from inprocess.interrupt.signals import Interrupter
 from inprocess.system import clock
@@ -114,13 +115,15 @@ class Observer(Instruments):
             self._last, self._longest = clock.monotonic(), 0.0
             try:
                 value = fn(*args, **kwargs)
-                self._note_return(call._gate)
+                self._note_return(Controls(call).gate)
                 return value
             except Exception as error:
                 self._context.emit("error", text=in_words(error), line=line_of(error))
                 raise
             finally:
-                self._context.emit("pace", pings=call._pings, optimized=self._optimized, longest=self._longest)
+                self._context.emit(
+                    "pace", pings=Controls(call).counts.pings, optimized=self._optimized, longest=self._longest
+                )
 
         self._mending.entered()
         self._mending.inside = True
@@ -130,13 +133,13 @@ class Observer(Instruments):
             self._mending.inside = False
 
     def _ping(self, ping: Callable[[Any], None], call: Any) -> None:
-        self._note_step(call._pings, "ping")
+        self._note_step(Controls(call).counts.pings, "ping")
         super()._ping(ping, call)
 
     def _optimizes(self, *_: Any) -> None:
         """An optimizer's step begins."""
         call, number = self._call, self._optimized
-        if call is None or call._pings:
+        if call is None or Controls(call).counts.pings:
             return
         self._optimized += 1
         self._note_step(number, "optimizer")
@@ -179,7 +182,7 @@ class Observer(Instruments):
     def _protected(self) -> contextlib.AbstractContextManager[None]:
         """Faults that are not about files do not cut one in half, which would hide what else they show."""
         # not by the call's own atomic(), which counts as progress
-        gate = None if self._call is None else self._call._gate
+        gate = None if self._call is None else Controls(self._call).gate
         return contextlib.nullcontext() if gate is None else gate.atomic
 
     def _note_file(self, file: Any, mode: str) -> None:

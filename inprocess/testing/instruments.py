@@ -19,6 +19,7 @@ from torch.distributed import distributed_c10d
 
 from inprocess import call_wrapper, wrap
 from inprocess.call import loop
+from inprocess.call_wrapper import Controls
 from inprocess.live import state as live
 from inprocess.protocol.phases import Phase
 from inprocess.testing.coordinates import Point
@@ -139,7 +140,7 @@ class Instruments:
             return fn(*args, **kwargs)
         finally:
             self._call = None
-            context.emit("leave", pings=call._pings)
+            context.emit("leave", pings=Controls(call).counts.pings)
 
     def _ping(self, ping: Callable[[Any], None], call: Any) -> None:
         self._context.delay()
@@ -152,7 +153,7 @@ class Instruments:
     def _reach(self, iteration: int | None = None, **where: Any) -> None:
         context, call = self._context, self._call
         at = context.iteration if iteration is None else iteration
-        pings = None if call is None else call._pings
+        pings = None if call is None else Controls(call).counts.pings
         context.reach(Point(context.rank, at, pings=pings, call=context.calls, **where))
 
     # --- the program ----------------------------------------------------------------------------------------------
@@ -195,7 +196,7 @@ class Instruments:
         if isinstance(path, bytes):
             return False
         place = self._context
-        pings = None if self._call is None else self._call._pings
+        pings = None if self._call is None else Controls(self._call).counts.pings
         point = Point(place.rank, place.iteration, pings=pings, call=place.calls, file=path)
         return any(at.meets(point) for at in place.spec.faults if at not in place.struck)
 

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from inprocess.call_wrapper import CallWrapper
+from inprocess.call_wrapper import CallWrapper, Controls
 from inprocess.exception import RankShouldRestart
 from inprocess.interrupt.gate import Gate, Interrupted, Outcome, Raised, Returned
 from inprocess.interrupt.signals import Interrupter
@@ -269,7 +269,7 @@ class Torture:
     def _window(self, shape: Shape, steps: int, order: Order | None, moment: Moment) -> None:
         gate = self._interrupter.new_gate() if order is None else order.gate
         run = Run(gate, self._inner, steps, self._call)
-        self._call._gate = gate
+        Controls(self._call).gate = gate
         interpreter.relax()
         if order is not None:
             self._plan(run, order, moment)
