@@ -110,6 +110,11 @@ class Agents:
         return self.thread.mailbox
 
     @property
+    def served_port(self) -> int | None:
+        """Of the base store, where a monitor of this library serves it."""
+        return self._spec.port if self._serves() else None
+
+    @property
     def own_store(self) -> bool:
         """Whether the ranks agree through another store than their launcher's."""
         return bool(self._spec.factory) or not self._is_agents

@@ -17,6 +17,7 @@ from inprocess.attribution import Interruption
 from inprocess.call.agents import Agents
 from inprocess.call.clean_ups import CleanUps
 from inprocess.call.injection import Injector
+from inprocess.call.instrument import Step
 from inprocess.call.job import Job
 from inprocess.call.launch_variables import run_dir
 from inprocess.call.leaving import LeaveSignals, record_of
@@ -30,7 +31,7 @@ from inprocess.exception import Fenced, Preempted, RankDiscarded, RestartError, 
 from inprocess.interrupt import forks
 from inprocess.options import Options
 from inprocess.protocol.phases import RUNNING, TELLS_NOBODY, TRANSITIONS, WITHOUT_STORE, Event, Phase, next_phase
-from inprocess.system import observers
+from inprocess.system import extensions, observers
 from inprocess.system.errors import in_words
 from inprocess.system.logs import get_logger, locate
 from inprocess.system.observers import emit
@@ -77,7 +78,7 @@ class Loop:
         rank.fn = lambda: fn(*bound_args, **bound_kwargs)
         start = Starting(rank, user)
         restart = Restarting(rank, user, start)
-        self._steps: dict[Phase, Callable[[], Event]] = {
+        self._steps: dict[Phase, Step] = {
             Phase.JOIN: start.join,
             Phase.ASSIGN: start.assign,
             Phase.START: start.start,
@@ -93,6 +94,8 @@ class Loop:
             Phase.FAILOVER: restart.fail_over,
             Phase.LEAVE: self._leave,
         }
+        if (instrument := extensions.first("Instrument")) is not None:
+            self._steps = instrument.begin(rank, self._steps)
         self._history: deque[str] = deque(maxlen=HISTORY)
 
     @property

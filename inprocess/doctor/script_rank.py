@@ -17,9 +17,11 @@ from typing import Any
 from torch.optim import optimizer as optimizers
 
 from inprocess import events
+from inprocess.call.rank import Rank
 from inprocess.call_wrapper import Controls
 from inprocess.doctor.script_mending import Mending
 from inprocess.interrupt.signals import Interrupter
+from inprocess.options import Options, seconds
 from inprocess.system import clock
 from inprocess.system.errors import in_words
 from inprocess.testing.coordinates import Point
@@ -99,22 +101,23 @@ class Observer(Instruments):
         self._context.emit("wrapper", enabled=enabled, where=users_line())
         super()._wrapper(begin, wrapper, **given)
         if enabled:
-            self._context.emit("options", soft_timeout=wrapper._options.soft_timeout)
+            soft_timeout = seconds("soft_timeout", given.get("soft_timeout", Options.soft_timeout))
+            self._context.emit("options", soft_timeout=soft_timeout)
 
-    def _called(self, call: Callable[..., Any], *args: Any) -> Any:
+    def call(self, run: Callable[[], Any]) -> Any:
         self._mending.called()
-        value = super()._called(call, *args)
+        value = super().call(run)
         self.values.append(value)
         return value
 
-    def _run(self, made: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        call = made._rank.call
+    def _run(self, rank: Rank, fn: Callable[[], Any]) -> Any:
+        call = rank.call
 
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def watched() -> Any:
             self._steps = self._optimized = 0
             self._last, self._longest = clock.monotonic(), 0.0
             try:
-                value = fn(*args, **kwargs)
+                value = fn()
                 self._note_return(Controls(call).gate)
                 return value
             except Exception as error:
@@ -128,7 +131,7 @@ class Observer(Instruments):
         self._mending.entered()
         self._mending.inside = True
         try:
-            return super()._run(made, watched, *args, **kwargs)
+            return super()._run(rank, watched)
         finally:
             self._mending.inside = False
 
@@ -165,8 +168,8 @@ class Observer(Instruments):
 
     def _note_return(self, gate: Any) -> None:
         """The function returns: not what it does when it is interrupted."""
-        if gate is not None and gate.interrupting and gate._raised_where:
-            self._context.emit("swallowed", where=gate._raised_where, dropped=False)
+        if gate is not None and gate.interrupting and gate.raised_where:
+            self._context.emit("swallowed", where=gate.raised_where, dropped=False)
 
     # --- files ----------------------------------------------------------------------------------------------------
 

@@ -322,7 +322,7 @@ class Torture:
             kind = "skipped"
         elif gate._raised_at:
             kind = f"{kind}, raised"
-            self.places[gate._raised_where.rpartition(" in ")[2]] += 1
+            self.places[gate.raised_where.rpartition(" in ")[2]] += 1
         self.outcomes[name, kind] += 1
         if run.order is not None:
             self.moments[moment.value] += 1
@@ -366,7 +366,7 @@ def judge(shape: Shape, run: Run, outcome: Outcome) -> str:
     if not isinstance(outcome, Returned) or outcome.value is not run or not run.entered:
         return f"the outcome is {outcome}"
     if gate._raised_at and not shape.swallows and not gate._dropped:  # garbage collection may run anywhere
-        return f"it was raised at {gate._raised_where}, and lost"
+        return f"it was raised at {gate.raised_where}, and lost"
     return "a function without end has returned" if run.endless and run.asked and not shape.swallows else ""
 
 
