@@ -3,10 +3,7 @@
 A ladder of steps. Each has a deadline and a recorded result; one that fails or hangs does not stop the next. Runs in
 the MonitorThread, and once more in the main thread for what the function made while the first run was under way.
 
-`gloo` says how a pending Gloo collective is released, `nccl` what NCCL's groups need, `nccl_bootstrap` how one in the
-making is given up, `nccl_wake` why an abort of NCCL's is quick, `nccl_shutdown` why none runs beside the program's own
-shutdown, `coalescing` what an exception within a batch leaves open, `groups` how torch forgets them all,
-`dead_groups` what stays until everybody has left the function.
+`inprocess.collectives` lists all steps by which a group ends, in their order, and where each one is.
 """
 
 from __future__ import annotations
