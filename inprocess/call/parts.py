@@ -41,7 +41,6 @@ CORE = (
     Part(call_begins=lambda call: store_clients.begin(call.patience), call_ended=store_clients.end),
     Part(call_begins=lambda _: nccl.graphs.begin(), call_ended=nccl.graphs.end),
     Part(iteration_begins=lambda _: bootstrap.begin(), call_ended=bootstrap.end),
-    Part(next_iteration=dead_connections.begin, call_ended=dead_connections.end),
     Part(
         next_iteration=dead_groups.begin,
         started=dead_groups.free,
@@ -50,6 +49,8 @@ CORE = (
     ),
     Part(next_iteration=remembered.forget, collect=remembered.collect, call_ended=remembered.forget),
     Part(next_iteration=results.begin, collect=results.collect, call_ended=results.end),
+    # ends before the groups: their destructors may wait for the other side of a connection
+    Part(next_iteration=dead_connections.begin, call_ended=dead_connections.end),
     Part(next_iteration=lost_operations.begin),
 )
 

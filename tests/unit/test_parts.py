@@ -12,6 +12,8 @@ from inprocess import composition
 from inprocess.call import parts
 from inprocess.call.part import CallEnd, Part
 from inprocess.call.parts import Parts
+from inprocess.collectives.dead_connections import dead_connections
+from inprocess.collectives.dead_groups import dead_groups
 from inprocess.system import extensions
 
 
@@ -54,6 +56,12 @@ def test_each_ends_where_another_one_raises(monkeypatch: pytest.MonkeyPatch, sai
         *("core call_ends", "second call_ends", "first call_ends"),
         *("core call_ended", "second call_ended", "first call_ended"),
     ]
+
+
+def test_connections_are_closed_before_groups_are_freed() -> None:
+    """Both when another iteration is decided and when the call is over, which runs from the last to the first."""
+    ends = [part.call_ended for part in parts.CORE]
+    assert ends.index(dead_connections.end) > ends.index(dead_groups.end)
 
 
 @pytest.mark.parametrize("interface", composition.EXTENSIONS)
