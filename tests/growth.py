@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import csv
 import ctypes
+import datetime
 import gc
 import io
 import logging
@@ -105,6 +106,8 @@ _mallinfo.restype = _Mallinfo
 
 
 def run_kind(context: Context) -> Any:
+    if context.args["kind"] in BACKENDS:
+        _register()
     gc.unfreeze()  # the server that forks ranks has frozen what it imported; a user's program has not
     try:
         return context.wrap(_body, max_repeats=None)()
@@ -118,7 +121,7 @@ def _body(context: Context, call: Any) -> list[int]:
     rank, size = targets.place_in_world()
     if call.iteration % context.args["every"] == 0:
         context.emit("sample", **_sample(context, call))
-    dist.init_process_group("gloo", timeout=targets.LONG)
+    dist.init_process_group(BACKENDS.get(context.args["kind"], "gloo"), timeout=targets.LONG)
     _groups.add(dist.group.WORLD)
     _stores.add(call.store)
     targets.check_sum(size)
@@ -199,6 +202,48 @@ def _sharded(raises: bool) -> None:
     _ordinary(raises)
 
 
+class _Plain(dist.ProcessGroup):
+    """A group in Python, as small backends are: torch keeps it itself, and it can do nothing that it need not."""
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        future.set_result(tensors)
+        return torch._C._distributed_c10d._create_work_from_future(future)
+
+    def getBackendName(self) -> str:
+        return "plain"
+
+    @property
+    def supports_splitting(self) -> bool:
+        return False
+
+
+def _make_foreign(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> Any:
+    return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+
+def _make_plain(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> Any:
+    return _Plain(rank, size)
+
+
+def _register() -> None:
+    """Backends that torch does not know, as its plug-ins register them, once in a process."""
+    import torch.testing._internal.distributed.fake_pg  # registers "fake"
+
+    for name, make in (("foreign", _make_foreign), ("plain", _make_plain)):
+        if name not in dist.Backend.backend_list:
+            dist.Backend.register_backend(name, make, devices=["cpu"])
+
+
+def _other_backends(raises: bool) -> None:
+    """The default group's backend is not torch's; beside it one that does nothing, and one in Python."""
+    for name in ("foreign", "fake", "plain"):
+        group = dist.new_group(backend=name, timeout=targets.LONG)
+        _groups.add(group)
+        dist.all_reduce(torch.ones(4), group=group)
+    _ordinary(raises)
+
+
 def _keep(raises: bool) -> None:
     """Every exception, with its traceback, stays for ever, as in a list of errors that somebody keeps to print it."""
     try:
@@ -217,7 +262,10 @@ KINDS: dict[str, Callable[[bool], None]] = {
     "sharded": _sharded,
     "pending": _pending,
     "kept": _keep,
+    "other backends": _other_backends,
 }
+#: of the default group, where it is not Gloo
+BACKENDS = {"other backends": "foreign"}
 #: so many times as many restarts: its resident memory levels off later (per restart, in 1,000 of them: 2.0 to 5.5 kB;
 #: in 4,000: 1.5 kB), while its heap, blocks and objects are those of the others
 LONGER = {"pending": 4}

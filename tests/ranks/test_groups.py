@@ -18,7 +18,7 @@ def test_a_function_that_returns_right_after_its_last_backward_pass(launch):
     launch(targets.run_last_backward, 1, args={"times": 150}).wait()
 
 
-@pytest.mark.parametrize("kind", ["tensor parallel", "sharded", "pending"])
+@pytest.mark.parametrize("kind", ["tensor parallel", "sharded", "pending", "other backends"])
 def test_groups_in_cycles_end_with_their_iteration(launch, kind):
     found = growth.series(launch, kind, 2, restarts=10, every=1, deadline=60, memory=False, collect=False)
     for (rank, name), points in found.items():
