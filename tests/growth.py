@@ -27,6 +27,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
@@ -228,7 +229,7 @@ def _make_plain(store: dist.Store, rank: int, size: int, timeout: datetime.timed
 
 def _register() -> None:
     """Backends that torch does not know, as its plug-ins register them, once in a process."""
-    import torch.testing._internal.distributed.fake_pg  # registers "fake"
+    import_module("torch.testing._internal.distributed.fake_pg")  # registers "fake"
 
     for name, make in (("foreign", _make_foreign), ("plain", _make_plain)):
         if name not in dist.Backend.backend_list:

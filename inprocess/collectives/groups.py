@@ -80,7 +80,7 @@ def _clear_tables() -> None:
 
 
 def name_of(group: Any) -> str:
-    """As torch names it: the default group is "0". A backend in Python may keep no name: then as torch's table has it."""
+    """As torch names it: the default group is "0". Where a backend in Python keeps no name, as torch's table has it."""
     try:
         return str(group.group_name)
     except (RuntimeError, AttributeError):
