@@ -139,7 +139,6 @@ NAMES = {
     "_enabled": "torch._C:_is_multithreading_enabled",
     "_global_": "torch.nn.modules.module:_global_forward_hooks",
     "_global_optimizer_": "torch.optim.optimizer:_global_optimizer_pre_hooks",
-    "_hooks": "torch.optim.optimizer:_global_optimizer_pre_hooks",
     # the launcher
     "_worker_group": "torch.distributed.elastic.agent.server.api/_worker_group",
     "_assign_worker_ranks": f"{_AGENT}_assign_worker_ranks",
@@ -166,12 +165,12 @@ NAMES = {
 #: of the interpreter, of other packages, parts of words, and folders of the library's own that look like such names
 OTHERS = frozenset(
     """
-    _current_frames _current_exceptions _getframe _exit _Environ _is_owned _lock _holder _GeneratorContextManager
-    _get_running_loop _set_running_loop _on_sigint _ConnectionBase _start_executor_manager_thread _replace
-    _run_module_as_main _run_exitfuncs _shutdown _ncallbacks _actions _option_string_actions _forkserver
-    _forkserver_alive_fd _forkserver_pid _resource_tracker _fd _pid _stdout _FileHandler _LiveLoggingNullHandler
+    _current_frames _current_exceptions _getframe _Environ _is_owned _GeneratorContextManager
+    _get_running_loop _set_running_loop _on_sigint _ConnectionBase _start_executor_manager_thread 
+    _run_module_as_main _run_exitfuncs _ncallbacks _actions _option_string_actions _forkserver
+    _forkserver_alive_fd _forkserver_pid _resource_tracker _stdout _FileHandler _LiveLoggingNullHandler
     _LiveLoggingStreamHandler _callback_metrics _checkpoint_connector _loaded_checkpoint _logger_connector
-    _sampler _initial_global_step _reset_state _register_deepspeed_module _id _b _seconds _ahead _inheriting _step
+    _initial_global_step _reset_state _register_deepspeed_module _id _b _ahead _inheriting 
     """.split()  # noqa: SIM905  (two words a line would be two pages)
 )
 

@@ -211,7 +211,7 @@ def test_memory_that_cannot_be_asked_for(monkeypatch: Patch, name: str) -> None:
 def test_this_torch_has_what_the_page_says() -> None:
     """In an interpreter of its own: it imports much of torch."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.private_names"]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    found = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert found.returncode == 0, found.stdout + found.stderr
 
 

@@ -37,7 +37,7 @@ SENTENCE = "not _this one"
 def _sleep(): pass
 '''
     )
-    (tmp_path / "two.py").write_text("thing._field, __name__, _, 'inprocess._z'")
+    (tmp_path / "two.py").write_text("thing._field, __name__, _")
     found = uses(tmp_path)
     assert found.keys() == {"_C", "_a", "_text", "_attribute", "_sleep", "_x", "_y"}
     assert found["_sleep"] == {"one"}
