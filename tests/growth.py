@@ -80,6 +80,8 @@ COUNTED = (
     "modules",
     "loggers",
 )
+#: of an iteration's groups, which end in the background
+ENDING = ("groups", "threads", "descriptors", "sockets")
 #: what the user's own list of exceptions adds in the kind `kept`: the exception, its frames, what is in them
 KEPT_MORE: Mapping[str, float] = {"heap": 8192, "blocks": 80, "rss": 12288, "uss": 20480, "objects": 40}
 #: DistributedDataParallel adds this by itself: see its control
@@ -120,6 +122,7 @@ def run_kind(context: Context) -> Any:
 
 def _body(context: Context, call: Any) -> list[int]:
     rank, size = targets.place_in_world()
+    context.emit("entered", iteration=call.iteration)
     if call.iteration % context.args["every"] == 0:
         context.emit("sample", **_sample(context, call))
     dist.init_process_group(BACKENDS.get(context.args["kind"], "gloo"), timeout=targets.LONG)
@@ -127,7 +130,11 @@ def _body(context: Context, call: Any) -> list[int]:
     _stores.add(call.store)
     targets.check_sum(size)
     if call.iteration < context.args["restarts"]:
-        KINDS[context.args["kind"]](call.iteration % size == rank)
+        try:
+            KINDS[context.args["kind"]](call.iteration % size == rank)
+        except ValueError:  # this rank's own
+            context.emit("raised", iteration=call.iteration)
+            raise
     dist.destroy_process_group()
     return [call.iteration, rank, size]
 
@@ -399,12 +406,30 @@ def series(
     collect: bool = True,
 ) -> dict[tuple[int, str], list[tuple[int, float]]]:
     """(rank, name of a number) -> its values by iteration."""
+    return numbers_of(restart(start, kind, size, restarts, every, deadline, memory, collect))
+
+
+def restart(
+    start: Callable[..., Run],
+    kind: str,
+    size: int,
+    restarts: int,
+    every: int,
+    deadline: float,
+    memory: bool,
+    collect: bool,
+) -> list[Any]:
+    """The ranks, which have restarted so often."""
     target = run_control if kind in CONTROLS else run_kind
     args = {"kind": kind, "restarts": restarts, "every": every, "memory": memory, "collect": collect}
     with contextlib.redirect_stdout(io.StringIO()) as story:
         ranks = start(target, size, args=args).wait(deadline, check=kind not in UNCHECKED)
     assert [rank.exception for rank in ranks] == [None] * size, [rank.trace for rank in ranks]
     assert all(len(rank.of("sample")) > restarts // every for rank in ranks), story.getvalue()
+    return list(ranks)
+
+
+def numbers_of(ranks: Sequence[Any]) -> dict[tuple[int, str], list[tuple[int, float]]]:
     found: dict[tuple[int, str], list[tuple[int, float]]] = {}
     for rank in ranks:
         for event in rank.of("sample"):
@@ -412,6 +437,25 @@ def series(
                 if name in TOLERANCE:
                     found.setdefault((rank.rank, name), []).append((event["iteration"], value))
     return found
+
+
+def latencies(ranks: Sequence[Any]) -> list[float]:
+    """Of each restart, in seconds: from the error of one rank to the function's entry on the last one."""
+    raised = {event["iteration"]: event["t"] for rank in ranks for event in rank.of("raised")}
+    entered: dict[int, float] = {}
+    for event in (event for rank in ranks for event in rank.of("entered")):
+        entered[event["iteration"]] = max(entered.get(event["iteration"], 0.0), event["t"])
+    return [entered[iteration + 1] - at for iteration, at in sorted(raised.items())]
+
+
+def more_than_early(found: Mapping[tuple[int, str], Sequence[tuple[int, float]]]) -> list[str]:
+    """What there is more of at the end of a short run than at its begin: groups, threads, descriptors, sockets."""
+    wrong = []
+    for (rank, name), points in found.items():
+        values = [value for _, value in points]
+        if name in ENDING and min(values[-4:]) > max(values[1:4]):
+            wrong.append(f"{name} of rank {rank}: {values}")
+    return wrong
 
 
 def growth(name: str, values: Sequence[tuple[int, float]]) -> float:
