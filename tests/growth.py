@@ -43,7 +43,7 @@ from inprocess.testing import leaks
 from inprocess.testing.server import become_subreaper
 from tests.harness import Run, start_server
 from tests.harness.child import Context
-from tests.ranks import targets
+from tests.ranks import regrouping, targets
 
 #: what one restart may add on average. Numbers of things: nothing, but for those that are just ending or beginning when
 #: the sample is taken
@@ -125,13 +125,16 @@ def _body(context: Context, call: Any) -> list[int]:
     context.emit("entered", iteration=call.iteration)
     if call.iteration % context.args["every"] == 0:
         context.emit("sample", **_sample(context, call))
-    dist.init_process_group(BACKENDS.get(context.args["kind"], "gloo"), timeout=targets.LONG)
+    kind = context.args["kind"]
+    dist.init_process_group(BACKENDS.get(kind, "gloo"), timeout=targets.LONG, **OPTIONS.get(kind, {}))
+    if kind in OPTIONS:
+        regrouping.reconfigure(call.store, 1)
     _groups.add(dist.group.WORLD)
     _stores.add(call.store)
     targets.check_sum(size)
     if call.iteration < context.args["restarts"]:
         try:
-            KINDS[context.args["kind"]](call.iteration % size == rank)
+            KINDS[kind](call.iteration % size == rank)
         except ValueError:  # this rank's own
             context.emit("raised", iteration=call.iteration)
             raise
@@ -274,6 +277,10 @@ KINDS: dict[str, Callable[[bool], None]] = {
 }
 #: of the default group, where it is not Gloo
 BACKENDS = {"other backends": "foreign"}
+#: and how it is made
+OPTIONS = {"reconfigured": {"enable_reconfigure": True}}
+if regrouping.CAN_RECONFIGURE:
+    KINDS["reconfigured"] = _ordinary
 #: so many times as many restarts: its resident memory levels off later (per restart, in 1,000 of them: 2.0 to 5.5 kB;
 #: in 4,000: 1.5 kB), while its heap, blocks and objects are those of the others
 LONGER = {"pending": 4}
