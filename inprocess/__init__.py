@@ -11,6 +11,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from inprocess import composition  # noqa: F401  (names who implements the core's interfaces)
+
 if TYPE_CHECKING:
     from inprocess.call_wrapper import CallWrapper, current_call
     from inprocess.compose import Compose
@@ -26,11 +28,11 @@ if TYPE_CHECKING:
         TimeoutError,
     )
     from inprocess.heartbeats.launcher import ask_launcher
-    from inprocess.heartbeats.learned import LearnedTimeouts
     from inprocess.heartbeats.watch import Watch, monitored
     from inprocess.kept.registry import on_restart
     from inprocess.live.sampler import ElasticSampler
     from inprocess.live.state import LiveState
+    from inprocess.monitor.learned import LearnedTimeouts
     from inprocess.state import FrozenState, Mode, State, Status
     from inprocess.wrap import Wrapper
 

@@ -1,5 +1,5 @@
-"""A store in an etcd cluster. The code is in `inprocess.stores.etcd`."""
+"""A store in an etcd cluster. The code is in `inprocess.etcd.store`."""
 
-from inprocess.stores.etcd import EtcdStore
+from inprocess.etcd.store import EtcdStore
 
 __all__ = ["EtcdStore"]

@@ -1,5 +1,5 @@
-"""Timeouts that are learned. The code is in `inprocess.heartbeats.learned`."""
+"""Timeouts that are learned. The code is in `inprocess.monitor.learned`."""
 
-from inprocess.heartbeats.learned import LearnedTimeouts
+from inprocess.monitor.learned import LearnedTimeouts
 
 __all__ = ["LearnedTimeouts"]

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from inprocess.stores.etcd import EtcdStore
+    from inprocess.etcd.store import EtcdStore
 else:
 
     def __getattr__(name: str) -> Any:

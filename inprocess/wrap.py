@@ -23,11 +23,10 @@ from inprocess.call.loop import Loop
 from inprocess.call.rank import Hooks
 from inprocess.call_wrapper import CallWrapper
 from inprocess.collectives import nccl_wake
-from inprocess.events import stream
 from inprocess.exception import OptionError
 from inprocess.options import Options
-from inprocess.rank_assignment import ShiftRanks
-from inprocess.system import environment, logs
+from inprocess.protocol.assignment import ShiftRanks
+from inprocess.system import environment, extensions, logs, observers
 from inprocess.system.errors import shown
 
 __all__ = ["CallWrapper", "Wrapper"]
@@ -226,9 +225,11 @@ class Wrapper:
             try:
                 logs.begin()
                 with environment.translated():
-                    return self._call(injector, fn, args, kwargs)
+                    run = functools.partial(self._call, injector, fn, args, kwargs)
+                    instrument = extensions.first("Instrument")
+                    return run() if instrument is None else instrument.call(run)
             finally:
-                stream.leave()
+                observers.leave()
                 logs.leave()
 
         return wrapped  # type: ignore[return-value]

@@ -28,7 +28,7 @@ FILES = (
     "inprocess/interrupt/atomic.py",
     "inprocess/interrupt/judging.py",
     "inprocess/monitor/policy.py",
-    "inprocess/heartbeats/timeouts.py",
+    "inprocess/monitor/timeouts.py",
 )
 TESTS = (
     "tests/unit",

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from inprocess.call import successor
 from inprocess.call.base_store import bind, is_agents, own_address, store_spec, try_factory
 from inprocess.call.job import Job
 from inprocess.call.launch_variables import run_dir
@@ -22,9 +23,6 @@ from inprocess.call.waiting import Absentees
 from inprocess.collectives import nccl
 from inprocess.collectives.deferred_release import held
 from inprocess.exception import OptionError, RestartError, StoreLost, TimeoutError
-from inprocess.failover.arbiter_client import ArbiterClient
-from inprocess.failover.member import Member
-from inprocess.heartbeats.launcher import announce_modules, announce_wrapped
 from inprocess.interrupt.signals import Interrupter
 from inprocess.monitor.board import LEASE, PROGRESS, Board
 from inprocess.monitor.policy import LeaseWatch
@@ -64,7 +62,7 @@ class Agents:
         release: Callable[[], None],
         on_standstill: Callable[[], None],
         ends_by_sigterm: bool,
-        before: ArbiterClient | None = None,
+        before: successor.Contact | None = None,
     ) -> None:
         self._options, self._job, self._membership = options, job, membership
         self.environment = Borrowed(nccl.settings(os.environ))
@@ -82,13 +80,13 @@ class Agents:
             config = dataclasses.replace(config, stacks_signal=signum, stacks_fd=fd)
         self.board = Board.create()
         self._monitor = MonitorProcess(config, self.board)
-        self.member = Member(self._spec, config, self._monitor, job.moved, before)
+        self.successor = successor.successor(self._spec, config, self._monitor, job.moved, before)
         self.thread = MonitorThread(
             self._spec,
             membership,
             JoinRequest(job.entry, job.ticket, options.join == "now", job.owner, self._is_host_a_member()),
             self._monitor,
-            self.member,
+            self.successor,
             self._interrupter.new_gate,
             abort,
             release,
@@ -111,13 +109,20 @@ class Agents:
     def mailbox(self) -> Mailbox:
         return self.thread.mailbox
 
+    @property
+    def served_port(self) -> int | None:
+        """Of the base store, where a monitor of this library serves it."""
+        return self._spec.port if self._serves() else None
+
+    @property
+    def own_store(self) -> bool:
+        """Whether the ranks agree through another store than their launcher's."""
+        return bool(self._spec.factory) or not self._is_agents
+
     @descriptors.explained("the call of the wrapped function cannot begin")
     def open(self) -> None:
         """Start everything. Raises OptionError for a port that is taken, TimeoutError where nobody serves the store."""
-        spec, launch = self._spec, self._job.launch
-        nccl.advise(aloud=launch.rank == 0)
-        announce_wrapped(own_store=bool(spec.factory) or not is_agents(spec.host, spec.port, launch))
-        announce_modules()
+        nccl.advise(aloud=self._job.launch.rank == 0)
         self._interrupter.install()
         self.board.hold()
         self._monitor.start()
@@ -205,7 +210,7 @@ class Agents:
             stack.callback(self._stacks.close)
             stack.callback(self._lent.close)
             stack.callback(self._interrupter.restore)
-            stack.callback(self.member.close)
+            stack.callback(self.successor.close)
             stack.callback(self._monitor.bye, how, why=why)
             stack.callback(self._drop_store)
             stack.callback(self._say_gone, how)
@@ -232,7 +237,11 @@ class Agents:
 
     def _serves(self) -> bool:
         """Whether a monitor of this library serves the base store; otherwise it is torchrun's agent or the user's."""
-        return not self._spec.factory and not is_agents(self._spec.host, self._spec.port, self._job.launch)
+        return not self._spec.factory and not self._is_agents
+
+    @property
+    def _is_agents(self) -> bool:
+        return is_agents(self._spec.host, self._spec.port, self._job.launch)
 
     def _monitor_config(self) -> MonitorConfig:
         options = self._options
@@ -258,7 +267,7 @@ class Agents:
             hard_timeout=options.hard_timeout,
             barrier_timeout=options.barrier_timeout,
             termination_grace_time=options.termination_grace_time,
-            standby_stores=options.standby_stores if self._serves() else 0,
+            standby_stores=options.standby_stores if self._serves() and successor.is_known() else 0,
             store_host=self._job.host,
             logfile=options.logfile_for(self._membership.member),
             pidfile=self._pidfile(),

@@ -10,7 +10,7 @@ all other hooks      ``hook(state) -> state``                 ``hook(state, exce
 
 The number of required positional parameters decides; where a second one is optional, its name does. A hook that returns
 None leaves its input as it is. Parts of a `Compose` are adapted one by one. The library's own assignments take both
-forms, and hide their parameters (`rank_assignment.base.BothForms`): here they have that of 0.4.
+forms, and hide their parameters (`protocol.assignment.BothForms`): here they have that of 0.4.
 """
 
 from __future__ import annotations
@@ -24,8 +24,15 @@ from typing import Any
 
 from inprocess.compose import Compose
 from inprocess.exception import OptionError
-from inprocess.rank_assignment import RankAssignmentCtx, RankFilter, ShiftRanks, Tree
-from inprocess.rank_assignment.base import activate_all, discard_terminated, keep_limits
+from inprocess.protocol.assignment import (
+    RankAssignment,
+    RankAssignmentCtx,
+    RankFilter,
+    ShiftRanks,
+    activate_all,
+    discard_terminated,
+    keep_limits,
+)
 from inprocess.rank_filter import RankFilter as OlderRankFilter
 from inprocess.rank_filter import first_active
 from inprocess.state import FrozenState, Mode, State
@@ -73,8 +80,11 @@ def adapt_rank_assignment(fn: Callable[..., Any], rank_filter: Callable[..., Any
     """
     parts = fn.parts if isinstance(fn, Compose) else (fn,)
     filters = () if rank_filter is None else rank_filter.parts if isinstance(rank_filter, Compose) else (rank_filter,)
-    if any(isinstance(part, Tree) for part in parts) and len(parts) + len(filters) > 1:
-        raise OptionError("rank_assignment: Tree cannot be composed with others: use its layers and world_size_filter")
+    alone = next((part for part in parts if isinstance(part, RankAssignment) and part.instead_of_others), None)
+    if alone is not None and len(parts) + len(filters) > 1:
+        raise OptionError(
+            f"rank_assignment: {type(alone).__name__} cannot be composed with others: {alone.instead_of_others}"
+        )
     assign = _chain([_adapt_assignment(part) for part in parts])
     limit = _chain([_adapt_filter(part) for part in filters])
     return functools.partial(_assign, assign, limit)

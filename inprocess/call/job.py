@@ -16,7 +16,6 @@ import torch.distributed as dist
 from inprocess.call import launch_variables
 from inprocess.call.launch_variables import Launch
 from inprocess.call_wrapper import restarting_call
-from inprocess.events.record import Header
 from inprocess.exception import RestartError
 from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
@@ -96,10 +95,6 @@ class Job:
     def uncount(self) -> None:
         """The call has not begun, and nobody has heard of it: the next one of this process has the same keys."""
         self.calls -= 1
-
-    def header(self) -> Header:
-        """Of the file with this process's events."""
-        return Header(self.launch.job, "rank", self.slot, os.getpid())
 
     @property
     def prefix(self) -> str:

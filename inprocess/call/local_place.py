@@ -7,7 +7,6 @@ import socket
 from collections.abc import Mapping
 
 from inprocess.call.rank import Rank
-from inprocess.hardware import gpu
 from inprocess.protocol import verbs
 from inprocess.system.logs import get_logger, once
 
@@ -26,8 +25,6 @@ class LocalPlace:
         self._asked_with: frozenset[int] = frozenset()
         #: whether this process was not the first of its host in the iteration before
         self._was_behind = False
-        #: its active rank in the first iteration in which it had one
-        self._first_rank: int | None = None
 
     def register(self, rank: Rank) -> None:
         """Once, before the first start round."""
@@ -44,7 +41,6 @@ class LocalPlace:
             self._asked_with = known
         place = rank.do(verbs.place_on_host(iteration, rank.membership, self._neighbors.values()))
         assert rank.state.active_rank is not None
-        self._look_at_the_gpu(rank.state.active_rank)
         number = os.environ.get("LOCAL_RANK", "0")
         if place[0] == 0 and self._was_behind and number != "0":
             once(
@@ -55,19 +51,6 @@ class LocalPlace:
             )
         self._was_behind = place[0] > 0
         return place
-
-    def _look_at_the_gpu(self, rank: int) -> None:
-        """It is not moved back: a program may read RANK again and mean the other GPU, or pass ``device_id``."""
-        if self._first_rank is None:
-            self._first_rank = rank
-        if rank != self._first_rank and not os.environ.get("LOCAL_RANK", "") and gpu.may_take_another():
-            once(
-                log.warning,
-                "this process was rank %d and is rank %d now, and LOCAL_RANK is not set: torch takes the GPU of a NCCL "
-                "group from the rank then, and may take another GPU than before. Set LOCAL_RANK where the ranks are "
-                "started, as launchers do, or pass device_id= to init_process_group()",
-                *(self._first_rank, rank),
-            )
 
 
 def host_name(environ: Mapping[str, str]) -> str:

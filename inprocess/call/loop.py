@@ -7,6 +7,7 @@ all know is in ``rank``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,33 +17,24 @@ from inprocess.attribution import Interruption
 from inprocess.call.agents import Agents
 from inprocess.call.clean_ups import CleanUps
 from inprocess.call.injection import Injector
+from inprocess.call.instrument import Step
 from inprocess.call.job import Job
 from inprocess.call.launch_variables import run_dir
 from inprocess.call.leaving import LeaveSignals, record_of
+from inprocess.call.part import CallContext
 from inprocess.call.rank import Handover, Hooks, Rank
 from inprocess.call.restart import Restarting
 from inprocess.call.start import Starting
 from inprocess.call.user_code import UserCode
 from inprocess.call_wrapper import CallWrapper, set_current
-from inprocess.collectives import nccl
-from inprocess.collectives.coalescing import contexts
-from inprocess.collectives.default_group import default_groups
-from inprocess.collectives.deferred_release import held
-from inprocess.collectives.nccl_bootstrap import bootstrap
-from inprocess.collectives.nccl_shutdown import shutdowns
-from inprocess.collectives.store_clients import store_clients
-from inprocess.events import stream
-from inprocess.events.stream import emit
-from inprocess.exception import Fenced, NobodyLeft, Preempted, RankDiscarded, RestartError, StateLost, StoreLost
-from inprocess.hardware.leftovers import leftovers
-from inprocess.heartbeats.launcher import announce_nobody_left
+from inprocess.exception import Fenced, Preempted, RankDiscarded, RestartError, StateLost, StoreLost
 from inprocess.interrupt import forks
 from inprocess.options import Options
 from inprocess.protocol.phases import RUNNING, TELLS_NOBODY, TRANSITIONS, WITHOUT_STORE, Event, Phase, next_phase
+from inprocess.system import extensions, observers
 from inprocess.system.errors import in_words
-from inprocess.system.heap import heap
-from inprocess.system.interpreter import interpreter
 from inprocess.system.logs import get_logger, locate
+from inprocess.system.observers import emit
 
 log = get_logger("inprocess")
 #: how many past phases and events an error shows
@@ -80,13 +72,13 @@ class Loop:
             contact,
         )
         self._function = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
-        call = rank.call = CallWrapper(rank.agents.board, rank.iteration_store)
-        rank.agents.board.steps = lambda: call._pings
+        rank.call = CallWrapper(rank.agents.board, rank.iteration_store)
+        rank.agents.board.steps = lambda: rank.counts.pings
         bound_args, bound_kwargs = injector.bind(tuple(args), dict(kwargs), rank.call)
         rank.fn = lambda: fn(*bound_args, **bound_kwargs)
         start = Starting(rank, user)
         restart = Restarting(rank, user, start)
-        self._steps: dict[Phase, Callable[[], Event]] = {
+        self._steps: dict[Phase, Step] = {
             Phase.JOIN: start.join,
             Phase.ASSIGN: start.assign,
             Phase.START: start.start,
@@ -102,6 +94,8 @@ class Loop:
             Phase.FAILOVER: restart.fail_over,
             Phase.LEAVE: self._leave,
         }
+        if (instrument := extensions.first("Instrument")) is not None:
+            self._steps = instrument.begin(rank, self._steps)
         self._history: deque[str] = deque(maxlen=HISTORY)
 
     @property
@@ -114,17 +108,10 @@ class Loop:
         rank = self._rank
         try:
             locate(rank.position)
-            stream.begin(run_dir(rank.options.run_dir), rank.job.header)
+            observers.begin(run_dir(rank.options.run_dir), rank.job.launch.job, "rank", rank.job.slot)
             emit("call", function=self._function, world_size=rank.job.world_size, pid=os.getpid())
             forks.tell(self._detach, rank.options.leave_signals)
-            interpreter.begin()
-            heap.begin()
-            leftovers.begin(anew=not rank.job.moved)
-            shutdowns.begin(wakes=rank.hooks.wakes_nccl)
-            contexts.begin()
-            default_groups.begin()
-            store_clients.begin(self._patience)
-            nccl.graphs.begin()
+            rank.parts.call_begins(self._context())
             rank.agents.open()
             self._leave_signals.begin(rank)
             event = None
@@ -142,6 +129,10 @@ class Loop:
             self._raise_leaving()
         value, rank.value = rank.value, None  # this object lives until garbage is collected
         return value
+
+    def _context(self) -> CallContext:
+        rank = self._rank
+        return CallContext(rank.job.calls, rank.job.moved, rank.agents.own_store, rank.hooks.wakes_nccl, self._patience)
 
     def _patience(self) -> float | None:
         """For how long the main thread may show no progress now (seconds); None: for any time."""
@@ -161,7 +152,7 @@ class Loop:
     def _detach(self) -> None:
         """In a process that the user's code has forked."""
         self._rank.agents.detach()
-        self._rank.call._detach()
+        self._rank.controls.detach()
         self._leave_signals.detach()
 
     def _close(self) -> None:
@@ -169,32 +160,22 @@ class Loop:
         set_current(None)
         forks.tell(None)
         self._leave_signals.end()
-        interpreter.end()  # first: closing may raise
-        rank.call._end()
+        rank.controls.end()
         rank.store = None
         rank.failures.drop()
         rank.fn = _nothing  # the user's arguments must not live as long as this object
-        if isinstance(rank.leaving, NobodyLeft):
-            announce_nobody_left(rank.leaving)
         says_nothing = rank.said_so or rank.agents.thread.stays_out
         how = "completed" if rank.leaving is None else "left" if says_nothing else "failed"
         how = how if rank.handover is None else "moved"
         # a rank that goes quietly leaves its MonitorThread waiting for something that may come late or never
         why = "" if rank.leaving is None else in_words(rank.leaving)
-        emit("left", how=how, why=why, pings=rank.call._pings)
+        emit("left", how=how, why=why, pings=rank.counts.pings)
         rank.tell_goodput(how)
-        try:
-            with self._clean_ups:
-                rank.agents.close(how, cut=how in ("failed", "moved") or rank.quietly, why=why)
-            held.end()
-        finally:  # nothing of torch's and Python's stays replaced
-            bootstrap.end()
-            default_groups.end()
-            store_clients.end()
-            contexts.end()
-            shutdowns.end()
-            nccl.graphs.end()
-            heap.end()
+        with contextlib.ExitStack() as closing:  # from the last to the first, each also where another one raises
+            closing.callback(rank.parts.call_ended)
+            closing.enter_context(self._clean_ups)
+            closing.callback(rank.agents.close, how, cut=how in ("failed", "moved") or rank.quietly, why=why)
+            rank.parts.call_ends(rank.leaving)
         if rank.handover is None:
             rank.job.leave(rank.membership)
 

@@ -16,17 +16,18 @@ from inprocess.call.failures import Failures
 from inprocess.call.fault import Fault
 from inprocess.call.goodput import Goodput
 from inprocess.call.job import Job
+from inprocess.call.parts import Parts
 from inprocess.call.story import Story
-from inprocess.call_wrapper import CallWrapper
+from inprocess.call.successor import Contact
+from inprocess.call_wrapper import CallWrapper, Controls, Counts
 from inprocess.exception import BadMessage, Fenced, RankShouldRestart, StoreLost, TimeoutError
-from inprocess.failover.arbiter_client import ArbiterClient
 from inprocess.monitor.board import PING
 from inprocess.options import Options
 from inprocess.protocol import verbs
+from inprocess.protocol.assignment import RankAssignmentCtx
 from inprocess.protocol.ops import Verb
 from inprocess.protocol.phases import TRANSITIONS, Event, Phase
 from inprocess.protocol.repeats import stood_at_once
-from inprocess.rank_assignment import RankAssignmentCtx
 from inprocess.state import FrozenState, Mode
 from inprocess.system import clock
 from inprocess.system.errors import in_words, where
@@ -60,7 +61,7 @@ class Handover:
     """What another loop goes on with, over another store."""
 
     #: with the standby that serves it
-    contact: ArbiterClient
+    contact: Contact
     #: the loss, and with how many active ranks
     fault: Fault
     active_world_size: int
@@ -82,6 +83,7 @@ class Rank:
         self.membership = job.membership()
         self.state = job.state()
         self.phase = Phase.JOIN
+        self.parts = Parts()
         self.failures = Failures(options.max_repeats) if since is None else since.failures
         self.goodput = Goodput(clock.monotonic()) if since is None else since.goodput
         self.value: Any = None
@@ -114,6 +116,14 @@ class Rank:
         """How messages name this rank."""
         return name_of(self.state.rank, self.state.initial_rank)
 
+    @property
+    def controls(self) -> Controls:
+        return Controls(self.call)
+
+    @property
+    def counts(self) -> Counts:
+        return self.controls.counts
+
     def position(self) -> Position:
         """For log lines."""
         job, membership = self.job, self.membership
@@ -132,10 +142,10 @@ class Rank:
 
     def account(self, stood_still: bool = False) -> None:
         """The iteration was interrupted; ``stood_still``: nobody had made progress for a while."""
-        at, call = self.fault.at or clock.monotonic(), self.call
+        at = self.fault.at or clock.monotonic()
         ping = self.agents.board.slots[PING] / 1e9
         at = min(ping or at - self.fault.silent, at) if stood_still else at
-        self.goodput.interrupted(at, call._pings, call._kept)
+        self.goodput.interrupted(at, self.counts.pings, self.counts.kept)
 
     def tell_goodput(self, how: str) -> None:
         """The last line of a call, on the first rank; none where nothing interrupted it."""
@@ -156,7 +166,7 @@ class Rank:
         """Whether there is somebody to ask where the job goes on."""
         if not isinstance(error, StoreLost) or isinstance(error, BadMessage) or self.leaving is not None:
             return False
-        return (self.phase, Event.LOST) in TRANSITIONS and self.agents.member.can_ask
+        return (self.phase, Event.LOST) in TRANSITIONS and self.agents.successor.can_ask
 
     def do(self, verb: Verb[T]) -> T:
         """Carry out a verb of the protocol in the main thread."""
@@ -228,10 +238,10 @@ class Rank:
 
     def stood_at_once(self) -> bool:
         """Whether a soft timeout ended this iteration, and this rank had stood still nearly from its beginning."""
-        until, entered = self.agents.thread.ran_until(self.membership.iteration), self.call._entered
+        until, entered = self.agents.thread.ran_until(self.membership.iteration), self.counts.entered
         if until is None:
             return False
-        return stood_at_once(self.call._pings, until - (entered or until), self.options.soft_timeout)
+        return stood_at_once(self.counts.pings, until - (entered or until), self.options.soft_timeout)
 
     def level(self) -> int:
         """What all ranks know is logged once, by the first rank."""

@@ -8,7 +8,6 @@ from inprocess.call.start import Starting
 from inprocess.call.user_code import UserCode
 from inprocess.collectives.groups import unfinished
 from inprocess.exception import HealthCheckError, RankDiscarded, StoreLost
-from inprocess.kept.registry import registry
 from inprocess.protocol import verbs
 from inprocess.protocol.messages import Arrival, ArrivalKind, Decision, Outcome, Spot
 from inprocess.protocol.phases import Event
@@ -87,14 +86,14 @@ class Restarting:
         if rank.loss is not None:
             return Event.LOST
         rank.value = None
-        registry.reset()
+        rank.parts.function_left()
         self._user.collect()
         spot = self._spot()
         arrival = verbs.alive(
             rank.membership,
             repeats=rank.failures.repeats,
             limit=rank.failures.limit,
-            progressed=rank.call._progressed,
+            progressed=rank.counts.progressed,
             spot=spot,
             hangs=self._hangs(spot),
         )
@@ -115,7 +114,7 @@ class Restarting:
     def _hangs(self, spot: Spot | None) -> int:
         """How many times in a row a rank has hung there before it did anything; 0: this one does not count."""
         rank = self._rank
-        counts = rank.options.max_repeats is not None and not rank.failures.repeats and not rank.call._progressed
+        counts = rank.options.max_repeats is not None and not rank.failures.repeats and not rank.counts.progressed
         if spot is None or not counts or not rank.stood_at_once():
             return 0
         return rank.membership.row.hangs_with(spot.where)
@@ -126,15 +125,15 @@ class Restarting:
         assert rank.loss is not None
         log.warning("%s: store host lost; failing over to a standby: %s", rank.who, rank.loss)
         self._user.forget_exception()
-        found = rank.agents.member.fail_over(rank.membership, rank.loss, rank.who, self._has_done_all())
+        found = rank.agents.successor.fail_over(rank.membership, rank.loss, rank.who, self._has_done_all())
         if found is None:
             return Event.COMPLETED
         rank.value = None
-        registry.reset()
+        rank.parts.function_left()
         self._user.collect()
         rank.account()
         rank.handover = Handover(found.contact, rank.fault, rank.size_before, rank.failures, rank.goodput)
-        rank.job.move(rank.membership, found.verdict, found.contact.host, rank.call._progressed)
+        rank.job.move(rank.membership, found.verdict, found.contact.host, rank.counts.progressed)
         return Event.OK
 
     def _has_done_all(self) -> bool:

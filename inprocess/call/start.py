@@ -10,32 +10,28 @@ import torch.distributed as dist
 
 from inprocess.attribution import Interruption, InterruptionRecord, ranges, standstill, summary
 from inprocess.call.local_place import LocalPlace
+from inprocess.call.part import IterationContext
 from inprocess.call.rank import Rank
 from inprocess.call.thread import Admission
 from inprocess.call.user_code import UserCode
-from inprocess.collectives.default_group import default_groups
 from inprocess.collectives.deferred_release import held
-from inprocess.collectives.nccl_bootstrap import bootstrap
-from inprocess.events.stream import emit
 from inprocess.exception import Fenced, RestartAbort, RestartError, StoreLost, TooFewRanks
-from inprocess.hardware.leftovers import leftovers
-from inprocess.heartbeats.launcher import announce_over
 from inprocess.interrupt import forks
-from inprocess.kept.registry import registry
 from inprocess.protocol import verbs
+from inprocess.protocol.assignment import RankAssignmentCtx
 from inprocess.protocol.keys import JOINING
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import Arrival, ArrivalKind, Decision
 from inprocess.protocol.phases import Event
 from inprocess.protocol.repeats import TRIES
 from inprocess.protocol.rounds import assign_slots
-from inprocess.rank_assignment import RankAssignmentCtx
 from inprocess.state import State
 from inprocess.stores.tcp import PrefixStore
 from inprocess.system import clock
 from inprocess.system.environment import Place
 from inprocess.system.interpreter import sleep_with_progress
 from inprocess.system.logs import get_logger
+from inprocess.system.observers import emit
 from inprocess.system.progress import Progress
 
 log = get_logger("inprocess")
@@ -59,8 +55,6 @@ class Starting:
     def join(self) -> Event:
         """Wait until this process is let in: with all founders, or with a restart of a job that runs."""
         rank = self._rank
-        if rank.job.calls > 1:
-            registry.reset(between_calls=True)  # the call before may have ended without a restart
         timeout = rank.options.barrier_timeout
         begin = clock.monotonic()
         entered: Membership = rank.take_round("entered", JOINING, timeout, "end")
@@ -173,16 +167,11 @@ class Starting:
     def _enter_iteration(self) -> None:
         rank = self._rank
         state = rank.state
-        rank.call._begin(state)
-        bootstrap.begin()
-        leftovers.report(state)
-        if rank.is_reserve:
-            return
-        assert state.active_rank is not None
-        place = Place(state.active_rank, state.active_world_size, *self._local_place.find(rank))
-        rank.agents.environment.show(place, *rank.rendezvous)
-        default_groups.begin_iteration(place.rank, place.world_size, rank.rendezvous)
-        registry.enter(state.active_rank, state.active_world_size)
+        rank.controls.place(state)
+        if state.active_rank is not None:
+            place = Place(state.active_rank, state.active_world_size, *self._local_place.find(rank))
+            rank.agents.environment.show(place, *rank.rendezvous)
+        rank.parts.iteration_begins(IterationContext(state, rank.rendezvous))
 
     def initialize(self) -> Event:
         """The hook of that name."""
@@ -252,7 +241,7 @@ class Starting:
         rank.failures.settle(rank.who, decision)
         if decision.abort:  # the roster stays as it is, on every rank, for another call
             rank.said_so = True
-            announce_over()
+            rank.parts.everybody_leaves()
             emit("abort", why=decision.abort, records=[record.to_dict() for record in decision.records])
             raise RestartAbort(decision.abort) from rank.failures.cause(decision)
         rank.failures.begin()
@@ -270,7 +259,7 @@ class Starting:
                 TRIES,
             )
         rank.has_returned = False
-        rank.call._count_anew()
+        rank.controls.begin_iteration()
         rank.store = rank.value = None
         held.begin()
         rank.agents.board.begin(rank.membership.iteration)
@@ -296,8 +285,8 @@ class Starting:
             repeats=decision.repeats,
             pause=decision.pause / 1e3,
             hangs=decision.hangs,
-            pings=rank.call._pings,
-            kept=rank.call._kept,
+            pings=rank.counts.pings,
+            kept=rank.counts.kept,
         )
 
     def _why(self, decision: Decision) -> str:

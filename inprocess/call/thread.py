@@ -15,8 +15,8 @@ from typing import Any
 
 from inprocess.attribution import Interruption, ranges
 from inprocess.call.mailbox import Mailbox
+from inprocess.call.successor import Successor
 from inprocess.collectives.deferred_release import held
-from inprocess.events.stream import emit, is_wanted
 from inprocess.exception import (
     BadMessage,
     InternalError,
@@ -26,7 +26,6 @@ from inprocess.exception import (
     RestartError,
     StoreLost,
 )
-from inprocess.failover.member import Member
 from inprocess.interrupt import in_flight, whereabouts
 from inprocess.interrupt.gate import Gate
 from inprocess.monitor.process import MonitorProcess
@@ -43,6 +42,7 @@ from inprocess.stores.spec import StoreSpec
 from inprocess.system import clock, descriptors
 from inprocess.system.interpreter import SLICE, interpreter
 from inprocess.system.logs import get_logger
+from inprocess.system.observers import emit, is_wanted
 
 __all__ = ["Admission", "MonitorThread", "RankShouldRestart", "JoinRequest"]
 
@@ -96,7 +96,7 @@ class MonitorThread(threading.Thread):
         membership: Membership,
         request: JoinRequest,
         monitor: MonitorProcess,
-        member: Member,
+        successor: Successor,
         new_gate: Callable[[], Gate],
         abort: Callable[[int], None],
         release: Callable[[], None],
@@ -107,7 +107,7 @@ class MonitorThread(threading.Thread):
         super().__init__(name="inprocess-monitor", daemon=True)
         self.mailbox = Mailbox()
         self._spec, self._request, self._timeout = spec, request, timeout
-        self._monitor, self._member = monitor, member
+        self._monitor, self._successor = monitor, successor
         self._new_gate, self._abort, self._release, self._retry_after = new_gate, abort, release, retry_after
         self._last_ran = last_ran
         self._own = copy.copy(membership)
@@ -297,14 +297,14 @@ class MonitorThread(threading.Thread):
         if not start.go:
             with self._lock:
                 self._over = True
-        first = start.go and not self._member.has_met
+        first = start.go and not self._successor.has_met
         if first:  # before this rank enters: from then on the store may be lost
-            self._member.meet(self._own, store)
+            self._successor.meet(self._own, store)
         self.mailbox.put("start", iteration, start)
         if start.go:
             execute(verbs.forget(iteration, self._own), store)
             if not first:
-                self._member.meet(self._own, store)
+                self._successor.meet(self._own, store)
             held.free()
         else:
             self._release_assignment()

@@ -10,13 +10,10 @@ from typing import Any
 from inprocess.call.rank import Hook, Rank
 from inprocess.call_wrapper import set_current
 from inprocess.collectives.coalescing import contexts
-from inprocess.collectives.deferred_release import held
 from inprocess.collectives.gloo import shutdown_gloo_connections
 from inprocess.collectives.gloo_lost import lost_operations
 from inprocess.collectives.nccl_bootstrap import bootstrap
-from inprocess.events.stream import emit
 from inprocess.exception import Fenced, RankShouldRestart, asks_for_end
-from inprocess.hardware.leftovers import leftovers
 from inprocess.interrupt import forks, torch_state
 from inprocess.interrupt.gate import Interrupted, Raised, Returned
 from inprocess.interrupt.judging import let_go
@@ -25,9 +22,9 @@ from inprocess.protocol import verbs
 from inprocess.protocol.phases import Event, Phase
 from inprocess.stores.connections import shut_connections
 from inprocess.system import clock
-from inprocess.system.heap import heap
 from inprocess.system.interpreter import interpreter
 from inprocess.system.logs import get_logger
+from inprocess.system.observers import emit
 
 log = get_logger("inprocess")
 #: so long inside the function is progress (seconds)
@@ -54,14 +51,13 @@ class UserCode:
         rank.log_restart()
         if rank.is_reserve:
             return self._await_outcome(None)
-        leftovers.enter()
-        heap.enter()
+        rank.parts.function_begins()
         set_current(rank.call)
-        begin = rank.call._entered = clock.monotonic()
+        begin = rank.counts.entered = clock.monotonic()
         try:
             return self.in_window(rank.fn, keep=True)
         finally:
-            rank.call._ran_long = clock.monotonic() - begin >= LONG_INSIDE and not rank.stood_at_once()
+            rank.counts.ran_long = clock.monotonic() - begin >= LONG_INSIDE and not rank.stood_at_once()
 
     def finish(self) -> Event:
         """The function has returned here: wait for the others."""
@@ -97,7 +93,7 @@ class UserCode:
 
     def _may_return(self) -> bool:
         agents = self._rank.agents
-        return agents.member.may_return(self._rank.membership.iteration, lambda: agents.do(verbs.has_begun()))
+        return agents.successor.may_return(self._rank.membership.iteration, lambda: agents.do(verbs.has_begun()))
 
     def in_window(self, fn: Callable[[], Any], keep: bool = False) -> Event:
         """Run user code that a restart may interrupt."""
@@ -108,7 +104,7 @@ class UserCode:
             return Event.INTERRUPTED
         if lease.remaining(rank.agents.board) <= 0:
             lease.kill_self()
-        rank.call._gate, gate.who = gate, rank.who
+        rank.controls.gate, gate.who = gate, rank.who
         self._torch_state = torch_state.capture()
         outcome = gate.run(fn)
         contexts.close()  # before the others are told, and the groups aborted
@@ -146,7 +142,7 @@ class UserCode:
     def _fail(self, error: BaseException) -> bool:
         rank = self._rank
         rank.state = dataclasses.replace(rank.state, fn_exception=error)  # before the abort, which may look at it
-        record = rank.failures.note(error, rank.membership, rank.call._pings)
+        record = rank.failures.note(error, rank.membership, rank.counts.pings)
         emit("raised", **record.to_dict(), lines=rank.failures.lines())
         try:
             return rank.interrupt(record)
@@ -203,8 +199,7 @@ class UserCode:
     def collect(self) -> None:
         """Free what is in reference cycles, as far as it matters."""
         torch_state.forget_backward()
-        held.collect()
-        leftovers.collect()
+        self._rank.parts.collect()
         self._restore_torch_state()  # again: something in a cycle may have changed it on its way out
 
     def _restore_torch_state(self) -> None:

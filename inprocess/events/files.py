@@ -23,7 +23,7 @@ MAX_FILE_BYTES = 4 << 20
 RETRY_S = 5.0
 #: the events are below this in the run directory
 FOLDER = "events"
-#: the role in the name of a file that came through the store, see ``monitor/relay``
+#: the role in the name of a file that came through the store, see ``relay``
 RELAYED = "relayed"
 
 

@@ -143,11 +143,11 @@ def unsubscribe(callback: Callback) -> None:
     raise ValueError(f"{callback!r} is no subscriber")
 
 
-def begin(run_dir: str | None, header: Callable[[], Header]) -> None:
+def begin(run_dir: str | None, job: str, source: str, rank: int) -> None:
     """A call begins: its events go to the subscribers, and to a file in ``run_dir`` where there is one."""
     _stuck[:] = [sink for sink in _stuck if sink.is_writing()]
     if run_dir is not None and all(sink.of != run_dir for sink in (*_sinks, *_stuck)):
-        file = EventFile(run_dir, header())
+        file = EventFile(run_dir, Header(job, source, rank, os.getpid()))
         _add(_Sink(run_dir, file.write, "events", "the run directory", file.close))
     for sink in _sinks:
         sink.begin()

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from inprocess.exception import Fenced, StoreLost, TimeoutError
 from inprocess.failover import rules
 from inprocess.failover.arbiter_client import ArbiterClient, ArbiterClients, Door
-from inprocess.failover.settings import Settings
+from inprocess.monitor.configuration import MonitorConfig
 from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import FailoverOutcome, Verdict, Vote
@@ -67,7 +67,7 @@ class Member:
     def __init__(
         self,
         spec: StoreSpec,
-        settings: Settings,
+        settings: MonitorConfig,
         monitor: Monitor,
         moved: bool,
         before: ArbiterClient | None,

@@ -15,7 +15,7 @@ from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.exception import OptionError, StoreLost, TimeoutError
 from inprocess.failover import rules
 from inprocess.failover.arbiter_server import ArbiterServer
-from inprocess.failover.settings import Settings
+from inprocess.monitor.configuration import MonitorConfig
 from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import Verdict
@@ -51,7 +51,7 @@ class StandbyRole:
 
     def __init__(
         self,
-        config: Settings,
+        config: MonitorConfig,
         spec: StoreSpec,
         current: Callable[[], Membership],
         heard: Callable[[], float | None],
@@ -161,7 +161,7 @@ class Standby:
 
     def __init__(
         self,
-        config: Settings,
+        config: MonitorConfig,
         member: int,
         slot: int,
         spec: StoreSpec,
@@ -228,7 +228,7 @@ class Standby:
 
 
 def keep(
-    config: Settings,
+    config: MonitorConfig,
     connection: Any,
     rosters: Callable[[], Sequence[Sequence[int]]],
     server: ArbiterServer,

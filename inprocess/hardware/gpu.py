@@ -12,7 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from inprocess.call.part import CallContext, IterationContext, Part
+from inprocess.system.logs import get_logger, once
+
 __all__ = [
+    "Binding",
     "Device",
     "Gpu",
     "GpuLost",
@@ -60,6 +64,7 @@ class Gpu:
     address: str  # as the kernel writes it
 
 
+log = get_logger("inprocess")
 _found: dict[Device, str] = {}  # PCI addresses of what NVML knew before
 
 
@@ -78,6 +83,33 @@ def may_take_another() -> bool:
     import torch  # noqa: PLC0415
 
     return cuda_in_use() and torch.cuda.device_count() > 1
+
+
+class Binding:
+    """Warns where a rank that changes may change the GPU. It is not moved back: a program may read RANK again and mean
+    the other GPU, or pass ``device_id``."""
+
+    def __init__(self) -> None:
+        #: this process's active rank in the first iteration of the call in which it had one
+        self._first_rank: int | None = None
+
+    def begin(self, _: CallContext) -> None:
+        self._first_rank = None
+
+    def look(self, context: IterationContext) -> None:
+        """Each iteration."""
+        rank = context.state.active_rank
+        if self._first_rank is None:
+            self._first_rank = rank
+        changes = rank is not None and rank != self._first_rank
+        if changes and not os.environ.get("LOCAL_RANK", "") and may_take_another():
+            once(
+                log.warning,
+                "this process was rank %d and is rank %d now, and LOCAL_RANK is not set: torch takes the GPU of a NCCL "
+                "group from the rank then, and may take another GPU than before. Set LOCAL_RANK where the ranks are "
+                "started, as launchers do, or pass device_id= to init_process_group()",
+                *(self._first_rank, rank),
+            )
 
 
 def cuda_device() -> int:
@@ -270,3 +302,7 @@ def _address(pynvml: Any, handle: Any) -> str:
 
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value  # by version of pynvml
+
+
+_binding = Binding()
+part = Part(call_begins=_binding.begin, iteration_begins=_binding.look)

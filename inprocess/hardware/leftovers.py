@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from inprocess.attribution import name_of
+from inprocess.call.part import Part
 from inprocess.state import FrozenState
 from inprocess.system import clock
 from inprocess.system.errors import PACKAGE
@@ -331,3 +332,9 @@ def in_words(size: int) -> str:
 
 #: one per process
 leftovers = Leftovers()
+part = Part(
+    call_begins=lambda call: leftovers.begin(anew=not call.moved),
+    iteration_begins=lambda iteration: leftovers.report(iteration.state),
+    function_begins=leftovers.enter,
+    collect=leftovers.collect,
+)

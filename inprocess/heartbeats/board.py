@@ -12,7 +12,7 @@ import fcntl
 import mmap
 import os
 
-from inprocess.heartbeats.timeouts import Seen
+from inprocess.monitor.timeouts import Seen
 
 __all__ = ["BEGAN", "PING", "WatchBoard"]
 

@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Any
 
 from inprocess.attribution import one_line
-from inprocess.exception import OptionError, RestartError, TimeoutError
+from inprocess.call.part import CallContext, Part
+from inprocess.exception import NobodyLeft, OptionError, RestartError, TimeoutError
 from inprocess.heartbeats.messages import ACTIONS, MAX_LINE_BYTES, MAX_REASON_LENGTH, Action
 from inprocess.heartbeats.modules import Modules
 from inprocess.monitor.starting import memory_file
@@ -195,3 +196,16 @@ def _answer(connection: socket.socket) -> bytes:
             raise ConnectionError("it hung up")
         received += piece
     return received
+
+
+def _begin(call: CallContext) -> None:
+    announce_wrapped(call.own_store)
+    announce_modules()
+
+
+def _end(error: BaseException | None) -> None:
+    if isinstance(error, NobodyLeft):
+        announce_nobody_left(error)
+
+
+part = Part(call_begins=_begin, everybody_leaves=announce_over, call_ends=_end)

@@ -21,8 +21,8 @@ from inprocess.attribution import one_line
 from inprocess.exception import OptionError, RestartError
 from inprocess.heartbeats.board import PING, WatchBoard
 from inprocess.heartbeats.launcher import ask
-from inprocess.heartbeats.learned import LearnedTimeouts
-from inprocess.heartbeats.timeouts import (
+from inprocess.monitor.learned import LearnedTimeouts
+from inprocess.monitor.timeouts import (
     GIVEN_SECTION,
     LEARNED_FIRST,
     LEARNED_OUTSIDE,

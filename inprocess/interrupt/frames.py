@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
-from inprocess.events import stream
-from inprocess.system import writing
+from inprocess.system import observers, writing
 from inprocess.system.errors import PACKAGE
 
 __all__ = ["call", "codes", "inside", "leave_alone", "places", "room", "whereabouts"]
@@ -94,7 +93,7 @@ def inside(frame: FrameType | None) -> list[CodeType]:
     return found
 
 
-leave_alone(inside.__code__, *writing.whole(), *stream.whole())
+leave_alone(inside.__code__, *writing.whole(), *observers.whole())
 
 
 def room(calls: int = ROOM) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from inprocess.call.part import CallContext, IterationContext, Part
 from inprocess.call_wrapper import restarting_call
 from inprocess.kept import (
     accelerate,
@@ -130,3 +131,17 @@ def on_restart(reset: Reset) -> Reset:
 
 #: one per process
 registry = Registry()
+
+
+def _begin(call: CallContext) -> None:
+    if call.number > 1:
+        registry.reset(between_calls=True)  # the call before may have ended without a restart
+
+
+def _enter(iteration: IterationContext) -> None:
+    state = iteration.state
+    if state.active_rank is not None:
+        registry.enter(state.active_rank, state.active_world_size)
+
+
+part = Part(call_begins=_begin, iteration_begins=_enter, function_left=registry.reset)

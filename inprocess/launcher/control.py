@@ -35,9 +35,9 @@ from inprocess.attribution import one_line
 from inprocess.heartbeats.board import WatchBoard
 from inprocess.heartbeats.messages import ACTIONS, MAX_LINE_BYTES, MAX_REASON_LENGTH
 from inprocess.heartbeats.modules import Modules
-from inprocess.heartbeats.timeouts import Overdue, decide
 from inprocess.launcher.control_socket import listen, peer
 from inprocess.launcher.ft_config import Settings
+from inprocess.monitor.timeouts import Overdue, decide
 from inprocess.system import clock, descriptors, environment, strict_json
 from inprocess.system.json_lines import send_now
 from inprocess.system.logs import get_logger

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn
 
 from inprocess.exception import OptionError
-from inprocess.heartbeats.timeouts import MAX_NAME_LENGTH, Limits
 from inprocess.launcher import ft_launcher
+from inprocess.monitor.timeouts import MAX_NAME_LENGTH, Limits
 from inprocess.options import MAX_DURATION_S, did_you_mean
 from inprocess.system.logs import get_logger
 

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from inprocess.protocol.membership import Membership
+
 __all__ = [
     "Connected",
     "Crashed",
+    "Decided",
     "Dying",
     "Event",
     "HalfLoaded",
@@ -55,6 +58,16 @@ class Crashed:
 
     text: str
     option: bool = False
+
+
+@dataclass(frozen=True)
+class Decided:
+    """Who is in the next iteration (``now``), after this one was interrupted; ``failed``: initial ranks."""
+
+    iteration: int
+    before: Membership
+    now: Membership
+    failed: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -117,6 +130,7 @@ Event: TypeAlias = (
     | Joined
     | LinkLost
     | Crashed
+    | Decided
     | Dying
     | HalfLoaded
     | Interrupted

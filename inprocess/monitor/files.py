@@ -13,10 +13,9 @@ import os
 import stat
 import threading
 
-from inprocess.events import stream
 from inprocess.monitor import pidfile
 from inprocess.monitor.configuration import MonitorConfig
-from inprocess.system import logs
+from inprocess.system import logs, observers
 
 __all__ = ["Files"]
 
@@ -62,7 +61,7 @@ class Files:
 
     def leave_to_another(self) -> None:
         """This process becomes another program: with the standard error that it was started with."""
-        stream.leave()
+        observers.leave()
         logs.leave()
         os.dup2(self._stderr, 2)
 

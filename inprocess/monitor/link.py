@@ -12,7 +12,7 @@ import dataclasses
 import socket
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from inprocess.attribution import InterruptionRecord
 from inprocess.exception import BadMessage, RestartAbort, StoreLost, TimeoutError
@@ -21,19 +21,27 @@ from inprocess.monitor.board import LEASE, Board
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.connections import Connections, driving
 from inprocess.monitor.errands import Errands
-from inprocess.monitor.events import Connected, Event, Interrupted, Joined, Over, Spoken, StandbyChanged, Unbegun, Woken
-from inprocess.monitor.relay import Relay
+from inprocess.monitor.events import (
+    Connected,
+    Decided,
+    Event,
+    Interrupted,
+    Joined,
+    Over,
+    Spoken,
+    StandbyChanged,
+    Unbegun,
+    Woken,
+)
+from inprocess.monitor.roles import StandbyRole
 from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import Decision
 from inprocess.protocol.verbs import joining, watching
 from inprocess.stores.driver import execute
 from inprocess.stores.iteration import IterationServers
-from inprocess.system import clock
+from inprocess.system import clock, extensions
 from inprocess.system.logs import get_logger
-
-if TYPE_CHECKING:
-    from inprocess.failover.standby import StandbyRole
 
 __all__ = ["Link"]
 
@@ -52,13 +60,12 @@ class Link:
         self._config, self._board, self._post = config, board, post
         self._by = f"the monitor of initial rank {config.rank} on {socket.gethostname()}"
         self._connections = Connections(config, post, self._spoiled, self._in_job, predecessor)
-        self._spawn, self._with_store = self._connections.spawn, self._connections.with_store
+        self._spawn, self.with_store = self._connections.spawn, self._connections.with_store
         #: what is done here for the case that the store is lost; None before torch is imported, and without failover
         self._standby: StandbyRole | None = None
         #: no heartbeats any more: the rank votes
         self._moves = threading.Event()
         self._errands = Errands()
-        self.relay = Relay(config, self._with_store)
         self._rendezvous = IterationServers(config.rendezvous_host, config.serve_host, config.bind)
         #: the member's view of the job
         self.membership = config.membership()
@@ -90,7 +97,7 @@ class Link:
 
     def report(self, iteration: int, record: InterruptionRecord) -> None:
         """Interrupt an iteration."""
-        self._spawn(self._with_store, driving(lambda: verbs.interrupt(iteration, record)))
+        self._spawn(self.with_store, driving(lambda: verbs.interrupt(iteration, record)))
 
     def foretell(self, iteration: int, record: InterruptionRecord, died: threading.Event) -> None:
         """The training process is dying: interrupt the others, and get ready to speak for it once it has ``died``."""
@@ -102,7 +109,7 @@ class Link:
         if self.inside:
             self._speak_for(self.member, record)
         else:
-            self._spawn(self._with_store, lambda connection: self._speak_outside(record, connection))
+            self._spawn(self.with_store, lambda connection: self._speak_outside(record, connection))
 
     def identify(self, member: int) -> None:
         """Who the rank is: a founder that has arrived, or the id on its ticket."""
@@ -121,7 +128,7 @@ class Link:
 
     def ask_begun(self) -> None:
         """Posts Unbegun where the job has not begun."""
-        self._spawn(self._with_store, self._ask_begun)
+        self._spawn(self.with_store, self._ask_begun)
 
     def say_gone(self) -> None:
         """The rank has said all by itself; posts Spoken."""
@@ -178,24 +185,22 @@ class Link:
     # --- threads ------------------------------------------------------------------------------------------------
 
     def _loaded(self) -> None:
-        if self._config.standby_stores:
-            from inprocess.failover.standby import StandbyRole  # noqa: PLC0415  (imports torch)
-
-            self._standby = StandbyRole(
+        if self._config.standby_stores:  # only now: it imports torch
+            self._standby = extensions.first("StandbyRole")(
                 self._config,
                 self._connections.spec,
                 lambda: self.membership,
                 lambda: self.limits.beaten_at(self.lease_until),
                 self._spawn,
-                self._with_store,
+                self.with_store,
                 changed=lambda: self._post(StandbyChanged()),
                 ended=self.ended,
                 stop_serving=self.stop_serving,
             )
         if not self._identified.is_set():
-            self._spawn(self._with_store, self._ask_identity)
-        self._spawn(self._with_store, self._follow)
-        self._spawn(self._with_store, self._watch)
+            self._spawn(self.with_store, self._ask_identity)
+        self._spawn(self.with_store, self._follow)
+        self._spawn(self.with_store, self._watch)
 
     def _in_job(self) -> bool:
         """Or its rank, which may have learned of it sooner: the store that is lost is not that of the call before."""
@@ -215,7 +220,7 @@ class Link:
         self.ended.set()
         self._post(Woken())
         with contextlib.suppress(StoreLost, TimeoutError):
-            self._with_store(driving(lambda: verbs.give_up(iteration, str(error))))
+            self.with_store(driving(lambda: verbs.give_up(iteration, str(error))))
 
     # --- following the job --------------------------------------------------------------------------------------
 
@@ -307,8 +312,8 @@ class Link:
         before = self.membership
         self._move(Membership.apply, decision)
         if iteration > verbs.JOINING:
-            failed = {record.initial_rank for record in decision.records if record.initial_rank is not None}
-            self.relay.happened(iteration, before, self.membership, failed)
+            failed = (record.initial_rank for record in decision.records if record.initial_rank is not None)
+            self._post(Decided(iteration, before, self.membership, frozenset(failed)))
         self._tell_interrupted(iteration)
 
     def _tell_interrupted(self, iteration: int) -> None:
@@ -402,11 +407,11 @@ class Link:
     def _speak_out(self, member: int, action: Callable[[Any], None], ahead: bool) -> None:
         try:
             try:
-                self._with_store(action)
+                self.with_store(action)
             except StoreLost:
                 if not ahead:
                     raise
-                self._with_store(action)  # the connection was made ahead, perhaps it alone was lost since
+                self.with_store(action)  # the connection was made ahead, perhaps it alone was lost since
         finally:
             self.speaking.discard(member)
         self._post(Spoken(member))
@@ -438,7 +443,7 @@ class Link:
             # usually all leave together; a next call then finds no server of this one
             execute(verbs.await_over(FAREWELL_S), connection)
 
-        self._with_store(action)
+        self.with_store(action)
         self._post(Spoken(self.member))
 
     def _gone(self, member: int, connection: Any) -> None:
@@ -457,4 +462,4 @@ class Link:
         self._post(Over(True))
 
     def _everybody_has_gone(self, patience: float) -> bool:
-        return self._with_store(driving(lambda: verbs.await_over(patience, self.membership.known)))
+        return self.with_store(driving(lambda: verbs.await_over(patience, self.membership.known)))

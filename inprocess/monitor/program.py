@@ -20,21 +20,18 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from inprocess.attribution import Interruption, InterruptionRecord, one_line
-from inprocess.events import stream
-from inprocess.events.record import Header
-from inprocess.monitor import events, policy, relay, stacks
+from inprocess.monitor import events, policy, roles, stacks
 from inprocess.monitor.board import WATCHED, Board
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.dying import LastMoments
 from inprocess.monitor.endings import codes, how_died
 from inprocess.monitor.files import Files
-from inprocess.monitor.incidents import IncidentReports, become
 from inprocess.monitor.link import Link
-from inprocess.monitor.live_file import LiveFile
 from inprocess.protocol import verbs
-from inprocess.system import cgroup, clock, descriptors, procfs
+from inprocess.system import cgroup, clock, descriptors, observers, procfs
 from inprocess.system.json_lines import Lines, send_now
 from inprocess.system.logs import Position, get_logger, locate
+from inprocess.system.observers import emit
 
 __all__ = ["Monitor", "main"]
 
@@ -65,8 +62,8 @@ class Monitor:
             self._poll.register(fd, select.POLLIN)
         self._link = Link(config, board, self.post, predecessor)
         locate(self._position)
-        stream.begin(config.run_dir, lambda: Header(config.job, "monitor", config.rank, os.getpid()))
-        stream.emit("watching", training_pid=config.training_pid)
+        observers.begin(config.run_dir, config.job, "monitor", config.rank)
+        emit("watching", training_pid=config.training_pid)
         self._oom_kills = cgroup.oom_kills()
         self._last = LastMoments(config, board, training)
         self._is_process_one = config.training_pid == 1
@@ -87,9 +84,8 @@ class Monitor:
         #: moments (s) with something to do then
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._exit: int | None = None
-        self._incidents = IncidentReports(config.run_dir, config.job, config.call)
         self._completed = False
-        self._live = LiveFile(config, board, self._link, training, self.post)
+        self._witness = roles.witness(roles.MonitorView(config, board, self._link, training, self.post, self._at))
 
     def post(self, event: events.Event) -> None:
         """Give the main thread an event; from any thread."""
@@ -100,7 +96,7 @@ class Monitor:
         """Protect the rank until there is nothing left to do; answers the exit code."""
         self.tell(ready=os.getpid())
         self._link.start()
-        self._live.start()
+        self._witness.start()
         while self._exit is None:
             self._turn()
         return self._exit
@@ -158,7 +154,7 @@ class Monitor:
                 silent = (now - (seen.ping or seen.progress)) / 1e9
                 record = action.record.noticed(now / 1e9, clock.name(), silent)
                 self._link.report(action.iteration, record)
-                stream.emit("no_progress", record=record.to_dict(), silent_for=silent)
+                emit("no_progress", record=record.to_dict(), silent_for=silent)
                 self._look_at_process()
                 log.warning("iteration %d: %s", action.iteration, record)
             else:
@@ -205,7 +201,7 @@ class Monitor:
             if descriptors.await_readable(self._training, self._config.termination_grace_time):
                 return
         self._end_rank(self._deadly)
-        stream.emit("killed", record=record.to_dict(), at_once=True)
+        emit("killed", record=record.to_dict(), at_once=True)
         done = f"sent signal {self._deadly} to" if self._is_process_one else "killed"
         log.error("%s the training process %d: %s", done, self._pid, record)
         if not descriptors.await_readable(self._training, self._config.termination_grace_time):
@@ -218,7 +214,7 @@ class Monitor:
         return dataclasses.replace(record, interruption=Interruption.UNRESPONSIVE)
 
     def _tell_end(self, record: InterruptionRecord) -> None:
-        stream.emit("killed", record=record.to_dict(), at_once=False)
+        emit("killed", record=record.to_dict(), at_once=False)
         log.error("ending the training process %d: %s", self._pid, record)
 
     def _end_rank(self, signum: int) -> None:
@@ -251,11 +247,11 @@ class Monitor:
 
     def _look_at_process(self) -> None:
         """What the kernel says of the rank: stopped, waiting for a device, running."""
-        stream.emit("process", **procfs.state_of(self._pid))
+        emit("process", **procfs.state_of(self._pid))
 
     def _take_stacks(self) -> None:
         if self._config.stacks_signal and (threads := stacks.take(self._training, self._config)):
-            stream.emit("stacks", threads=threads)
+            emit("stacks", threads=threads)
 
     def _stacks_for_others(self) -> list[dict[str, Any]]:
         """Of a rank that runs and does not answer. While it is in the call it handles the signal: before it leaves, it
@@ -278,13 +274,13 @@ class Monitor:
         seen, status = self._board.snapshot(), self._last.status()
         how = how_died(status)
         log.warning("the training process %d is gone: %s", self._pid, how)
-        stream.emit("died", how=how, **codes(status), oom_kills=cgroup.oom_kills() - self._oom_kills)
+        emit("died", how=how, **codes(status), oom_kills=cgroup.oom_kills() - self._oom_kills)
         self._go_on_without(seen, how)
 
     def _go_on_without(self, seen: policy.Snapshot, how: str) -> None:
         """This monitor speaks for its rank from now on."""
-        self._link.relay.happened(seen.iteration, self._link.membership, None, {self._config.rank})
-        self._on_incident(seen.iteration, 1)
+        self._witness.decided(seen.iteration, self._link.membership, None, {self._config.rank})
+        self._witness.on_incident(seen.iteration, 1)
         self._finish(lambda: self._last.tell(self._link, how), self._config.barrier_timeout)
 
     def _on_control(self) -> None:
@@ -308,7 +304,7 @@ class Monitor:
         if how == "moved":
             membership = self._link.membership
             if membership.included:  # the store that was lost may have had a decision without this member
-                self._on_incident(membership.iteration, membership.roster.index(membership.member))
+                self._witness.on_incident(membership.iteration, membership.roster.index(membership.member))
             self._protecting = False
             self._leave()
             return
@@ -379,7 +375,7 @@ class Monitor:
             case events.Spoken(member):
                 self._on_spoken(member)
             case events.Interrupted(iteration, turn):
-                self._on_incident(iteration, turn)
+                self._witness.on_incident(iteration, turn)
             case events.StacksWanted(answer):
                 answer(self._stacks_for_others())
             case _:
@@ -390,6 +386,8 @@ class Monitor:
             case events.Dying():
                 if self._protecting and self._lost_at is None:
                     self._last.foretell(self._link)
+            case events.Decided(iteration, before, now, failed):
+                self._witness.decided(iteration, before, now, failed)
             case events.Unbegun():
                 self._leave_unbegun()
             case events.StandbyChanged():
@@ -412,28 +410,12 @@ class Monitor:
         else:
             self._exit = DONE
 
-    def _on_incident(self, iteration: int, turn: int) -> None:
-        """``turn``: how many members are to have its report written before this one."""
-        if self._config.run_dir is not None:
-            self._at(relay.SEND_S, self._link.relay.send)
-            self._at(relay.FETCH_S, self._link.relay.fetch)
-        if (seconds := self._incidents.happened(iteration, turn)) is not None:
-            self._at(seconds, self._write_report)
-
-    def _write_report(self) -> None:
-        if again := self._incidents.write():
-            self._at(again, self._write_report)
-
     def leave(self) -> list[str] | None:
         """When the events have been written; the program that this process becomes, None: it ends."""
-        self._link.relay.leave()
-        can_end = self._live.leave()
-        command = self._incidents.last(self._completed)
+        can_end = self._witness.leave()
         if not can_end:
             self._give_back()
-            if command is not None:
-                self._incidents.start(command)
-            return None
+        command = self._witness.last(self._completed, can_end)
         if command is not None:  # the training process does not wait for it, and a next call may need the port
             self._link.stop_serving()
             self.tell(lingering=True, idle=True)
@@ -454,7 +436,7 @@ class Monitor:
             self._leave()
         elif self._lost_at is None and not self._link.ended.is_set():
             log.error("store lost: %s", text)
-            stream.emit("store_lost", text=text)
+            emit("store_lost", text=text)
             self._lost_at = clock.monotonic_ns()
 
 
@@ -483,7 +465,7 @@ def main(config_fd: int, control: int, board: int, training: int, predecessor: i
         log.error("the monitor failed: %s", shortage or error, exc_info=not shortage)
     finally:
         try:
-            stream.leave()
+            observers.leave()
             command = monitor.leave()
             files.close()
             if command is not None:
@@ -506,3 +488,17 @@ def start_again(config_fd: int, config: MonitorConfig, files: Files) -> NoReturn
         file.write(dataclasses.replace(config, full_torch=True).to_json())
     files.leave_to_another()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def become(command: list[str]) -> NoReturn:
+    """This process goes on as that program, and nothing else of it: no thread, no descriptor. Raises OSError."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the folder is closed by now
+            os.set_inheritable(int(name), False)
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    for fd in range(3):
+        os.dup2(nothing, fd)
+    os.chdir("/")
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
+    os.execv(command[0], command)

@@ -2,7 +2,7 @@
 
 The rank lends a signal to ``faulthandler``, whose handler is C and needs no interpreter lock: it writes the Python
 stacks of all threads to memory that the monitor reads through ``/proc``. The signal is sent where SIGTERM follows, and,
-where somebody asks for the stacks (`live_file`), to a rank that does not answer and is not stopped.
+where somebody asks for the stacks (`events.status_file`), to a rank that does not answer and is not stopped.
 """
 
 from __future__ import annotations

@@ -5,11 +5,12 @@ interrupted while ranks are being assigned; it is then assigned again from the *
 terminated. An assignment must therefore not remember "what I did last time" as if it had come true.
 """
 
+from inprocess.protocol.assignment import RankAssignment, RankAssignmentCtx, RankFilter, ShiftRanks
+
 from ..exception import RankDiscarded
-from .base import RankAssignment, RankAssignmentCtx, RankFilter
 from .gather import gather
 from .groups import FilterCountGroupedByKey, FilterGroupedByKey
-from .order import ActivateAllRanks, ActiveWorldSizeDivisibleBy, FillGaps, MaxActiveWorldSize, ShiftRanks
+from .order import ActivateAllRanks, ActiveWorldSizeDivisibleBy, FillGaps, MaxActiveWorldSize
 from .tree import Layer, LayerFlag, Tree
 
 __all__ = [

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 
+from inprocess.protocol.assignment import BothForms, RankAssignmentCtx, discard_terminated
+
 from ..exception import OptionError
 from ..options import seconds
 from ..state import FrozenState
-from .base import BothForms, RankAssignmentCtx, discard_terminated
 from .gather import gather, name_of_turn
 
 __all__ = ["FilterCountGroupedByKey", "FilterGroupedByKey", "check_key", "key_of"]

@@ -1,13 +1,13 @@
-"""Assignments that look only at the order of ranks: shift, fill gaps, and limits of the active world size. Pure."""
+"""Assignments that look only at the order of ranks: fill gaps, and limits of the active world size. Pure."""
 
 from __future__ import annotations
 
 import bisect
 
-from ..rank_filter import positive
-from .base import BothForms, RankAssignmentCtx, RankFilter, activate_all, renumber
+from inprocess.protocol.assignment import BothForms, RankAssignmentCtx, RankFilter, activate_all, renumber
+from inprocess.rank_filter import positive
 
-__all__ = ["ActivateAllRanks", "ActiveWorldSizeDivisibleBy", "FillGaps", "MaxActiveWorldSize", "ShiftRanks"]
+__all__ = ["ActivateAllRanks", "ActiveWorldSizeDivisibleBy", "FillGaps", "MaxActiveWorldSize"]
 
 
 class ActivateAllRanks(BothForms):
@@ -16,19 +16,6 @@ class ActivateAllRanks(BothForms):
     def _assign(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         ctx.limits.clear()
         return activate_all(ctx)
-
-
-class ShiftRanks(BothForms):
-    """The survivors keep their order and close the gaps to the left::
-
-        before   0 X 2 3 X X 6 7
-        after    0   1 2     3 4
-
-    Every rank is active, as far as the filters composed with it allow.
-    """
-
-    def _assign(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
-        return renumber(ctx, lambda rank, terminated: rank - bisect.bisect_left(terminated, rank))
 
 
 class FillGaps(BothForms):

@@ -15,13 +15,13 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from inprocess.protocol.assignment import BothForms, RankAssignmentCtx
 from inprocess.system import strict_json
 
 from ..exception import InternalError, OptionError, RankDiscarded
 from ..rank_filter import positive
 from ..state import Mode
 from . import plan
-from .base import BothForms, RankAssignmentCtx
 from .gather import publish, read
 from .groups import check_key, gather_next, key_of
 
@@ -115,6 +115,8 @@ class Tree(BothForms):
         OptionError: an argument has the wrong type; at the call: keys or results that cannot be used.
         RankDiscarded: at the call: this rank belongs to a terminated branch.
     """
+
+    instead_of_others = "use its layers and world_size_filter"
 
     def __init__(self, layers: Sequence[Layer], world_size_filter: Callable[[int], int] | None = None) -> None:
         if isinstance(layers, Layer) or not layers or not all(isinstance(layer, Layer) for layer in layers):

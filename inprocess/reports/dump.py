@@ -1,6 +1,6 @@
 """The stacks of all ranks, now: asks through the run directory, waits for the answers, and prints them.
 
-The monitor of each rank answers, see ``monitor/live_file``. What was written for the request is removed at the end.
+The monitor of each rank answers, see ``events/status_file``. What was written for the request is removed at the end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from inprocess.attribution import one_line, ranges
-from inprocess.events import live_files
+from inprocess.events import status_files
 from inprocess.reports.evidence import of_the_function
 from inprocess.reports.live_reading import RankNow
 from inprocess.system import clock, procfs
@@ -29,7 +29,7 @@ LOOK_S = 0.1
 LINES, OTHERS = 12, 20
 #: what monitors write for a request
 _ANSWER = re.compile(r"monitor-.*\.json(\.\d+)?")
-#: as `live_files.parse_dump` gives it
+#: as `status_files.parse_dump` gives it
 Answer = dict[str, Any]
 #: where any thread of Python begins
 _START = f"{os.sep}threading.py:"
@@ -46,12 +46,12 @@ def ask(run_dir: str, ranks: Sequence[RankNow], timeout: float) -> dict[int, Ans
     name = secrets.token_hex(8)
     waiting = {rank.name: rank for rank in ranks if rank.is_running and not rank.is_stale}
     found: dict[int, Answer] = {}
-    with look(run_dir, live_files.FOLDER) as folder, folder.below(live_files.REQUESTS) as requests:
+    with look(run_dir, status_files.FOLDER) as folder, folder.below(status_files.REQUESTS) as requests:
         os.close(requests.create(name))
         try:
             until = clock.monotonic() + timeout
             while waiting:
-                for rank, answer in _answers(folder, live_files.DUMP + name, waiting):
+                for rank, answer in _answers(folder, status_files.DUMP + name, waiting):
                     found[rank.live["initial_rank"]] = answer
                 if (left := until - clock.monotonic()) <= 0:
                     break
@@ -59,7 +59,7 @@ def ask(run_dir: str, ranks: Sequence[RankNow], timeout: float) -> dict[int, Ans
         finally:
             requests.remove(name)
             with contextlib.suppress(OSError):  # an answer that comes just now; a monitor removes it one day
-                folder.remove_below(live_files.DUMP + name, _ANSWER)
+                folder.remove_below(status_files.DUMP + name, _ANSWER)
     for rank in ranks:
         if rank.live["initial_rank"] not in found:
             found[rank.live["initial_rank"]] = _silent(rank, timeout)
@@ -80,7 +80,7 @@ def _answers(live: Folder, name: str, waiting: dict[str, RankNow]) -> Iterator[t
 
 def _read(folder: Folder, name: str) -> Answer:
     try:
-        return live_files.parse_dump(folder.read(name, live_files.MAX_DUMP_BYTES + 1))
+        return status_files.parse_dump(folder.read(name, status_files.MAX_DUMP_BYTES + 1))
     except (OSError, ValueError) as error:
         return {"why": f"its answer cannot be read: {error}", "threads": [], "process": {}}
 

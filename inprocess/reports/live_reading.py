@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inprocess.attribution import one_line
-from inprocess.events import live_files
+from inprocess.events import status_files
 from inprocess.reports.reading import MAX_FILES, MAX_PROBLEMS
 from inprocess.system import clock, private_folder, strict_json
 from inprocess.system.listening import connect_address
@@ -33,7 +33,7 @@ _LIVE = re.compile(r".*\.json", re.DOTALL)
 class RankNow:
     """One live file."""
 
-    #: its fields, as `live_files.parse` gives them
+    #: its fields, as `status_files.parse` gives them
     live: dict[str, Any]
     #: when it was read (seconds since 1970)
     at: float
@@ -52,7 +52,7 @@ class RankNow:
     @property
     def is_stale(self) -> bool:
         """Nobody renews it, though its rank is said to run: its monitor is gone, its host, or the disk."""
-        return self.is_running and self.age > live_files.stale_after(self.live)
+        return self.is_running and self.age > status_files.stale_after(self.live)
 
     def to_json(self) -> dict[str, Any]:
         """The file's fields, and ``stale`` and ``age``."""
@@ -65,7 +65,7 @@ def read(run_dir: str) -> tuple[list[RankNow], list[str]]:
     Raises:
         OSError: there is no such directory, or it has none.
     """
-    below = os.path.join(run_dir, live_files.FOLDER)
+    below = os.path.join(run_dir, status_files.FOLDER)
     if not os.path.isdir(run_dir):
         raise FileNotFoundError(f"{run_dir} is no directory")
     if not os.path.isdir(below):
@@ -73,7 +73,7 @@ def read(run_dir: str) -> tuple[list[RankNow], list[str]]:
             f"no folder 'live' in {run_dir}: a job writes one with Wrapper(run_dir=...), INPROCESS_RUN_DIR=... or "
             "`inprocess run --run-dir ...`"
         )
-    with private_folder.look(run_dir, live_files.FOLDER) as folder:
+    with private_folder.look(run_dir, status_files.FOLDER) as folder:
         return _read(folder)
 
 
@@ -82,8 +82,8 @@ def _read(folder: private_folder.Folder) -> tuple[list[RankNow], list[str]]:
     problems: list[str] = []
     for name in folder.names(_LIVE)[:MAX_FILES]:
         try:
-            data = folder.read(name, live_files.MAX_FILE_BYTES + 1)
-            found.append(RankNow(live_files.parse(data), clock.wall(), name))
+            data = folder.read(name, status_files.MAX_FILE_BYTES + 1)
+            found.append(RankNow(status_files.parse(data), clock.wall(), name))
         except FileNotFoundError:  # just removed, as nobody needs it any more
             continue
         except (OSError, ValueError) as error:
@@ -113,7 +113,7 @@ def fetch(address: str) -> tuple[list[RankNow], list[str]]:
     problems: list[str] = []
     for number, each in enumerate(ranks[:MAX_FILES]):
         try:
-            found.append(RankNow(live_files.parse(each), clock.wall()))
+            found.append(RankNow(status_files.parse(each), clock.wall()))
         except ValueError as error:
             problems.append(f"{url}: entry {number}: {one_line(str(error)[:300], 200)}")
     return found, problems[:MAX_PROBLEMS]

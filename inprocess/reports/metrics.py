@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inprocess.events.live_files import stale_after
+from inprocess.events.status_files import stale_after
 from inprocess.reports.accounting import Accounting, Loss, total
 from inprocess.reports.incident import AROUND, PHASES
 from inprocess.reports.verdict import CLASSES

@@ -19,7 +19,7 @@ from inprocess.reports.reading import lines
 from inprocess.reports.writer import FOLDER, SUMMARY, read_summary
 from inprocess.system.private_folder import Folder, look
 
-__all__ = ["Sources", "live_files"]
+__all__ = ["Sources", "status_files"]
 
 #: files of events, and lines of each, that are looked into for the beginning of a job
 MAX_FIRST, MAX_LINES = 64, 1000
@@ -39,7 +39,7 @@ class Sources:
     def read(self) -> tuple[list[Accounting], list[dict[str, Any]]]:
         """Where the time of each job went, as far as that was written, and the live files."""
         self._read_summary()
-        ranks = live_files(self._run_dir)
+        ranks = status_files(self._run_dir)
         known = {time.job for time in self._summary}
         wanted = {rank["job"] for rank in ranks} - known
         if wanted - self._begun.keys() or not (known or self._begun):
@@ -58,7 +58,7 @@ class Sources:
             self._mark, self._summary = mark, read_summary(self._run_dir) or self._summary
 
 
-def live_files(run_dir: str) -> list[dict[str, Any]]:
+def status_files(run_dir: str) -> list[dict[str, Any]]:
     """What the monitors last wrote of their ranks. What is no such file is left out."""
     try:
         found, _ = live_reading.read(run_dir)

@@ -1,6 +1,6 @@
 """The program that writes the incidents of a run directory: a folder for each, with its report as JSON and as a page.
 
-A monitor process starts it, see ``monitor/incidents``. Each file is replaced as a whole, so a reader never sees half of
+A monitor process starts it, see ``events/incidents``. Each file is replaced as a whole, so a reader never sees half of
 one. What is there already, and would say the same, is left alone; what was incomplete is written again.
 """
 

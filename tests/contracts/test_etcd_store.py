@@ -17,15 +17,16 @@ from typing import Any
 
 import pytest
 
+from inprocess.etcd import job as etcd_job
+from inprocess.etcd.cluster import Expired, range_of
+from inprocess.etcd.gateway import Refused
 from inprocess.etcd_store import EtcdStore
 from inprocess.exception import OptionError, StoreLost
 from inprocess.protocol.messages import JoinMode
 from inprocess.protocol.ops import Add, Claim, Set, Verb, Wait
-from inprocess.stores import driver, etcd_job
+from inprocess.stores import driver
 from inprocess.stores import tcp as store
 from inprocess.stores.connections import cut
-from inprocess.stores.etcd_cluster import Expired, range_of
-from inprocess.stores.etcd_gateway import Refused
 from inprocess.stores.spec import JobIdentity
 from tests.harness.etcd import ETCD, MISSING, EtcdCluster
 

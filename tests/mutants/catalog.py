@@ -1749,7 +1749,7 @@ SIMULATED = (
     ),
 )
 
-limits = _in("heartbeats/timeouts.py", "tests/unit/test_launcher_timeouts.py", "tests/threads/test_control.py")
+limits = _in("monitor/timeouts.py", "tests/unit/test_launcher_timeouts.py", "tests/threads/test_control.py")
 shown = _in("heartbeats/board.py", "tests/threads/test_control.py")
 watch = _in("heartbeats/*.py", "tests/threads/test_control.py")
 control = _in("launcher/*.py", "tests/threads/test_control.py")
@@ -2154,10 +2154,17 @@ LEFTOVERS = (
         "test_leftovers",
         "garbage_stays",
         "garbage on the GPU waits for the interpreter's next collection",
-        "        leftovers.collect()\n",
+        "    collect=leftovers.collect,\n",
+        file="hardware/leftovers.py",
     ),
-    _loop("test_groups", "cycles_stay", "groups in reference cycles outlive a restart", "        held.collect()\n"),
-    _loop("test_leftovers", "nothing_is_said", "nobody is told who holds on", "        leftovers.report(state)\n"),
+    _loop("test_groups", "cycles_stay", "groups in reference cycles outlive a restart", "collect=held.collect, "),
+    _loop(
+        "test_leftovers",
+        "nothing_is_said",
+        "nobody is told who holds on",
+        "    iteration_begins=lambda iteration: leftovers.report(iteration.state),\n",
+        file="hardware/leftovers.py",
+    ),
     _loop(
         "test_leftovers",
         "value_stays",
@@ -2441,10 +2448,10 @@ NCCL = (
         "        _forget_defaults()\n",
         "",
     ),
-    _in("call/user_code.py", "tests/ranks/test_groups.py")(
+    _in("call/parts.py", "tests/ranks/test_groups.py")(
         "nothing_is_frozen",
         "no collection of a restart knows what is old, so groups in cycles stay",
-        "        heap.enter()\n",
+        "function_begins=heap.enter, ",
         "",
     ),
     _in("system/heap.py", "tests/unit/test_heap.py")(
@@ -2740,7 +2747,7 @@ EVENTS = (
 
 reports = _in("reports/*.py", "tests/unit/test_reports.py")
 incidents = _in("reports/*.py", "tests/unit/test_incident_files.py")
-writers = _in("monitor/incidents.py", "tests/unit/test_incident_files.py")
+writers = _in("events/incidents.py", "tests/unit/test_incident_files.py")
 REPORTS = (
     reports(
         "stopped_is_a_gil_hang",
@@ -2879,11 +2886,11 @@ NEIGHBOURS = (
         'return original("env://", *place, **kwargs)',
         "return original(url, *place, **kwargs)",
     ),
-    local_place(
+    _in("hardware/gpu.py", "tests/unit/test_local_place.py")(
         "no_word_of_another_gpu",
         "without LOCAL_RANK a process whose rank has changed may use another GPU, and nobody says so",
-        "if rank != self._first_rank and",
-        "if rank == self._first_rank and",
+        "rank is not None and rank != self._first_rank",
+        "rank is not None and rank == self._first_rank",
     ),
     debug_server(
         "a_debug_server_of_before_is_stopped",

@@ -14,8 +14,8 @@ import pytest
 
 from inprocess.events import Event, Header, files, parse, recent, stream, subscribe, unsubscribe
 from inprocess.events.record import MAX_LINE_BYTES
-from inprocess.events.stream import emit
 from inprocess.system import clock, logs, writing
+from inprocess.system.observers import emit
 
 #: a ceiling, not a duration (seconds)
 SOON = 20.0
@@ -91,7 +91,9 @@ def header() -> Header:
 
 def begin(run_dir: Path) -> Path:
     """Where the file is."""
-    stream.begin(str(run_dir), header)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "Header", lambda *_: header())
+        stream.begin(str(run_dir), "29500", "rank", 3)
     return Path(files.EventFile(str(run_dir), header()).path)
 
 

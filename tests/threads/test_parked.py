@@ -207,7 +207,7 @@ def test_the_interrupt_finds_the_main_thread_about_to_give_the_lock_back(gate: G
 
     assert gate.run(fn) == Interrupted()
     assert not lock.locked()
-    assert gate._raised_where.startswith(f"{__file__}:")
+    assert gate.raised_where.startswith(f"{__file__}:")
 
 
 class InterruptedLock:

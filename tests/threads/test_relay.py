@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from inprocess.events import relay
 from inprocess.events.digest import MAX_BYTES, cut
 from inprocess.events.files import EventFile
 from inprocess.events.record import Event, Header
+from inprocess.events.relay import Relay
 from inprocess.exception import StoreLost
-from inprocess.monitor import relay
 from inprocess.monitor.configuration import MonitorConfig
-from inprocess.monitor.relay import Relay
 from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
 from inprocess.stores import serving

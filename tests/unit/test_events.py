@@ -354,13 +354,13 @@ def test_the_schema_is_json() -> None:
 
 
 def emitted() -> Iterator[str]:
-    """First arguments of `emit` and `stream.emit` in the modules that import it from `events.stream`, or the module."""
+    """First arguments of `emit` in the modules that import it."""
     for path in (ROOT / "inprocess").rglob("*.py"):
         source = path.read_text()
-        if not re.search(r"^ *from inprocess\.events(\.stream)? import .*\b(emit|stream)\b", source, re.MULTILINE):
+        if not re.search(r"^ *from inprocess\.system\.observers import .*\bemit\b", source, re.MULTILINE):
             continue
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("emit", "stream.emit"):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "emit":
                 assert isinstance(node.args[0], ast.Constant), f"{path}:{node.lineno}: the kind is no literal"
                 yield node.args[0].value
 

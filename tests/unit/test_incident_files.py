@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from inprocess.monitor import incidents
-from inprocess.monitor.incidents import FIRST_S, NEXT_S, IncidentReports
+from inprocess.events import incidents
+from inprocess.events.incidents import FIRST_S, NEXT_S, IncidentReports
 from inprocess.reports import writer
 from inprocess.reports.history import histories
 from inprocess.reports.incident import all_incidents

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inprocess.exception import OptionError
-from inprocess.heartbeats import learned
-from inprocess.heartbeats.timeouts import (
+from inprocess.learned import LearnedTimeouts
+from inprocess.monitor import learned
+from inprocess.monitor.timeouts import (
     LEARNED_FIRST,
     LEARNED_OUTSIDE,
     LEARNED_PING,
@@ -25,7 +26,6 @@ from inprocess.heartbeats.timeouts import (
     Seen,
     decide,
 )
-from inprocess.learned import LearnedTimeouts
 
 from . import hostile
 from .hostile import fuzz

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from inprocess.call.local_place import LocalPlace, host_name
+from inprocess.call.local_place import host_name
+from inprocess.call.part import IterationContext
 from inprocess.exception import BadMessage
 from inprocess.hardware import gpu
 from inprocess.protocol import verbs
 from inprocess.protocol.keys import MAX_TICKETS
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import Arrival, ArrivalKind, dump
+from inprocess.state import State
 from tests.sim.engine import SimStore
 
 from .verbs import do
@@ -110,7 +112,9 @@ def test_without_a_local_rank_another_rank_may_mean_another_gpu(
     if local_rank is not None:
         monkeypatch.setenv("LOCAL_RANK", local_rank)
     monkeypatch.setattr(gpu, "may_take_another", lambda: several)
-    place = LocalPlace()
+    binding = gpu.Binding()
     for rank in ranks:
-        place._look_at_the_gpu(rank)
+        state = State(rank, 2)
+        state.activate_all_ranks()
+        binding.look(IterationContext(state.freeze(), ("127.0.0.1", 1)))
     assert [("was rank 1 and is rank 0" in message) for message in caplog.messages] == [True] * told

@@ -16,7 +16,7 @@ from inprocess.reports import metrics, sources, writer
 from inprocess.reports.accounting import Accounting, Loss
 from inprocess.reports.incident import PHASES
 from inprocess.reports.metrics import BUCKETS, METRICS, Counters, Family, Histogram, families
-from inprocess.reports.sources import Sources, live_files
+from inprocess.reports.sources import Sources, status_files
 from inprocess.reports.verdict import CLASSES
 from inprocess.system.listening import connect_address, listen_address
 
@@ -200,13 +200,13 @@ def put(run_dir: Path, *ranks: dict[str, Any]) -> None:
 
 
 def test_live_files(tmp_path: Path) -> None:
-    assert live_files(str(tmp_path)) == []
+    assert status_files(str(tmp_path)) == []
     put(tmp_path, live(0), live(1))
     (tmp_path / "live" / "half.json").write_text('{"format": "inprocess-')
     (tmp_path / "live" / "rank-1.json.77").write_text(json.dumps(live(7)))
     os.mkfifo(tmp_path / "live" / "pipe.json")
     (tmp_path / "live" / "link.json").symlink_to(tmp_path / "live" / "rank-0.json")
-    assert live_files(str(tmp_path)) == [live(0), live(1)]
+    assert status_files(str(tmp_path)) == [live(0), live(1)]
 
 
 def test_before_the_first_incident_the_first_rank_says_when_the_job_began(write: Written, tmp_path: Path) -> None:

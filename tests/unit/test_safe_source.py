@@ -41,6 +41,7 @@ REASONS = {
     ("__main__.py", "import_module"): "names from a table in the file",
     ("launcher/warm_worker.py", "import_module"): "what a worker of this job has imported, or the user names",
     ("system/light_torch.py", "import_module"): "constant names",
+    ("system/extensions.py", "import_module"): "names from the table in composition.py",
     ("tools/inject_fault.py", "import_module"): "constant names",
     (
         "live/tree.py",

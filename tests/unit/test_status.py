@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from inprocess import __main__ as command
-from inprocess.events import live_files
+from inprocess.events import status_files
 from inprocess.reports import dump, live_reading, status
 from inprocess.reports.live_reading import RankNow, current, fetch, read
 from inprocess.system import clock
@@ -131,7 +131,7 @@ BROKEN = {
     "less than nothing": live(rank=-1),
     "a long text": live(host="x" * 400),
     "an unknown state": live(state="fine"),
-    "a long file": json.dumps(live(more="x" * live_files.MAX_FILE_BYTES)).encode(),
+    "a long file": json.dumps(live(more="x" * status_files.MAX_FILE_BYTES)).encode(),
     "a field is missing": {name: value for name, value in live().items() if name != "wall_time"},
 }
 
@@ -414,4 +414,4 @@ def test_an_answer_that_cannot_be_read(tmp_path: Path, broken: bytes) -> None:
 
 def test_the_page_has_all_fields() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", DOCUMENT.read_text(), re.MULTILINE)
-    assert [row for row in rows if row in live_files.FIELDS] == list(live_files.FIELDS)
+    assert [row for row in rows if row in status_files.FIELDS] == list(status_files.FIELDS)

@@ -1,18 +1,29 @@
-"""What all rank assignments share: the context they change, their base classes, and how a rank is given its place."""
+"""What all rank assignments share, and the one that is the default: survivors keep their order and close the gaps."""
 
 from __future__ import annotations
 
 import abc
+import bisect
 import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any, overload
 
-from ..attribution import name_of
-from ..exception import RankDiscarded
-from ..rank_filter import keep_active
-from ..state import Mode, State
+from inprocess.attribution import name_of
+from inprocess.exception import RankDiscarded
+from inprocess.rank_filter import keep_active
+from inprocess.state import Mode, State
 
-__all__ = ["RankAssignment", "RankAssignmentCtx", "RankFilter"]
+__all__ = [
+    "BothForms",
+    "RankAssignment",
+    "RankAssignmentCtx",
+    "RankFilter",
+    "ShiftRanks",
+    "activate_all",
+    "discard_terminated",
+    "keep_limits",
+    "renumber",
+]
 
 
 @dataclasses.dataclass
@@ -41,6 +52,9 @@ class RankAssignment(abc.ABC):
 
     Or as in nvidia-resiliency-ext 0.2, in a subclass: ``(state, terminated_ranks) -> (state, terminated_ranks)``.
     """
+
+    #: what to use in place of a `Compose` with others, where it has to stand alone
+    instead_of_others = ""
 
     @abc.abstractmethod
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
@@ -123,3 +137,16 @@ def renumber(ctx: RankAssignmentCtx, new_rank: Callable[[int, list[int]], int]) 
     state.world_size -= len(terminated)
     ctx.terminated_ranks, ctx.joined = set(), set()
     return activate_all(ctx)
+
+
+class ShiftRanks(BothForms):
+    """The survivors keep their order and close the gaps to the left::
+
+        before   0 X 2 3 X X 6 7
+        after    0   1 2     3 4
+
+    Every rank is active, as far as the filters composed with it allow.
+    """
+
+    def _assign(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        return renumber(ctx, lambda rank, terminated: rank - bisect.bisect_left(terminated, rank))

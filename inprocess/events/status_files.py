@@ -1,6 +1,6 @@
 """The live files below a run directory: how each rank is now, and its stacks where somebody asks. Their format, no IO.
 
-``docs/status.md`` lists the fields. A monitor process writes them, see ``monitor/live_file``.
+``docs/status.md`` lists the fields. A monitor process writes them, see ``status_file``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """How the rank is now, as a small file in the run directory, and its stacks where somebody asks for them.
 
 One daemon thread of the monitor does all of it, and nobody waits for that: a disk that hangs keeps this thread alone.
-Everything that it tells comes from the board, the link and ``/proc``. The rank itself does nothing for it, but for its
+Everything that it tells comes from the board, the job and ``/proc``. The rank itself does nothing for it, but for its
 stacks: these its watchdog takes. Where no answer comes, the main thread of the monitor takes them from outside, since
-it alone knows that the rank has not left the call. ``events/live_files`` has the format.
+it alone knows that the rank has not left the call. ``events/status_files`` has the format.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from inprocess.events import live_files
+from inprocess.events import status_files
 from inprocess.events.files import file_name
 from inprocess.events.record import Header
 from inprocess.monitor import pidfile
 from inprocess.monitor.board import STACKS_BYTES, Board
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.events import StacksWanted
-from inprocess.monitor.link import Link
+from inprocess.monitor.roles import JobView
 from inprocess.protocol.phases import Phase
 from inprocess.system import clock, descriptors, private_folder, procfs, strict_json
 from inprocess.system.logs import get_logger
 
-__all__ = ["LiveFile"]
+__all__ = ["StatusFile"]
 
 log = get_logger("inprocess.monitor")
 #: how often it looks for requests, and for the answer of its rank (seconds)
@@ -55,27 +55,27 @@ MAX_REASONS = 5
 _REQUEST = re.compile(r"[A-Za-z0-9-]{1,100}")
 _SLOT = re.compile(r"monitor-(\d+)-.*\.json")
 _BESIDE = re.compile(rf"{_SLOT.pattern}\.\d+")
-_DUMP = re.compile(live_files.DUMP + _REQUEST.pattern)
+_DUMP = re.compile(status_files.DUMP + _REQUEST.pattern)
 _ANSWER = re.compile(rf"{_SLOT.pattern}(\.\d+)?")
 
 
-class LiveFile:
+class StatusFile:
     """Of one monitor. Without a run directory it does nothing.
 
     Args:
         config: of the monitor.
         board: of its rank.
-        link: what is known of the job.
+        job: what is known of it.
         training: pidfd of the training process.
         post: gives the monitor's main thread an event.
     """
 
     def __init__(
-        self, config: MonitorConfig, board: Board, link: Link, training: int, post: Callable[[StacksWanted], None]
+        self, config: MonitorConfig, board: Board, job: JobView, training: int, post: Callable[[StacksWanted], None]
     ) -> None:
-        self._config, self._board, self._link, self._training, self._post = config, board, link, training, post
+        self._config, self._board, self._job, self._training, self._post = config, board, job, training, post
         self._run_dir = config.run_dir or ""
-        self._requests = os.path.join(self._run_dir, live_files.FOLDER, live_files.REQUESTS)
+        self._requests = os.path.join(self._run_dir, status_files.FOLDER, status_files.REQUESTS)
         self._host = socket.gethostname()
         self._name = file_name(Header(config.job, "monitor", config.rank, os.getpid(), self._host), ending="json")
         self._ending = threading.Event()
@@ -128,35 +128,35 @@ class LiveFile:
 
     @property
     def _interval(self) -> float:
-        return max(live_files.INTERVAL_S, len(self._link.membership.roster) / RENEWALS_PER_S)
+        return max(status_files.INTERVAL_S, len(self._job.membership.roster) / RENEWALS_PER_S)
 
     @property
     def _is_first(self) -> bool:
-        membership = self._link.membership
+        membership = self._job.membership
         return membership.roster[:1] == (membership.member,)
 
     def _renew(self) -> None:
         with self._folder() as folder:
-            folder.below(live_files.REQUESTS).close()  # this user's own, whoever may ask one day
+            folder.below(status_files.REQUESTS).close()  # this user's own, whoever may ask one day
             folder.replace(self._name, json.dumps(self._status(), separators=(",", ":")).encode() + b"\n")
             self._disk_time = folder.stat(self._name).st_mtime
 
     def _folder(self) -> private_folder.Folder:
-        return private_folder.own(self._run_dir, live_files.FOLDER)
+        return private_folder.own(self._run_dir, status_files.FOLDER)
 
     def _status(self) -> dict[str, Any]:
         config, seen, now = self._config, self._board.snapshot(), clock.monotonic()
-        beat_at = self._link.heartbeat_at
+        beat_at = self._job.heartbeat_at
         is_placed = seen.active + seen.reserves > 0
         state = self._state(seen.left)
         fields = [] if state == "dead" else pidfile.stat_fields(config.training_pid)
         pings = seen.ping and seen.phase is Phase.RUN and not seen.reserve  # as for `soft_timeout`
         progress = seen.ping if pings else seen.progress
         return {
-            "format": live_files.FORMAT,
-            "version": live_files.VERSION,
-            "job": config.job[: live_files.MAX_TEXT],
-            "host": self._host[: live_files.MAX_TEXT],
+            "format": status_files.FORMAT,
+            "version": status_files.VERSION,
+            "job": config.job[: status_files.MAX_TEXT],
+            "host": self._host[: status_files.MAX_TEXT],
             "pid": config.training_pid,
             "monitor_pid": os.getpid(),
             "initial_rank": config.rank,
@@ -195,7 +195,7 @@ class LiveFile:
         if changed == self._changed and not self._answered:
             return
         self._changed = changed
-        with self._folder() as folder, folder.below(live_files.REQUESTS) as requests:
+        with self._folder() as folder, folder.below(status_files.REQUESTS) as requests:
             found = frozenset(requests.names(_REQUEST))
             # one whose program was killed may lie there for long; a monitor that is new does not answer it
             recent = {name for name, age in self._aged(requests, found) if age < REQUEST_S}
@@ -207,17 +207,17 @@ class LiveFile:
     def _answer(self, names: Sequence[str]) -> None:
         config = self._config
         told = {
-            "format": live_files.DUMP_FORMAT,
-            "version": live_files.VERSION,
-            "job": config.job[: live_files.MAX_TEXT],
-            "host": self._host[: live_files.MAX_TEXT],
+            "format": status_files.DUMP_FORMAT,
+            "version": status_files.VERSION,
+            "job": config.job[: status_files.MAX_TEXT],
+            "host": self._host[: status_files.MAX_TEXT],
             "pid": config.training_pid,
             "initial_rank": config.rank,
             **self._take(),
         }
-        with self._folder() as folder, folder.below(live_files.REQUESTS) as requests:
+        with self._folder() as folder, folder.below(status_files.REQUESTS) as requests:
             for name, _ in self._aged(requests, names):  # nobody waits for the others any more
-                with folder.below(live_files.DUMP + name) as answers:
+                with folder.below(status_files.DUMP + name) as answers:
                     answers.replace(self._name, json.dumps(told).encode())
 
     def _take(self) -> dict[str, Any]:
@@ -249,7 +249,7 @@ class LiveFile:
     # --- what others have left --------------------------------------------------------------------------------------
 
     def _tidy(self) -> None:
-        with self._folder() as folder, folder.below(live_files.REQUESTS) as requests:
+        with self._folder() as folder, folder.below(status_files.REQUESTS) as requests:
             slots: dict[str, list[tuple[float, str]]] = {}
             for name, age in self._aged(folder, folder.names(_SLOT)):
                 slots.setdefault(name.split("-")[1], []).append((age, name))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from inprocess.exception import OptionError
-from inprocess.heartbeats.timeouts import SAFETY_FACTOR, Limit, Limits, Observed, longer, section_limit
+from inprocess.monitor.timeouts import SAFETY_FACTOR, Limit, Limits, Observed, longer, section_limit
 from inprocess.system import strict_json
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ import os
 import signal
 import subprocess
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 from inprocess.system.logs import get_logger
 
-__all__ = ["IncidentReports", "become"]
+__all__ = ["IncidentReports"]
 
 log = get_logger("inprocess.monitor")
 #: how long after the decision the first one writes, so that the restart is over, and the others look for it (seconds)
@@ -113,17 +113,3 @@ class IncidentReports:
                 os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
         except OSError as error:
             log.warning("run_dir=%r: no report of the incident was written: %s", self._run_dir, error)
-
-
-def become(command: list[str]) -> NoReturn:
-    """This process goes on as that program, and nothing else of it: no thread, no descriptor. Raises OSError."""
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the folder is closed by now
-            os.set_inheritable(int(name), False)
-    nothing = os.open(os.devnull, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    for fd in range(3):
-        os.dup2(nothing, fd)
-    os.chdir("/")
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, 19)
-    os.execv(command[0], command)

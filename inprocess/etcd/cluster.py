@@ -17,9 +17,9 @@ import urllib.parse
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from inprocess.etcd.gateway import NO_ANSWER, Gateway, Refused, Stream
 from inprocess.exception import OptionError
 from inprocess.stores.connections import shut
-from inprocess.stores.etcd_gateway import NO_ANSWER, Gateway, Refused, Stream
 from inprocess.system import clock
 from inprocess.system.listening import MAX_PORT
 

@@ -23,9 +23,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from inprocess.etcd.cluster import Cluster, Expired, is_value, put, range_of
 from inprocess.exception import OptionError, TimeoutError
 from inprocess.protocol.messages import JoinMode
-from inprocess.stores.etcd_cluster import Cluster, Expired, is_value, put, range_of
 from inprocess.stores.spec import JobIdentity
 from inprocess.system import clock
 from inprocess.system.logs import get_logger

@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 
-from inprocess.events import live_files
-from inprocess.monitor import live_file
+from inprocess.events import status_file, status_files
+from inprocess.events.status_file import StatusFile
 from inprocess.monitor.board import ASKED, LENGTH, STACKS_BYTES, Board, Snapshot
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.events import StacksWanted
-from inprocess.monitor.live_file import LiveFile
 from inprocess.progress_watchdog import ProgressWatchdog
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.phases import Phase
@@ -61,7 +60,7 @@ class Kept:
         )
         self.link = SimpleNamespace(membership=Membership(member, (0, 1)), heartbeat_at=None)
         self.wanted: list[StacksWanted] = []
-        self.live = LiveFile(config, self.board, self.link, self.pidfd, self.wanted.append)  # type: ignore[arg-type]
+        self.live = StatusFile(config, self.board, self.link, self.pidfd, self.wanted.append)  # type: ignore[arg-type]
 
     def start(self) -> RankNow:
         self.live.start()
@@ -69,7 +68,7 @@ class Kept:
 
     def rank(self) -> RankNow:
         """Once there is a file."""
-        folder = Path(self.run_dir, live_files.FOLDER)
+        folder = Path(self.run_dir, status_files.FOLDER)
         until(lambda: folder.is_dir() and list(folder.glob("*.json")))
         (found,), problems = read(self.run_dir)
         assert problems == []
@@ -87,10 +86,10 @@ class Kept:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_file, "LOOK_S", 0.01)
-    monkeypatch.setattr(live_file, "ANSWER_S", 0.1)
-    monkeypatch.setattr(live_file, "OUTSIDE_S", 0.1)
-    monkeypatch.setattr(live_files, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(status_file, "LOOK_S", 0.01)
+    monkeypatch.setattr(status_file, "ANSWER_S", 0.1)
+    monkeypatch.setattr(status_file, "OUTSIDE_S", 0.1)
+    monkeypatch.setattr(status_files, "INTERVAL_S", 0.01)
 
 
 @pytest.fixture
@@ -139,7 +138,7 @@ def test_it_does_not_mix_two_iterations(kept: Kept, monkeypatch: pytest.MonkeyPa
 
 def test_files_are_private(kept: Kept) -> None:
     kept.start()
-    folder = Path(kept.run_dir, live_files.FOLDER)
+    folder = Path(kept.run_dir, status_files.FOLDER)
     modes = {stat.S_IMODE(each.stat().st_mode) for each in (folder, folder / "requests")}
     (file,) = folder.glob("*.json")
     assert modes == {0o700} and stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -161,7 +160,7 @@ def test_the_last_word(kept: Kept, how: str, state: str) -> None:
 
 def test_without_a_run_directory_there_is_no_thread(kept: Kept) -> None:
     config = MonitorConfig(member=0, roster=(0,), store="")
-    live = LiveFile(config, kept.board, kept.link, kept.pidfd, kept.wanted.append)  # type: ignore[arg-type]
+    live = StatusFile(config, kept.board, kept.link, kept.pidfd, kept.wanted.append)  # type: ignore[arg-type]
     live.start()
     live.leave()
     assert live._thread.ident is None
@@ -181,7 +180,7 @@ def test_a_disk_that_hangs_keeps_one_thread(kept: Kept, monkeypatch: pytest.Monk
     assert asked.wait(SOON)
     begin = clock.monotonic()
     assert not kept.live.leave()
-    assert clock.monotonic() - begin < live_file.LAST_S + 1.0 and kept.live._thread.is_alive()
+    assert clock.monotonic() - begin < status_file.LAST_S + 1.0 and kept.live._thread.is_alive()
     answers.set()
 
 
@@ -211,7 +210,7 @@ def ask(kept: Kept, timeout: float = SOON) -> dict[str, Any]:
 
 
 def left_over(kept: Kept) -> list[str]:
-    folder = Path(kept.run_dir, live_files.FOLDER)
+    folder = Path(kept.run_dir, status_files.FOLDER)
     return [str(path) for path in folder.rglob("*") if path.suffix != ".json" and path.name != "requests"]
 
 
@@ -267,7 +266,7 @@ def test_what_is_no_answer(kept: Kept, text: bytes) -> None:
 
 @pytest.mark.parametrize(("how", "why"), [("dies", "the rank has ended"), ("leaves", "the rank has left the call")])
 def test_it_goes_meanwhile(kept: Kept, monkeypatch: pytest.MonkeyPatch, how: str, why: str) -> None:
-    monkeypatch.setattr(live_file, "ANSWER_S", SOON)
+    monkeypatch.setattr(status_file, "ANSWER_S", SOON)
     kept.start()
     os.kill(kept.process.pid, signal.SIGSTOP)
     found: list[dict[str, Any]] = []
@@ -285,7 +284,7 @@ def test_it_goes_meanwhile(kept: Kept, monkeypatch: pytest.MonkeyPatch, how: str
 
 
 def test_the_monitor_goes_while_it_asks(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_file, "ANSWER_S", SOON)
+    monkeypatch.setattr(status_file, "ANSWER_S", SOON)
     kept.start()
     found: list[dict[str, Any]] = []
     asking = threading.Thread(target=lambda: found.append(ask(kept)))
@@ -335,7 +334,7 @@ def test_the_monitor_is_gone(kept: Kept) -> None:
 
 def test_an_old_request_and_an_odd_name(kept: Kept) -> None:
     """A monitor that is new answers none whose program is gone for long; nothing outside the folder is written."""
-    folder = Path(kept.run_dir, live_files.FOLDER, live_files.REQUESTS)
+    folder = Path(kept.run_dir, status_files.FOLDER, status_files.REQUESTS)
     folder.mkdir(parents=True)
     for name in ("old", ".hidden", "a b"):
         (folder / name).touch()
@@ -365,9 +364,9 @@ def made(folder: Path, name: str, age: float) -> Path:
 
 
 def test_old_files_go(kept: Kept) -> None:
-    folder = Path(kept.run_dir, live_files.FOLDER)
+    folder = Path(kept.run_dir, status_files.FOLDER)
     folder.mkdir(0o700)
-    day = live_file.OLD_S + 60
+    day = status_file.OLD_S + 60
     gone = [
         made(folder, "monitor-0-a-1.json", day),
         made(folder, "monitor-7-a-2.json", day),
@@ -391,13 +390,13 @@ def test_nothing_goes_behind_a_link(
     victim.mkdir(0o700)
     names = ("monitor-0-a-1.json", "monitor-7-a-2.json.2", "precious")
     for each in (*names, "dump-2", "requests"):
-        made(victim, each, live_file.OLD_S + 60)
+        made(victim, each, status_file.OLD_S + 60)
     link = Path(kept.run_dir, name)
     link.parent.mkdir(0o700, parents=True, exist_ok=True)
     link.symlink_to(victim)
     os.utime(link, (1, 1), follow_symlinks=False)
-    monkeypatch.setattr(live_file, "TIDY_S", 0.0)
-    monkeypatch.setattr(live_file, "LOOK_S", 0.01)
+    monkeypatch.setattr(status_file, "TIDY_S", 0.0)
+    monkeypatch.setattr(status_file, "LOOK_S", 0.01)
     rounds = []
     monkeypatch.setattr(kept.live, "_tidy", lambda tidy=kept.live._tidy: rounds.append(1) or tidy())
     kept.live.start()
@@ -410,9 +409,9 @@ def test_nothing_goes_behind_a_link(
 
 def test_only_the_first_rank_tidies(tmp_path: Path) -> None:
     kept = Kept(tmp_path, member=1)
-    folder = Path(kept.run_dir, live_files.FOLDER)
+    folder = Path(kept.run_dir, status_files.FOLDER)
     folder.mkdir(0o700)
-    old = made(folder, "monitor-0-a-1.json.1", live_file.OLD_S + 60)
+    old = made(folder, "monitor-0-a-1.json.1", status_file.OLD_S + 60)
     try:
         kept.live.start()
         first = kept.rank().live["time"]

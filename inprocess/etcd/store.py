@@ -4,7 +4,7 @@ Every operation is one transaction, sent to whichever endpoint answers. It may b
 between carrying it out and answering, so each is made to have the effect of one. A wait is a watch, one HTTP response
 that goes on until the key is there.
 
-Keys, below those of a generation, see ``etcd_job``: ``data/<key>``, what the store holds; ``mark/<id>``, the last
+Keys, below those of a generation, see ``job``: ``data/<key>``, what the store holds; ``mark/<id>``, the last
 addition of one connection.
 
 A counter to which only ones were added holds ``COUNTED``, and its number is the key's version: etcd counts how often a
@@ -21,8 +21,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store as _Store
 
-from inprocess.exception import OptionError, StoreLost
-from inprocess.stores.etcd_cluster import (
+from inprocess.etcd.cluster import (
     Cluster,
     Done,
     Found,
@@ -35,7 +34,8 @@ from inprocess.stores.etcd_cluster import (
     range_of,
     raw,
 )
-from inprocess.stores.etcd_job import Entrance, Generations, leave_at_exit
+from inprocess.etcd.job import Entrance, Generations, leave_at_exit
+from inprocess.exception import OptionError, StoreLost
 from inprocess.stores.spec import JobIdentity
 from inprocess.stores.tcp import StoreMixin
 from inprocess.system import clock

@@ -1,0 +1,82 @@
+"""The parts of a call in their order: what begins first ends last."""
+
+from __future__ import annotations
+
+import contextlib
+
+from inprocess.call.part import CallContext, IterationContext, Part
+from inprocess.collectives import nccl
+from inprocess.collectives.coalescing import contexts
+from inprocess.collectives.default_group import default_groups
+from inprocess.collectives.deferred_release import held
+from inprocess.collectives.nccl_bootstrap import bootstrap
+from inprocess.collectives.nccl_shutdown import shutdowns
+from inprocess.collectives.store_clients import store_clients
+from inprocess.system import extensions
+from inprocess.system.heap import heap
+from inprocess.system.interpreter import interpreter
+
+__all__ = ["Parts"]
+
+
+def _show_group(context: IterationContext) -> None:
+    state = context.state
+    if state.active_rank is not None:
+        default_groups.begin_iteration(state.active_rank, state.active_world_size, context.rendezvous)
+
+
+#: behind those of the extensions, which so see an iteration first, and its garbage last
+CORE = (
+    Part(call_begins=lambda _: interpreter.begin(), call_ends=lambda _: interpreter.end()),
+    Part(call_begins=lambda _: heap.begin(), function_begins=heap.enter, call_ended=heap.end),
+    Part(call_begins=lambda call: shutdowns.begin(wakes=call.wakes_nccl), call_ended=shutdowns.end),
+    Part(call_begins=lambda _: contexts.begin(), call_ended=contexts.end),
+    Part(call_begins=lambda _: default_groups.begin(), iteration_begins=_show_group, call_ended=default_groups.end),
+    Part(call_begins=lambda call: store_clients.begin(call.patience), call_ended=store_clients.end),
+    Part(call_begins=lambda _: nccl.graphs.begin(), call_ended=nccl.graphs.end),
+    Part(iteration_begins=lambda _: bootstrap.begin(), call_ended=bootstrap.end),
+    Part(collect=held.collect, call_ended=held.end),
+)
+
+
+class Parts:
+    """All of them, for one call. The methods are those of `Part`."""
+
+    def __init__(self) -> None:
+        self._parts: tuple[Part, ...] = (*extensions.load("Part"), *CORE)
+
+    def call_begins(self, context: CallContext) -> None:
+        for part in self._parts:
+            part.call_begins(context)
+
+    def iteration_begins(self, context: IterationContext) -> None:
+        for part in self._parts:
+            part.iteration_begins(context)
+
+    def function_begins(self) -> None:
+        for part in self._parts:
+            part.function_begins()
+
+    def function_left(self) -> None:
+        for part in self._parts:
+            part.function_left()
+
+    def collect(self) -> None:
+        for part in reversed(self._parts):
+            part.collect()
+
+    def everybody_leaves(self) -> None:
+        for part in self._parts:
+            part.everybody_leaves()
+
+    def call_ends(self, error: BaseException | None) -> None:
+        """Of each, also where another one raises."""
+        with contextlib.ExitStack() as ends:
+            for part in self._parts:
+                ends.callback(part.call_ends, error)
+
+    def call_ended(self) -> None:
+        """Of each, also where another one raises."""
+        with contextlib.ExitStack() as ends:
+            for part in self._parts:
+                ends.callback(part.call_ended)

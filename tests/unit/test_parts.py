@@ -1,0 +1,63 @@
+"""The parts of a call: in which order they are asked, and that each ends whatever the others do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from inprocess import composition
+from inprocess.call import parts
+from inprocess.call.part import Part
+from inprocess.call.parts import Parts
+from inprocess.system import extensions
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What two parts of an extension and one of the core say."""
+    lines: list[str] = []
+
+    def part(name: str) -> Part:
+        def say(moment: str) -> object:
+            return lambda *_: lines.append(f"{name} {moment}")
+
+        moments = ("function_begins", "function_left", "collect", "call_ends", "call_ended")
+        return Part(**{moment: say(moment) for moment in moments})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(parts, "CORE", (part("core"),))
+    monkeypatch.setattr(extensions, "load", lambda interface: (part("first"), part("second")))
+    yield lines
+
+
+def test_what_is_further_in_collects_first(said: list[str]) -> None:
+    Parts().function_left()
+    Parts().collect()
+    assert said == [
+        *("first function_left", "second function_left", "core function_left"),
+        *("core collect", "second collect", "first collect"),
+    ]
+
+
+def test_each_ends_where_another_one_raises(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("it does not end")
+
+    monkeypatch.setattr(parts, "CORE", (*parts.CORE, Part(call_ends=fail, call_ended=fail)))
+    with pytest.raises(OSError, match="it does not end"):
+        Parts().call_ends(None)
+    with pytest.raises(OSError, match="it does not end"):
+        Parts().call_ended()
+    assert said == [
+        *("core call_ends", "second call_ends", "first call_ends"),
+        *("core call_ended", "second call_ended", "first call_ended"),
+    ]
+
+
+@pytest.mark.parametrize("interface", composition.EXTENSIONS)
+def test_who_is_named_is_there(interface: str) -> None:
+    assert len(extensions.load(interface)) == len(composition.EXTENSIONS[interface])
+
+
+def test_nobody_is_named() -> None:
+    assert (extensions.load("a name of nothing"), extensions.first("a name of nothing")) == ((), None)
