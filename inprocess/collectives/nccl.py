@@ -113,8 +113,8 @@ def objections(environ: Mapping[str, str]) -> list[str]:
         )
     if _is_true(environ.get(TEARDOWN, "")):
         found.append(
-            f"{TEARDOWN}={environ[TEARDOWN]}: torch ends the process where a collective times out, before a restart can "
-            "save it; unset it, or set 0"
+            f"{TEARDOWN}={environ[TEARDOWN]}: torch ends the process where a collective times out, before a restart "
+            "can save it; unset it, or set 0"
         )
     for name in ("TORCH_NCCL_DESYNC_DEBUG", "TORCH_DISTRIBUTED_DEBUG"):
         given, value = _given(environ, name) or (name, "")
