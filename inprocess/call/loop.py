@@ -67,6 +67,7 @@ class Loop:
             rank.membership,
             user.abort,
             user.release,
+            rank.parts.started,
             clean_ups.look,
             leaving.ends_by_sigterm,
             contact,

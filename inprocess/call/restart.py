@@ -70,7 +70,7 @@ class Restarting:
         return Event.OK
 
     def end(self) -> Event:
-        """The end round: all say whether they go on. Nothing of the iteration is left by then."""
+        """The end round: all say whether they go on. What is left then, `collectives` lists (14, 15)."""
         rank = self._rank
         self._user.forget_exception()
         rank.agents.environment.unhook()

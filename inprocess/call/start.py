@@ -14,7 +14,6 @@ from inprocess.call.part import IterationContext
 from inprocess.call.rank import Rank
 from inprocess.call.thread import Admission
 from inprocess.call.user_code import UserCode
-from inprocess.collectives.deferred_release import held
 from inprocess.exception import Fenced, RestartAbort, RestartError, StoreLost, TooFewRanks
 from inprocess.interrupt import forks
 from inprocess.protocol import verbs
@@ -261,7 +260,7 @@ class Starting:
         rank.has_returned = False
         rank.controls.begin_iteration()
         rank.store = rank.value = None
-        held.begin()
+        rank.parts.next_iteration()
         rank.agents.board.begin(rank.membership.iteration)
 
     def _emit(self, decision: Decision, why: str) -> None:

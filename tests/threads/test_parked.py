@@ -166,6 +166,7 @@ def test_a_gate_that_was_left_is_not_entered_again() -> None:
         lambda: cast(Gate, Left()),
         lambda _: left.append("abort"),
         lambda: None,
+        lambda: None,
         lambda: 0.0,
         1.0,
         1.0,
