@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import platform
 import re
 import shlex
@@ -55,7 +56,10 @@ def main(arguments: list[str]) -> int:
     start_server()
     cells = []
     for kind in growth.KINDS:
-        left, milliseconds = look(kind)
+        try:
+            left, milliseconds = look(kind)
+        except AssertionError as error:  # the harness's own look at the end of the ranks
+            left, milliseconds = str(error), math.nan
         wrong += [f"{kind}: {left}"] * bool(left)
         cells.append(f"{milliseconds:.0f}")
         print(f"{kind}: median {milliseconds:.0f} ms, {left or 'nothing is left'}", flush=True)
