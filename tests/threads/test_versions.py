@@ -184,7 +184,7 @@ def test_no_cache_of_meshes(monkeypatch: Patch, name: str) -> None:
     cleared: list[bool] = []
     cache = type("Cache", (), {"cache_clear": lambda: cleared.append(True)})
     monkeypatch.setattr(_collective_utils, "MeshTopoInfo", type("Info", (), {"build_from_mesh": cache}))
-    monkeypatch.delattr(_redistribute, name)
+    monkeypatch.delattr(_redistribute, name, raising=False)  # torch 2.9 has not both
     remembered.forget(remembered.MESHES)
     assert cleared == [True]
 
