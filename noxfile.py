@@ -134,6 +134,25 @@ def versions(session: nox.Session) -> None:
 
 
 @nox.session
+@nox.parametrize("version", ["2.15.0", "2.14.1", "2.13.0", "2.11.0", "2.9.1"])
+def torch(session: nox.Session, version: str) -> None:
+    """Long: each torch in an environment of its own, which is removed again (gigabytes): see tests/torch_version.py.
+
+    `nox -s "torch(version='2.15.0')"` is one of them. Also prints what `torch.distributed` has that it had not in 2.13.
+    """
+    pins = Path(session.create_tmp(), "constraints.txt")
+    lines = Path("constraints.txt").read_text().splitlines()
+    pins.write_text("\n".join(line for line in lines if not line.startswith("torch==")))
+    session.install("-c", str(pins), f"torch=={version}", "-e", ".[test]")
+    try:
+        session.run("python", "-m", "tests.private_names", "--write", success_codes=[0, 1])
+        session.run("python", "-m", "tests.private_names", "--new")
+        session.run("python", "-m", "tests.torch_version", *session.posargs)
+    finally:
+        shutil.rmtree(session.virtualenv.location)
+
+
+@nox.session
 def torture(session: nox.Session) -> None:
     """Long: functions of all kinds interrupted at any moment, for ten minutes; `-- --seconds 60 --seed 1`."""
     install(session, "-e", ".")

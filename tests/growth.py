@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import csv
 import ctypes
+import datetime
 import gc
 import io
 import logging
@@ -26,6 +27,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
@@ -42,7 +44,7 @@ from inprocess.testing import leaks
 from inprocess.testing.server import become_subreaper
 from tests.harness import Run, start_server
 from tests.harness.child import Context
-from tests.ranks import targets
+from tests.ranks import regrouping, targets
 
 #: what one restart may add on average. Numbers of things: nothing, but for those that are just ending or beginning when
 #: the sample is taken
@@ -79,6 +81,8 @@ COUNTED = (
     "modules",
     "loggers",
 )
+#: of an iteration's groups, which end in the background
+ENDING = ("groups", "threads", "descriptors", "sockets")
 #: what the user's own list of exceptions adds in the kind `kept`: the exception, its frames, what is in them
 KEPT_MORE: Mapping[str, float] = {"heap": 8192, "blocks": 80, "rss": 12288, "uss": 20480, "objects": 40}
 #: DistributedDataParallel adds this by itself: see its control
@@ -106,6 +110,8 @@ _mallinfo.restype = _Mallinfo
 
 
 def run_kind(context: Context) -> Any:
+    if context.args["kind"] in BACKENDS:
+        _register()
     gc.unfreeze()  # the server that forks ranks has frozen what it imported; a user's program has not
     try:
         return context.wrap(_body, max_repeats=None)()
@@ -117,14 +123,22 @@ def run_kind(context: Context) -> Any:
 
 def _body(context: Context, call: Any) -> list[int]:
     rank, size = targets.place_in_world()
+    context.emit("entered", iteration=call.iteration)
     if call.iteration % context.args["every"] == 0:
         context.emit("sample", **_sample(context, call))
-    dist.init_process_group("gloo", timeout=targets.LONG)
+    kind = context.args["kind"]
+    dist.init_process_group(BACKENDS.get(kind, "gloo"), timeout=targets.LONG, **OPTIONS.get(kind, {}))
+    if kind in OPTIONS:
+        regrouping.reconfigure(call.store, 1)
     _groups.add(dist.group.WORLD)
     _stores.add(call.store)
     targets.check_sum(size)
     if call.iteration < context.args["restarts"]:
-        KINDS[context.args["kind"]](call.iteration % size == rank)
+        try:
+            KINDS[kind](call.iteration % size == rank)
+        except ValueError:  # this rank's own
+            context.emit("raised", iteration=call.iteration)
+            raise
     dist.destroy_process_group()
     return [call.iteration, rank, size]
 
@@ -200,6 +214,48 @@ def _sharded(raises: bool) -> None:
     _ordinary(raises)
 
 
+class _Plain(dist.ProcessGroup):
+    """A group in Python, as small backends are: torch keeps it itself, and it can do nothing that it need not."""
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        future.set_result(tensors)
+        return torch._C._distributed_c10d._create_work_from_future(future)
+
+    def getBackendName(self) -> str:
+        return "plain"
+
+    @property
+    def supports_splitting(self) -> bool:
+        return False
+
+
+def _make_foreign(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> Any:
+    return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+
+def _make_plain(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> Any:
+    return _Plain(rank, size)
+
+
+def _register() -> None:
+    """Backends that torch does not know, as its plug-ins register them, once in a process."""
+    import_module("torch.testing._internal.distributed.fake_pg")  # registers "fake"
+
+    for name, make in (("foreign", _make_foreign), ("plain", _make_plain)):
+        if name not in dist.Backend.backend_list:
+            dist.Backend.register_backend(name, make, devices=["cpu"])
+
+
+def _other_backends(raises: bool) -> None:
+    """The default group's backend is not torch's; beside it one that does nothing, and one in Python."""
+    for name in ("foreign", "fake", "plain"):
+        group = dist.new_group(backend=name, timeout=targets.LONG)
+        _groups.add(group)
+        dist.all_reduce(torch.ones(4), group=group)
+    _ordinary(raises)
+
+
 def _keep(raises: bool) -> None:
     """Every exception, with its traceback, stays for ever, as in a list of errors that somebody keeps to print it."""
     try:
@@ -218,7 +274,14 @@ KINDS: dict[str, Callable[[bool], None]] = {
     "sharded": _sharded,
     "pending": _pending,
     "kept": _keep,
+    "other backends": _other_backends,
 }
+#: of the default group, where it is not Gloo
+BACKENDS = {"other backends": "foreign"}
+#: and how it is made
+OPTIONS = {"reconfigured": {"enable_reconfigure": True}}
+if regrouping.CAN_RECONFIGURE:
+    KINDS["reconfigured"] = _ordinary
 #: so many times as many restarts: its resident memory levels off later (per restart, in 1,000 of them: 2.0 to 5.5 kB;
 #: in 4,000: 1.5 kB), while its heap, blocks and objects are those of the others
 LONGER = {"pending": 4}
@@ -351,12 +414,30 @@ def series(
     collect: bool = True,
 ) -> dict[tuple[int, str], list[tuple[int, float]]]:
     """(rank, name of a number) -> its values by iteration."""
+    return numbers_of(restart(start, kind, size, restarts, every, deadline, memory, collect))
+
+
+def restart(
+    start: Callable[..., Run],
+    kind: str,
+    size: int,
+    restarts: int,
+    every: int,
+    deadline: float,
+    memory: bool,
+    collect: bool,
+) -> list[Any]:
+    """The ranks, which have restarted so often."""
     target = run_control if kind in CONTROLS else run_kind
     args = {"kind": kind, "restarts": restarts, "every": every, "memory": memory, "collect": collect}
     with contextlib.redirect_stdout(io.StringIO()) as story:
         ranks = start(target, size, args=args).wait(deadline, check=kind not in UNCHECKED)
     assert [rank.exception for rank in ranks] == [None] * size, [rank.trace for rank in ranks]
     assert all(len(rank.of("sample")) > restarts // every for rank in ranks), story.getvalue()
+    return list(ranks)
+
+
+def numbers_of(ranks: Sequence[Any]) -> dict[tuple[int, str], list[tuple[int, float]]]:
     found: dict[tuple[int, str], list[tuple[int, float]]] = {}
     for rank in ranks:
         for event in rank.of("sample"):
@@ -364,6 +445,25 @@ def series(
                 if name in TOLERANCE:
                     found.setdefault((rank.rank, name), []).append((event["iteration"], value))
     return found
+
+
+def latencies(ranks: Sequence[Any]) -> list[float]:
+    """Of each restart, in seconds: from the error of one rank to the function's entry on the last one."""
+    raised = {event["iteration"]: event["t"] for rank in ranks for event in rank.of("raised")}
+    entered: dict[int, float] = {}
+    for event in (event for rank in ranks for event in rank.of("entered")):
+        entered[event["iteration"]] = max(entered.get(event["iteration"], 0.0), event["t"])
+    return [entered[iteration + 1] - at for iteration, at in sorted(raised.items())]
+
+
+def more_than_early(found: Mapping[tuple[int, str], Sequence[tuple[int, float]]]) -> list[str]:
+    """What there is more of at the end of a short run than at its begin: groups, threads, descriptors, sockets."""
+    wrong = []
+    for (rank, name), points in found.items():
+        values = [value for _, value in points]
+        if name in ENDING and min(values[-4:]) > max(values[1:4]):
+            wrong.append(f"{name} of rank {rank}: {values}")
+    return wrong
 
 
 def growth(name: str, values: Sequence[tuple[int, float]]) -> float:

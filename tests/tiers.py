@@ -23,6 +23,7 @@ SLOW = (
     "threads/test_interrupt.py::test_a_hundred_thousand_windows",
     "threads/test_monitor_process.py",
     "threads/test_torture.py",
+    "threads/test_versions.py::test_this_torch_has_what_the_page_says",
     "unit/test_light_torch.py",
 )
 #: and these of the other folders; each is one test, or one file

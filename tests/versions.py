@@ -74,8 +74,12 @@ def row(summary: str) -> str:
     """A row of the table in docs/versions.md."""
     torch = importlib.metadata.version("torch") if has_torch() else "none"
     what = "the whole suite" if has_torch() else "without torch"
-    counts = ", ".join(re.findall(r"\d+ (?:failed|passed|skipped|error)\w*", summary)) or summary
-    return f"| {datetime.date.today()} | {platform.python_version()} | {torch} | {what} | {counts} |"
+    return f"| {datetime.date.today()} | {platform.python_version()} | {torch} | {what} | {counts(summary)} |"
+
+
+def counts(summary: str) -> str:
+    """How many tests passed and how many did not, out of pytest's last line."""
+    return ", ".join(re.findall(r"\d+ (?:failed|passed|skipped|error)\w*", summary)) or summary
 
 
 def run(*command: str) -> tuple[int, str]:

@@ -177,7 +177,7 @@ def _forget(group: Any) -> None:
 
 
 def _end_group_call(context: _Context) -> None:
-    end = _group_end(context)
+    end = _end_of(context)
     if end is None:
         return
     nccl = _nccl()
@@ -205,7 +205,7 @@ def _recount(nccl: Any, end: Callable[[], object]) -> None:
             end()
 
 
-def _group_end(context: _Context) -> Callable[[], object] | None:
+def _end_of(context: _Context) -> Callable[[], object] | None:
     """What ends a group call of NCCL's as torch does it; None where the group has none."""
     try:
         backend = groups.backend_of(context.group, context.device)

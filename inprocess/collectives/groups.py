@@ -80,8 +80,11 @@ def _clear_tables() -> None:
 
 
 def name_of(group: Any) -> str:
-    """As torch names it: the default group is "0"."""
-    return str(getattr(group, "group_name", "?"))
+    """As torch names it: the default group is "0". Where a backend in Python keeps no name, as torch's table has it."""
+    try:
+        return str(group.group_name)
+    except (RuntimeError, AttributeError):
+        return str(getattr(world(), "pg_names", {}).get(group, "?"))
 
 
 def backend_of(group: Any, device: torch.device) -> Any:

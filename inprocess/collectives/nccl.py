@@ -40,6 +40,8 @@ log = get_logger(__name__)
 HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 RETHROW = "TORCH_NCCL_RETHROW_CUDA_ERRORS"
 MONITORING = "TORCH_NCCL_ENABLE_MONITORING"
+#: in torch 2.15: a collective's timeout ends the process, whatever `RETHROW` says; off by default
+TEARDOWN = "TORCH_NCCL_TEARDOWN_ON_TIMEOUT"
 DUMP, DUMP_WAIT = "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
 #: which count before these two, where a version knows them (2.15)
 FR_DUMP, FR_DUMP_WAIT = "TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC"
@@ -108,6 +110,11 @@ def objections(environ: Mapping[str, str]) -> list[str]:
         found.append(
             f"{RETHROW}={environ[RETHROW]}: torch's watchdog ends the process at a CUDA error, before its rank can say "
             "what happened; unset it, or set 0"
+        )
+    if _is_true(environ.get(TEARDOWN, "")):
+        found.append(
+            f"{TEARDOWN}={environ[TEARDOWN]}: torch ends the process where a collective times out, before a restart "
+            "can save it; unset it, or set 0"
         )
     for name in ("TORCH_NCCL_DESYNC_DEBUG", "TORCH_DISTRIBUTED_DEBUG"):
         given, value = _given(environ, name) or (name, "")

@@ -27,6 +27,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType
 from typing import Any
 
 import torch.distributed as dist
@@ -64,7 +65,7 @@ class Replaced:
         self._kind, self._name = kind, name
         #: as the class has it, which is not what asking the class for it answers; None: it has its base's
         self._own = vars(kind).get(name)
-        self._replacement = _in_place_of(getattr(kind, name), instead)
+        self._replacement = _in_place_of(_called_from(name, getattr(kind, name)), instead)
         setattr(kind, name, self._replacement)
 
     def restore(self) -> None:
@@ -75,6 +76,23 @@ class Replaced:
             delattr(self._kind, self._name)
         else:
             setattr(self._kind, self._name, self._own)
+
+
+def _called_from(name: str, original: Method) -> Method:
+    """The same, for a group whose class is derived from torch's in Python, as small backends are.
+
+    torch's methods in C++ call what such a class has under their name. That would be the replacement, which would call
+    itself without end. They do not if they are called by a function of this name, with the group as first argument:
+    pybind11 takes that for a derived class that calls its base.
+    """
+    if isinstance(original, FunctionType):
+        return original
+
+    def caller(group: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(group, *args, **kwargs)
+
+    caller.__code__ = caller.__code__.replace(co_name=name)
+    return functools.update_wrapper(caller, original)
 
 
 def _in_place_of(original: Method, instead: Method) -> Method:

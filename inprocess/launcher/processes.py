@@ -163,7 +163,7 @@ class Process(abc.ABC):
         self.ended: Ended | None = None
         self._context = self._make(spec, local_rank, start.args, _common(spec, env, dest, prefixes))
         self._context._start()  # not start(), which installs torch's handlers of signals over ours
-        self._tails = [*self._context._tail_logs, *logs.filtered(spec.role, dest, prefixes)]
+        self._tails = [*_torchs_tails(self._context), *logs.filtered(spec.role, dest, prefixes)]
         for tail in self._tails:
             tail.start()
         self.pid = int(self._context.pids()[0])
@@ -358,6 +358,12 @@ class WorkerLaunch:
 
 def _common(spec: ProcessSpec, env: dict[str, str], dest: LogsDest, prefixes: dict[int, str]) -> dict[str, Any]:
     return {"name": spec.role, "envs": {0: env}, "logs_specs": _Given(dest), "log_line_prefixes": prefixes}
+
+
+def _torchs_tails(context: Any) -> list[Any]:
+    """What shows the worker's output, where it goes into files; torch 2.9 has one for each stream."""
+    tails: list[Any] | None = getattr(context, "_tail_logs", None)
+    return [context._stdout_tail, context._stderr_tail] if tails is None else tails
 
 
 def _bound(numa: Any, local_rank: int, function: Callable[..., Any], *args: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import socket
 import time
@@ -119,3 +120,53 @@ def _unserved(context: Context, call: Any) -> Any:
             dist.TCPStore("127.0.0.1", 0 if serves else taken.getsockname()[1], size, serves)
     served = dist.TCPStore("127.0.0.1", 0, 1, True, timeout=targets.LONG)
     return [call.iteration, served.timeout == targets.LONG]
+
+
+#: torch 2.14 and later
+CAN_RECONFIGURE = "enable_reconfigure" in inspect.signature(dist.init_process_group).parameters
+
+
+def reconfigure(store: Any, number: int) -> None:
+    """Tell the default group who its members are: all ranks, by their handles."""
+    rank, size = targets.place_in_world()
+    store.set(f"handle {number} {rank}", dist._get_reconfigure_handle())  # type: ignore[attr-defined]
+    handles = [store.get(f"handle {number} {each}").decode() for each in range(size)]
+    dist._reconfigure(uuid=number, handles=handles, timeout=targets.LONG).wait()  # type: ignore[attr-defined]
+
+
+def reconfigured(context: Context) -> Any:
+    return context.wrap(_reconfigured)()
+
+
+def _reconfigured(context: Context, call: Any) -> list[int]:
+    """A default group that has no members until it is told who they are, twice: as torchft and its like do."""
+    rank, size = targets.place_in_world()
+    dist.init_process_group("gloo", enable_reconfigure=True, timeout=targets.LONG)  # type: ignore[call-arg]
+    for number in (1, 2):
+        context.point(f"before {number}")
+        reconfigure(call.store, number)
+        context.point(f"after {number}")
+        targets.check_sum(size)
+    dist.destroy_process_group()
+    return [call.iteration, rank, size]
+
+
+def reconfigured_late(context: Context) -> Any:
+    return context.wrap(_reconfigured_late)()
+
+
+def _reconfigured_late(context: Context, call: Any) -> list[int]:
+    """Rank 1 gives its handle, and comes no further once rank 0 is inside torch's function."""
+    rank, size = targets.place_in_world()
+    dist.init_process_group("gloo", enable_reconfigure=True, timeout=targets.LONG)  # type: ignore[call-arg]
+    if call.iteration == 0:
+        handle = dist._get_reconfigure_handle()  # type: ignore[attr-defined]
+        call.store.set(f"handle 1 {rank}", handle)
+        if rank == 1:
+            call.store.get("inside")
+            raise ValueError("late")
+        call.store.set("inside", "")
+    reconfigure(call.store, 1)
+    targets.check_sum(size)
+    dist.destroy_process_group()
+    return [call.iteration, rank, size]

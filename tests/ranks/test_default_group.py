@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.harness import At, Kill, Raise
 from tests.harness.launch import KILLING
@@ -56,3 +57,23 @@ def test_a_store_whose_other_side_never_comes(launch, serves):
     ranks = launch(regrouping.unserved, 2, args=args, wrapper=KILLING, as_program=True).wait(30)
     assert [rank.value for rank in ranks] == [[1, True], [1, True]]
     assert [rank.exitcode for rank in ranks] == [0, 0]
+
+
+NOT_HERE = f"groups that can be reconfigured came with torch 2.14; this is {torch.__version__}"
+
+
+@pytest.mark.skipif(not regrouping.CAN_RECONFIGURE, reason=NOT_HERE)
+@pytest.mark.parametrize("step", ["before 1", "after 1", "before 2", "after 2"])
+@pytest.mark.parametrize("fault", [Raise(), Kill()], ids=["raises", "dies"])
+def test_a_group_that_is_reconfigured(launch, step, fault):
+    """The others wait for the handle of the rank that does not come, or in a collective of what was made."""
+    ranks = launch(regrouping.reconfigured, 3, faults={At(1, step=step, iteration=0): fault}).wait(30)
+    left = [0, 1, 2] if isinstance(fault, Raise) else [0, 2]
+    assert [ranks[each].value for each in left] == [[1, place, len(left)] for place in range(len(left))]
+
+
+@pytest.mark.skipif(not regrouping.CAN_RECONFIGURE, reason=NOT_HERE)
+def test_a_rank_that_waits_in_reconfigure(launch):
+    """For one that has told its handle, and raises before it takes part."""
+    ranks = launch(regrouping.reconfigured_late, 2).wait(30)
+    assert [rank.value for rank in ranks] == [[1, 0, 2], [1, 1, 2]]

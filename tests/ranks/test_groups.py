@@ -4,13 +4,11 @@ do those of collectives that nobody has waited for."""
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests import growth
 
 from . import targets
-
-#: of an iteration's groups, which end in the background
-COUNTED = ("groups", "threads", "descriptors", "sockets")
 
 
 def test_a_function_that_returns_right_after_its_last_backward_pass(launch):
@@ -18,10 +16,9 @@ def test_a_function_that_returns_right_after_its_last_backward_pass(launch):
     launch(targets.run_last_backward, 1, args={"times": 150}).wait()
 
 
-@pytest.mark.parametrize("kind", ["tensor parallel", "sharded", "pending"])
+@pytest.mark.parametrize("kind", ["tensor parallel", "sharded", "pending", "other backends", "reconfigured"])
 def test_groups_in_cycles_end_with_their_iteration(launch, kind):
+    if kind not in growth.KINDS:
+        pytest.skip(f"groups that can be reconfigured came with torch 2.14; this is {torch.__version__}")
     found = growth.series(launch, kind, 2, restarts=10, every=1, deadline=60, memory=False, collect=False)
-    for (rank, name), points in found.items():
-        values = [value for _, value in points]
-        if name in COUNTED:
-            assert min(values[-4:]) <= max(values[1:4]), f"{name} of rank {rank}: {values}"
+    assert growth.more_than_early(found) == []

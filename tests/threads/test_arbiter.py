@@ -505,7 +505,8 @@ def test_strangers_crowd_out_nobody(standby, contacts, monkeypatch) -> None:
         before.sendall(b'{"ping": 1, "n": 2}\n')
         assert answer(before) == b'{"ok": true, "n": 2}\n'
         assert [answer(each) for each in strangers[:22]] == [b'{"ok": false}\n'] * 22
-        assert len(one.server.clients) == 8 + 2
+        # the contact is a stranger, too, until the server has read who it is: it may have taken the place of one more
+        assert len(one.server.clients) in (7 + 2, 8 + 2)
 
 
 def test_a_stranger_has_little_time_and_a_member_has_all(standby, monkeypatch) -> None:

@@ -10,11 +10,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
+from inprocess.launcher import processes
 from inprocess.launcher.processes import (
     UNKNOWN_CODE,
     Ended,
@@ -30,6 +32,12 @@ from inprocess.system import descriptors, procfs
 
 #: the first descriptor that select() does not take
 FIRST = 1024
+
+
+def test_what_shows_the_output_in_torch_2_9() -> None:
+    """One for each stream, where later versions have a list."""
+    assert processes._torchs_tails(SimpleNamespace(_tail_logs=[1, 2, 3])) == [1, 2, 3]
+    assert processes._torchs_tails(SimpleNamespace(_stdout_tail=1, _stderr_tail=2)) == [1, 2]
 
 
 class Sleeper(Process):

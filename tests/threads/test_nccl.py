@@ -69,6 +69,8 @@ def test_settings(environ: dict[str, str], left: list[str]) -> None:
         ({"NCCL_ASYNC_ERROR_HANDLING": "3"}, ["NCCL_ASYNC_ERROR_HANDLING"]),
         (BY_TORCHRUN | {HANDLING: "3"}, [HANDLING]),
         ({RETHROW: "True"}, [RETHROW]),
+        ({nccl.TEARDOWN: "1"}, [nccl.TEARDOWN]),
+        ({nccl.TEARDOWN: "0"}, []),
         ({"TORCH_NCCL_DESYNC_DEBUG": "1"}, ["TORCH_NCCL_DESYNC_DEBUG"]),
         ({"NCCL_DESYNC_DEBUG": "1"}, ["NCCL_DESYNC_DEBUG"]),
         ({"TORCH_NCCL_DESYNC_DEBUG": "0", "TORCH_DISTRIBUTED_DEBUG": "INFO"}, []),

@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 
 from inprocess.collectives import nccl, nccl_shutdown, nccl_wake
-from inprocess.collectives.nccl_shutdown import Shutdowns
+from inprocess.collectives.nccl_shutdown import Replaced, Shutdowns
 from inprocess.interrupt.gate import Interrupted
 from inprocess.interrupt.signals import Interrupter
 from inprocess.system import logs
@@ -391,6 +391,33 @@ def test_torch_itself_where_it_has_nccl(monkeypatch: Patch, group: None) -> None
         groups.init()
         dist.destroy_process_group()
         groups.init()
+
+
+class InPython(dist.ProcessGroup):
+    """As small backends are; it leaves the rest to torch."""
+
+
+class OnTop(InPython):
+    def abort(self) -> None:
+        super().abort()
+
+
+@pytest.mark.parametrize("kind", [InPython, OnTop])
+def test_a_group_in_python_is_aborted_once(kind: type[dist.ProcessGroup]) -> None:
+    """torch's method in C++ calls what the class has under its name: the replacement, again and again."""
+    calls: list[str] = []
+
+    def note(original: Callable[..., object], group: Any) -> None:
+        calls.append("abort")
+        assert len(calls) < 5
+        original(group)
+
+    replaced = Replaced(dist.ProcessGroup, "abort", note)
+    try:
+        kind(0, 1).abort()
+    finally:
+        replaced.restore()
+    assert calls == ["abort"]
 
 
 def methods() -> list[Any]:
