@@ -191,7 +191,8 @@ class KeptLoader:
         crew.start()
         self._crews[:] = [each for each in self._crews if not each.ended(0)]
         self._crews.append(crew)
-        self._tasks = {task.wanted.step: task for task in crew.first if task.wanted is not None}
+        first, crew.first = crew.first, []
+        self._tasks = {task.wanted.step: task for task in first if task.wanted is not None}
 
     def _ask(self, stream: _Stream) -> tuple[Crew, Task | None]:
         """Have as many batches on their way as workers take; the task of the next one. None: there is a copy of it."""
@@ -285,9 +286,9 @@ def _lists(batch_sampler: Any, step: int) -> Iterator[list[Any]]:
         raise OptionError(f"{type(batch_sampler).__name__} has no batches: the dataset is smaller than one, perhaps")
     epoch, done = divmod(step, size)
     while True:
-        for each in {batch_sampler, getattr(batch_sampler, "sampler", batch_sampler)}:
-            if hasattr(each, "set_epoch"):
-                each.set_epoch(epoch)
+        for each in (batch_sampler, getattr(batch_sampler, "sampler", None)):
+            if (set_epoch := getattr(each, "set_epoch", None)) is not None:
+                set_epoch(epoch)
         count = 0
         for count, indices in enumerate(batch_sampler, 1):
             if count > done:

@@ -282,10 +282,7 @@ class Crew:
         iterator = self._iterator.pop()
         try:
             while self._begin.get() and not self._ending:
-                loaded = self._next(iterator)
-                if loaded is None:
-                    return
-                self._note(*loaded)
+                self._carry_one(iterator)
         except Exception as error:
             self.broken = in_words(error)
             self._bell.ring()
@@ -293,15 +290,14 @@ class Crew:
             self._on_their_way.clear()
             del iterator
 
-    def _next(self, iterator: Iterator[Any]) -> Any:
-        """The oldest that is on its way; None where it is to end."""
+    def _carry_one(self, iterator: Iterator[Any]) -> None:
+        """The oldest that is on its way; nothing where it is to end."""
         while not self._ending:
             try:
-                return next(iterator)
+                return self._note(*next(iterator))
             except RuntimeError as error:
                 if not str(error).startswith(NOTHING_YET):
                     raise
-        return None
 
     def _note(self, number: int, batch: Any, failure: Failure | None) -> None:
         task = self._on_their_way.popleft()
