@@ -248,8 +248,8 @@ class Crew:
             for fd, _ in poll.poll(None if left is None else max(left, 0)):
                 if fd == self._bell.fd:
                     os.eventfd_read(fd)
-            if not task.is_there and (trouble := self.trouble()):
-                raise RuntimeError(trouble)
+            if not task.is_there and self.trouble():
+                raise RuntimeError(self.broken)
             if not task.is_there and left is not None and left <= 0:
                 self.broken = f"DataLoader timed out after {seconds:g} seconds"
                 raise RuntimeError(self.broken)
@@ -257,7 +257,9 @@ class Crew:
     def trouble(self) -> str:
         """Why there will be no more batches; empty: nothing is wrong."""
         dead = [f"{each.pid}, {_end(each)}" for each in self.workers if not each.is_alive()]
-        return f"DataLoader worker (pid {'; '.join(dead)}) has died" if dead else self.broken
+        if dead and not self.broken:
+            self.broken = f"DataLoader worker (pid {'; '.join(dead)}) has died"
+        return self.broken
 
     def dismiss(self) -> None:
         """The workers and the thread end, and nobody waits for that. In a process that was forked, nothing."""
@@ -284,7 +286,7 @@ class Crew:
             while self._begin.get() and not self._ending:
                 self._carry_one(iterator)
         except Exception as error:
-            self.broken = in_words(error)
+            self.broken = self.trouble() or f"the DataLoader workers cannot be heard any more: {in_words(error)}"
             self._bell.ring()
         finally:
             self._on_their_way.clear()
