@@ -3,10 +3,7 @@
 A ladder of steps. Each has a deadline and a recorded result; one that fails or hangs does not stop the next. Runs in
 the MonitorThread, and once more in the main thread for what the function made while the first run was under way.
 
-`gloo` says how a pending Gloo collective is released, `nccl` what NCCL's groups need, `nccl_bootstrap` how one in the
-making is given up, `nccl_wake` why an abort of NCCL's is quick, `nccl_shutdown` why none runs beside the program's own
-shutdown, `coalescing` what an exception within a batch leaves open, `groups` how torch forgets them all,
-`deferred_release` what stays until everybody has left the function.
+`inprocess.collectives` lists all steps by which a group ends, in their order, and where each one is.
 """
 
 from __future__ import annotations
@@ -28,10 +25,12 @@ from typing import Any
 import torch.distributed as dist
 
 from inprocess.collectives import groups, nccl, nccl_wake
-from inprocess.collectives.deferred_release import held
+from inprocess.collectives.dead_groups import dead_groups
 from inprocess.collectives.gloo import shutdown_gloo_connections
 from inprocess.collectives.nccl_bootstrap import bootstrap
 from inprocess.collectives.nccl_shutdown import shutdowns
+from inprocess.collectives.remembered import remembered
+from inprocess.collectives.results import results
 from inprocess.exception import OptionError
 from inprocess.state import FrozenState
 from inprocess.system import clock
@@ -327,7 +326,7 @@ class AbortTorchDistributed(Abort):
 
     def _reset_graphs(self) -> None:
         if nccl.graphs.reset(min(nccl.REPLAY_LIMIT_S, self.deadline / 2)):
-            held.graphs_were_reset()
+            remembered.graphs_were_reset()
 
 
 def _abort_group(current: Sequence[Any], place: int, under_way: _Countdown) -> None:
@@ -357,9 +356,10 @@ class _Countdown:
 
 
 def _forget(current: list[Any]) -> None:
-    held.pending()
+    results.pending()
     groups.forget()
-    held.groups(current)
+    remembered.aborted()
+    dead_groups.keep(current)
 
 
 class AbortTransformerEngine(Abort):

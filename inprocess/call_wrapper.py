@@ -25,7 +25,7 @@ from inprocess.system import clock, whole_files
 from inprocess.system.clock import monotonic_ns
 from inprocess.system.observers import emit
 
-__all__ = ["CallWrapper", "Leaving", "current_call"]
+__all__ = ["CallWrapper", "Controls", "Counts", "LastCheckpoint", "Leaving", "current_call"]
 
 #: how one begins, as text or made a Path
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
@@ -46,8 +46,6 @@ class Leaving:
         #: whether all active ranks were asked to leave, within a second; each rank learns that at a moment of its own,
         #: and may be at another step then
         self.everybody = False
-        # whether the last checkpoint, where there is to be one, is written or given up
-        self._saved = False
 
     @property
     def seconds_left(self) -> float:
@@ -63,6 +61,48 @@ class Deputy(Protocol):
 
     def agree(self, what: str) -> int | None:
         """The largest value of all active ranks, where all have said it; None: not yet."""
+
+
+class Counts:
+    """What this rank has done in the running iteration, for what counts as the same error again, and for reports."""
+
+    __slots__ = ("entered", "kept", "pings", "ran_long", "sections")
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Of another iteration."""
+        self.pings = 0
+        #: pings up to the last `atomic` that was left: steps that are not lost, as it seems
+        self.kept = 0
+        #: how many `atomic` were left, likewise
+        self.sections = 0
+        #: whether the function ran long
+        self.ran_long = False
+        #: when the function was entered (seconds); None: it has not been
+        self.entered: float | None = None
+
+    @property
+    def progressed(self) -> bool:
+        """Whether this rank has made progress."""
+        return self.ran_long or self.sections > 0
+
+
+class LastCheckpoint:
+    """What `LiveState` and the call tell each other, for the case that all ranks leave."""
+
+    __slots__ = ("commits", "deputy", "is_over", "wanted")
+
+    def __init__(self) -> None:
+        #: commits of a LiveState that have ended in this iteration
+        self.commits = 0
+        #: whether it writes a checkpoint then
+        self.wanted = False
+        #: whether that is written or given up
+        self.is_over = False
+        #: None: there is nobody to agree with
+        self.deputy: Deputy | None = None
 
 
 class CallWrapper:
@@ -89,15 +129,7 @@ class CallWrapper:
         self._atomic: _Atomic | None = None
         self._state: FrozenState | None = None
         self._timeouts = LearnedTimeouts()
-        # of the running iteration, for what counts as the same error again: pings, and whether its function ran long
-        self._pings = 0
-        self._ran_long = False
-        # when its function was entered (seconds); None: it has not been
-        self._entered: float | None = None
-        #: pings up to the last `atomic` that was left: steps that are not lost, as it seems
-        self._kept = 0
-        #: how many `atomic` were left, likewise
-        self._sections = 0
+        self._counts, self._last = Counts(), LastCheckpoint()
         #: checkpoints of a LiveState, whose memory is given back when the call is over
         self._to_free = weakref.WeakSet[Any]()
         #: what asked this rank to leave; set in the handler of a signal
@@ -147,7 +179,7 @@ class CallWrapper:
         the call is over.
         """
         self._slots[PING] = self._now()
-        self._pings += 1
+        self._counts.pings += 1
 
     def atomic(self) -> contextlib.AbstractContextManager[None]:
         """A section that no restart cuts in half: no abort and no interruption begins inside it.
@@ -223,34 +255,11 @@ class CallWrapper:
         limit = self._timeouts.section_limit(name) if timeout is None else given_limit(name, timeout)
         return _Section(self, name, limit)
 
-    @property
-    def _gate(self) -> Gate | None:
-        """That of the running function or hook; None outside."""
-        return self._atomic.gate if self._atomic is not None else None
-
-    @_gate.setter
-    def _gate(self, gate: Gate | None) -> None:
-        self._atomic = _Atomic(self, gate) if gate is not None else None
-
     _section_limit: float | None = None
-    # of a LiveState: how many of its commits have ended in this iteration, and whether it writes a last checkpoint
-    # where all ranks leave
-    _commits = 0
-    _saves_last = False
-    _deputy: Deputy | None = None
 
     def _set_limit(self, limit: float | None) -> None:
         self._section_limit = limit
         self._board.section(limit)
-
-    @property
-    def _progressed(self) -> bool:
-        """Whether this rank has, in the running iteration."""
-        return self._ran_long or self._sections > 0
-
-    def _count_anew(self) -> None:
-        self._pings, self._kept, self._sections, self._commits, self._ran_long = 0, 0, 0, 0, False
-        self._entered = None
 
     def _first_ping(self) -> int:
         """The time, for `ping`; what comes only once costs the next pings nothing."""
@@ -258,23 +267,67 @@ class CallWrapper:
         emit("first_step")
         return clock.monotonic_ns()
 
-    def _detach(self) -> None:
-        """In a forked child, whose board nobody sees."""
-        self._slots = self._board.slots
-        self._make_store = _no_store
 
-    def _begin(self, state: FrozenState) -> None:
-        """A new iteration."""
-        self._state = state
-        self._section_limit = None
-        self._saves_last = False
-        self._now = self._first_ping
+class Controls:
+    """The library's side of a CallWrapper: what the function has no business with. As many as one likes.
 
-    def _end(self) -> None:
+    Args:
+        call: that one.
+    """
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: CallWrapper) -> None:
+        self._call = call
+
+    @property
+    def counts(self) -> Counts:
+        """The same object in all iterations."""
+        return self._call._counts
+
+    @property
+    def last(self) -> LastCheckpoint:
+        """The same object in all iterations."""
+        return self._call._last
+
+    @property
+    def gate(self) -> Gate | None:
+        """That of the running function or hook; None outside."""
+        return self._call._atomic.gate if self._call._atomic is not None else None
+
+    @gate.setter
+    def gate(self, gate: Gate | None) -> None:
+        self._call._atomic = _Atomic(self._call, gate) if gate is not None else None
+
+    def leave_by(self, asked: Callable[[], Leaving | None], deputy: Deputy | None) -> None:
+        """What asks this rank to leave, which may be called in the handler of a signal, and who agrees for it."""
+        self._call._leaving, self.last.deputy = asked, deputy
+
+    def free_at_end(self, checkpoint: Any) -> None:
+        """Its memory is given back when the call is over; a weak reference."""
+        self._call._to_free.add(checkpoint)
+
+    def begin_iteration(self) -> None:
+        """Another iteration is decided."""
+        self.counts.begin()
+        self.last.commits = 0
+
+    def place(self, state: FrozenState) -> None:
+        """Its ranks are assigned."""
+        call = self._call
+        call._state, call._section_limit, self.last.wanted = state, None, False
+        call._now = call._first_ping
+
+    def end(self) -> None:
         """The call is over."""
-        self._gate, self._now = None, _call_is_over
-        for each in self._to_free:
+        self.gate, self._call._now = None, _call_is_over
+        for each in self._call._to_free:
             each.free()
+
+    def detach(self) -> None:
+        """In a forked child, whose board nobody sees."""
+        self._call._slots = self._call._board.slots
+        self._call._make_store = _no_store
 
 
 def given_limit(name: str, timeout: Any) -> float:
@@ -352,8 +405,9 @@ class _Atomic:
         if not state._lock._is_owned():
             return self._leave_later(kind, error, trace)
         if kind is None:
-            call._kept = call._pings
-            call._sections += 1
+            counts = call._counts
+            counts.kept = counts.pings
+            counts.sections += 1
         if state.depth == 1:
             current = call._atomic
             # another thread may be in a section of the hook or function that came after

@@ -26,7 +26,7 @@ from inprocess.collectives import nccl_wake
 from inprocess.exception import OptionError
 from inprocess.options import Options
 from inprocess.protocol.assignment import ShiftRanks
-from inprocess.system import environment, logs, observers
+from inprocess.system import environment, extensions, logs, observers
 from inprocess.system.errors import shown
 
 __all__ = ["CallWrapper", "Wrapper"]
@@ -225,7 +225,9 @@ class Wrapper:
             try:
                 logs.begin()
                 with environment.translated():
-                    return self._call(injector, fn, args, kwargs)
+                    run = functools.partial(self._call, injector, fn, args, kwargs)
+                    instrument = extensions.first("Instrument")
+                    return run() if instrument is None else instrument.call(run)
             finally:
                 observers.leave()
                 logs.leave()

@@ -35,7 +35,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from inprocess import events
-from inprocess.collectives.deferred_release import FREEING, held
+from inprocess.collectives.background import FREEING
+from inprocess.collectives.dead_groups import dead_groups
 from inprocess.events import Event
 from inprocess.testing import leaks
 from inprocess.testing.server import become_subreaper
@@ -249,7 +250,7 @@ def _sample(context: Context, call: Any) -> dict[str, float]:
 
 def wait_for_groups() -> None:
     """Until those of the last iteration have ended."""
-    for thread in [*held.free(), *threading.enumerate()]:  # the MonitorThread frees them, perhaps just now
+    for thread in [*dead_groups.free(), *threading.enumerate()]:  # the MonitorThread frees them, perhaps just now
         if thread.name == FREEING and thread._started.wait(1.0):
             thread.join(1.0)  # where Gloo does not end an operation, that thread waits for its timeout
 

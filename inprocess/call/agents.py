@@ -21,7 +21,7 @@ from inprocess.call.mailbox import Mailbox
 from inprocess.call.thread import JoinRequest, MonitorThread
 from inprocess.call.waiting import Absentees
 from inprocess.collectives import nccl
-from inprocess.collectives.deferred_release import held
+from inprocess.collectives.results import results
 from inprocess.exception import OptionError, RestartError, StoreLost, TimeoutError
 from inprocess.interrupt.signals import Interrupter
 from inprocess.monitor.board import LEASE, PROGRESS, Board
@@ -60,6 +60,7 @@ class Agents:
         membership: Membership,
         abort: Callable[[int], None],
         release: Callable[[], None],
+        started: Callable[[], None],
         on_standstill: Callable[[], None],
         ends_by_sigterm: bool,
         before: successor.Contact | None = None,
@@ -69,7 +70,7 @@ class Agents:
         #: a connection to a store of the user's, until the main thread needs one
         self._tried = try_factory(options)
         self._spec = store_spec(options, job)
-        self._interrupter = Interrupter(options.interrupt_signal, held.raised)
+        self._interrupter = Interrupter(options.interrupt_signal, results.raised)
         config = dataclasses.replace(self._monitor_config(), ends_by_sigterm=ends_by_sigterm)
         self._streams = StandardStreams()  # from here on there is something to close
         self._lent = LentSignal()
@@ -90,6 +91,7 @@ class Agents:
             self._interrupter.new_gate,
             abort,
             release,
+            started,
             lambda: self.board.slots[PROGRESS] / 1e9,
             options.monitor_thread_interval,
             options.barrier_timeout,
@@ -108,6 +110,11 @@ class Agents:
     @property
     def mailbox(self) -> Mailbox:
         return self.thread.mailbox
+
+    @property
+    def served_port(self) -> int | None:
+        """Of the base store, where a monitor of this library serves it."""
+        return self._spec.port if self._serves() else None
 
     @property
     def own_store(self) -> bool:

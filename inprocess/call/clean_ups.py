@@ -91,7 +91,7 @@ class CleanUps:
         if isinstance(error, RankShouldRestart):
             return rank.request(error)
         if not asks_for_end(error):
-            return record_of(Portrait(error), rank.membership, rank.call._pings)
+            return record_of(Portrait(error), rank.membership, rank.counts.pings)
         # others have more to say as they leave, see `Loop._quit`
         is_plain = not isinstance(error, Preempted | StateLost)
         return rank.record(Interruption.BASE_EXCEPTION, error, in_words(error)) if is_plain else None

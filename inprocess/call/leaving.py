@@ -93,8 +93,7 @@ class LeaveSignals:
     def begin(self, rank: Rank) -> None:
         """The loop of this rank begins."""
         self._rank = rank
-        rank.call._leaving = lambda: self.asked
-        rank.call._deputy = _Deputy(rank)
+        rank.controls.leave_by(lambda: self.asked, _Deputy(rank))
         rank.agents.mailbox.look = self.look
         if self._thread.ident is None:
             self._thread.start()
@@ -102,7 +101,7 @@ class LeaveSignals:
     def end(self) -> None:
         """It is over; another one may follow, over another store."""
         if (rank := self._rank) is not None:
-            rank.call._deputy = None  # it has the rank, and the rank has the call
+            rank.controls.last.deputy = None  # it has the rank, and the rank has the call
         self._rank = self._store = None
 
     def detach(self) -> None:
@@ -193,8 +192,9 @@ class LeaveSignals:
         iteration = rank.membership.iteration
         heard = self._do(leaving.heard(iteration, leaving.WANTED))
         asked.everybody = heard is not None and heard[0] >= rank.placed.active_world_size
-        if asked.everybody and rank.call._saves_last:
-            self._do(leaving.say(iteration, leaving.STEP, rank.call._commits + 1))  # counted after it was told
+        last = rank.controls.last
+        if asked.everybody and last.wanted:
+            self._do(leaving.say(iteration, leaving.STEP, last.commits + 1))  # counted after it was told
 
     def _await_step(self, asked: Leaving) -> None:
         """Until the function has come to the end of a step."""
@@ -204,18 +204,19 @@ class LeaveSignals:
             if (rank := self._rank) is not None and clock.monotonic() >= nudge_at:
                 rank.agents.nudge()  # for a second signal
                 nudge_at = clock.monotonic() + NUDGE_EVERY_S
-            steps, call = self._steps(), None if self._rank is None else self._rank.call
-            saves = call is not None and asked.everybody and call._saves_last and not asked._saved
-            if not saves and (asked._saved or steps is None or steps != seen):
+            steps, last = self._steps(), None if self._rank is None else self._rank.controls.last
+            is_saved = last is not None and last.is_over
+            saves = last is not None and asked.everybody and last.wanted and not is_saved
+            if not saves and (is_saved or steps is None or steps != seen):
                 return
             self._pause(LOOK_S)
 
     def _steps(self) -> tuple[int, int, int] | None:
         """What changes with each step, where the function is at work and says so."""
         rank = self._rank
-        if rank is None or rank.phase is not Phase.RUN or not (rank.call._pings or rank.call._sections):
+        if rank is None or rank.phase is not Phase.RUN or not (rank.counts.pings or rank.counts.sections):
             return None
-        return rank.membership.iteration, rank.call._pings, rank.call._sections
+        return rank.membership.iteration, rank.counts.pings, rank.counts.sections
 
     def _get_out(self) -> None:
         """Have the main thread leave what it is at."""

@@ -17,6 +17,7 @@ from inprocess.attribution import Interruption
 from inprocess.call.agents import Agents
 from inprocess.call.clean_ups import CleanUps
 from inprocess.call.injection import Injector
+from inprocess.call.instrument import Step
 from inprocess.call.job import Job
 from inprocess.call.launch_variables import run_dir
 from inprocess.call.leaving import LeaveSignals, record_of
@@ -30,7 +31,7 @@ from inprocess.exception import Fenced, Preempted, RankDiscarded, RestartError, 
 from inprocess.interrupt import forks
 from inprocess.options import Options
 from inprocess.protocol.phases import RUNNING, TELLS_NOBODY, TRANSITIONS, WITHOUT_STORE, Event, Phase, next_phase
-from inprocess.system import observers
+from inprocess.system import extensions, observers
 from inprocess.system.errors import in_words
 from inprocess.system.logs import get_logger, locate
 from inprocess.system.observers import emit
@@ -66,18 +67,19 @@ class Loop:
             rank.membership,
             user.abort,
             user.release,
+            rank.parts.started,
             clean_ups.look,
             leaving.ends_by_sigterm,
             contact,
         )
         self._function = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
-        call = rank.call = CallWrapper(rank.agents.board, rank.iteration_store)
-        rank.agents.board.steps = lambda: call._pings
+        rank.call = CallWrapper(rank.agents.board, rank.iteration_store)
+        rank.agents.board.steps = lambda: rank.counts.pings
         bound_args, bound_kwargs = injector.bind(tuple(args), dict(kwargs), rank.call)
         rank.fn = lambda: fn(*bound_args, **bound_kwargs)
         start = Starting(rank, user)
         restart = Restarting(rank, user, start)
-        self._steps: dict[Phase, Callable[[], Event]] = {
+        self._steps: dict[Phase, Step] = {
             Phase.JOIN: start.join,
             Phase.ASSIGN: start.assign,
             Phase.START: start.start,
@@ -93,6 +95,8 @@ class Loop:
             Phase.FAILOVER: restart.fail_over,
             Phase.LEAVE: self._leave,
         }
+        if (instrument := extensions.first("Instrument")) is not None:
+            self._steps = instrument.begin(rank, self._steps)
         self._history: deque[str] = deque(maxlen=HISTORY)
 
     @property
@@ -149,7 +153,7 @@ class Loop:
     def _detach(self) -> None:
         """In a process that the user's code has forked."""
         self._rank.agents.detach()
-        self._rank.call._detach()
+        self._rank.controls.detach()
         self._leave_signals.detach()
 
     def _close(self) -> None:
@@ -157,7 +161,7 @@ class Loop:
         set_current(None)
         forks.tell(None)
         self._leave_signals.end()
-        rank.call._end()
+        rank.controls.end()
         rank.store = None
         rank.failures.drop()
         rank.fn = _nothing  # the user's arguments must not live as long as this object
@@ -166,7 +170,7 @@ class Loop:
         how = how if rank.handover is None else "moved"
         # a rank that goes quietly leaves its MonitorThread waiting for something that may come late or never
         why = "" if rank.leaving is None else in_words(rank.leaving)
-        emit("left", how=how, why=why, pings=rank.call._pings)
+        emit("left", how=how, why=why, pings=rank.counts.pings)
         rank.tell_goodput(how)
         with contextlib.ExitStack() as closing:  # from the last to the first, each also where another one raises
             closing.callback(rank.parts.call_ended)

@@ -42,12 +42,17 @@ def _nothing(*_: object) -> None:
 @dataclass(frozen=True)
 class Part:
     """Something in this process that has to know of a call: what is replaced in torch or Python for its time, what a
-    library keeps per process, whoever is to be told. All in the main thread, in the order of the fields."""
+    library keeps per process, whoever is to be told. In the order of the fields, and in the main thread, but for
+    `started`."""
 
     #: before the store is connected
     call_begins: Callable[[CallContext], object] = _nothing
+    #: the next iteration is decided, the first one of the call included: nobody is in the function
+    next_iteration: Callable[[], object] = _nothing
     #: the ranks are assigned, and no code of the user's has run; on a reserve, too
     iteration_begins: Callable[[IterationContext], object] = _nothing
+    #: the same; in the MonitorThread, so that it keeps no function from beginning
+    started: Callable[[], object] = _nothing
     #: the function is about to be entered; not on a reserve
     function_begins: Callable[[], object] = _nothing
     #: the iteration was interrupted, its groups are aborted, and the function was left: what it has made ends

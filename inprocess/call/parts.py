@@ -7,10 +7,14 @@ import contextlib
 from inprocess.call.part import CallContext, IterationContext, Part
 from inprocess.collectives import nccl
 from inprocess.collectives.coalescing import contexts
+from inprocess.collectives.dead_connections import dead_connections
+from inprocess.collectives.dead_groups import dead_groups
 from inprocess.collectives.default_group import default_groups
-from inprocess.collectives.deferred_release import held
+from inprocess.collectives.gloo_lost import lost_operations
 from inprocess.collectives.nccl_bootstrap import bootstrap
 from inprocess.collectives.nccl_shutdown import shutdowns
+from inprocess.collectives.remembered import remembered
+from inprocess.collectives.results import results
 from inprocess.collectives.store_clients import store_clients
 from inprocess.system import extensions
 from inprocess.system.heap import heap
@@ -35,7 +39,16 @@ CORE = (
     Part(call_begins=lambda call: store_clients.begin(call.patience), call_ended=store_clients.end),
     Part(call_begins=lambda _: nccl.graphs.begin(), call_ended=nccl.graphs.end),
     Part(iteration_begins=lambda _: bootstrap.begin(), call_ended=bootstrap.end),
-    Part(collect=held.collect, call_ended=held.end),
+    Part(next_iteration=dead_connections.begin, call_ended=dead_connections.end),
+    Part(
+        next_iteration=dead_groups.begin,
+        started=dead_groups.free,
+        collect=dead_groups.collect,
+        call_ended=dead_groups.end,
+    ),
+    Part(next_iteration=remembered.forget, collect=remembered.collect, call_ended=remembered.forget),
+    Part(next_iteration=results.begin, collect=results.collect, call_ended=results.end),
+    Part(next_iteration=lost_operations.begin),
 )
 
 
@@ -48,6 +61,14 @@ class Parts:
     def call_begins(self, context: CallContext) -> None:
         for part in self._parts:
             part.call_begins(context)
+
+    def next_iteration(self) -> None:
+        for part in self._parts:
+            part.next_iteration()
+
+    def started(self) -> None:
+        for part in self._parts:
+            part.started()
 
     def iteration_begins(self, context: IterationContext) -> None:
         for part in self._parts:

@@ -19,7 +19,7 @@ from inprocess.call.job import Job
 from inprocess.call.parts import Parts
 from inprocess.call.story import Story
 from inprocess.call.successor import Contact
-from inprocess.call_wrapper import CallWrapper
+from inprocess.call_wrapper import CallWrapper, Controls, Counts
 from inprocess.exception import BadMessage, Fenced, RankShouldRestart, StoreLost, TimeoutError
 from inprocess.monitor.board import PING
 from inprocess.options import Options
@@ -116,6 +116,14 @@ class Rank:
         """How messages name this rank."""
         return name_of(self.state.rank, self.state.initial_rank)
 
+    @property
+    def controls(self) -> Controls:
+        return Controls(self.call)
+
+    @property
+    def counts(self) -> Counts:
+        return self.controls.counts
+
     def position(self) -> Position:
         """For log lines."""
         job, membership = self.job, self.membership
@@ -134,10 +142,10 @@ class Rank:
 
     def account(self, stood_still: bool = False) -> None:
         """The iteration was interrupted; ``stood_still``: nobody had made progress for a while."""
-        at, call = self.fault.at or clock.monotonic(), self.call
+        at = self.fault.at or clock.monotonic()
         ping = self.agents.board.slots[PING] / 1e9
         at = min(ping or at - self.fault.silent, at) if stood_still else at
-        self.goodput.interrupted(at, call._pings, call._kept)
+        self.goodput.interrupted(at, self.counts.pings, self.counts.kept)
 
     def tell_goodput(self, how: str) -> None:
         """The last line of a call, on the first rank; none where nothing interrupted it."""
@@ -230,10 +238,10 @@ class Rank:
 
     def stood_at_once(self) -> bool:
         """Whether a soft timeout ended this iteration, and this rank had stood still nearly from its beginning."""
-        until, entered = self.agents.thread.ran_until(self.membership.iteration), self.call._entered
+        until, entered = self.agents.thread.ran_until(self.membership.iteration), self.counts.entered
         if until is None:
             return False
-        return stood_at_once(self.call._pings, until - (entered or until), self.options.soft_timeout)
+        return stood_at_once(self.counts.pings, until - (entered or until), self.options.soft_timeout)
 
     def level(self) -> int:
         """What all ranks know is logged once, by the first rank."""

@@ -70,7 +70,7 @@ class Restarting:
         return Event.OK
 
     def end(self) -> Event:
-        """The end round: all say whether they go on. Nothing of the iteration is left by then."""
+        """The end round: all say whether they go on. What is left of the iteration then, `collectives` lists (14, 15)."""
         rank = self._rank
         self._user.forget_exception()
         rank.agents.environment.unhook()
@@ -93,7 +93,7 @@ class Restarting:
             rank.membership,
             repeats=rank.failures.repeats,
             limit=rank.failures.limit,
-            progressed=rank.call._progressed,
+            progressed=rank.counts.progressed,
             spot=spot,
             hangs=self._hangs(spot),
         )
@@ -114,7 +114,7 @@ class Restarting:
     def _hangs(self, spot: Spot | None) -> int:
         """How many times in a row a rank has hung there before it did anything; 0: this one does not count."""
         rank = self._rank
-        counts = rank.options.max_repeats is not None and not rank.failures.repeats and not rank.call._progressed
+        counts = rank.options.max_repeats is not None and not rank.failures.repeats and not rank.counts.progressed
         if spot is None or not counts or not rank.stood_at_once():
             return 0
         return rank.membership.row.hangs_with(spot.where)
@@ -133,7 +133,7 @@ class Restarting:
         self._user.collect()
         rank.account()
         rank.handover = Handover(found.contact, rank.fault, rank.size_before, rank.failures, rank.goodput)
-        rank.job.move(rank.membership, found.verdict, found.contact.host, rank.call._progressed)
+        rank.job.move(rank.membership, found.verdict, found.contact.host, rank.counts.progressed)
         return Event.OK
 
     def _has_done_all(self) -> bool:

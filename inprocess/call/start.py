@@ -14,7 +14,6 @@ from inprocess.call.part import IterationContext
 from inprocess.call.rank import Rank
 from inprocess.call.thread import Admission
 from inprocess.call.user_code import UserCode
-from inprocess.collectives.deferred_release import held
 from inprocess.exception import Fenced, RestartAbort, RestartError, StoreLost, TooFewRanks
 from inprocess.interrupt import forks
 from inprocess.protocol import verbs
@@ -167,7 +166,7 @@ class Starting:
     def _enter_iteration(self) -> None:
         rank = self._rank
         state = rank.state
-        rank.call._begin(state)
+        rank.controls.place(state)
         if state.active_rank is not None:
             place = Place(state.active_rank, state.active_world_size, *self._local_place.find(rank))
             rank.agents.environment.show(place, *rank.rendezvous)
@@ -259,9 +258,9 @@ class Starting:
                 TRIES,
             )
         rank.has_returned = False
-        rank.call._count_anew()
+        rank.controls.begin_iteration()
         rank.store = rank.value = None
-        held.begin()
+        rank.parts.next_iteration()
         rank.agents.board.begin(rank.membership.iteration)
 
     def _emit(self, decision: Decision, why: str) -> None:
@@ -285,8 +284,8 @@ class Starting:
             repeats=decision.repeats,
             pause=decision.pause / 1e3,
             hangs=decision.hangs,
-            pings=rank.call._pings,
-            kept=rank.call._kept,
+            pings=rank.counts.pings,
+            kept=rank.counts.kept,
         )
 
     def _why(self, decision: Decision) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 from inprocess.attribution import Interruption, ranges
 from inprocess.call.mailbox import Mailbox
 from inprocess.call.successor import Successor
-from inprocess.collectives.deferred_release import held
 from inprocess.exception import (
     BadMessage,
     InternalError,
@@ -100,6 +99,7 @@ class MonitorThread(threading.Thread):
         new_gate: Callable[[], Gate],
         abort: Callable[[int], None],
         release: Callable[[], None],
+        started: Callable[[], None],
         last_ran: Callable[[], float],
         retry_after: float,
         timeout: float,
@@ -108,7 +108,8 @@ class MonitorThread(threading.Thread):
         self.mailbox = Mailbox()
         self._spec, self._request, self._timeout = spec, request, timeout
         self._monitor, self._successor = monitor, successor
-        self._new_gate, self._abort, self._release, self._retry_after = new_gate, abort, release, retry_after
+        self._new_gate, self._abort, self._release, self._after_start = new_gate, abort, release, started
+        self._retry_after = retry_after
         self._last_ran = last_ran
         self._own = copy.copy(membership)
         self._lock = threading.Lock()
@@ -305,7 +306,7 @@ class MonitorThread(threading.Thread):
             execute(verbs.forget(iteration, self._own), store)
             if not first:
                 self._successor.meet(self._own, store)
-            held.free()
+            self._after_start()
         else:
             self._release_assignment()
         outcome: Outcome = execute(verbs.await_outcome(iteration), store)

@@ -53,11 +53,11 @@ class UserCode:
             return self._await_outcome(None)
         rank.parts.function_begins()
         set_current(rank.call)
-        begin = rank.call._entered = clock.monotonic()
+        begin = rank.counts.entered = clock.monotonic()
         try:
             return self.in_window(rank.fn, keep=True)
         finally:
-            rank.call._ran_long = clock.monotonic() - begin >= LONG_INSIDE and not rank.stood_at_once()
+            rank.counts.ran_long = clock.monotonic() - begin >= LONG_INSIDE and not rank.stood_at_once()
 
     def finish(self) -> Event:
         """The function has returned here: wait for the others."""
@@ -104,7 +104,7 @@ class UserCode:
             return Event.INTERRUPTED
         if lease.remaining(rank.agents.board) <= 0:
             lease.kill_self()
-        rank.call._gate, gate.who = gate, rank.who
+        rank.controls.gate, gate.who = gate, rank.who
         self._torch_state = torch_state.capture()
         outcome = gate.run(fn)
         contexts.close()  # before the others are told, and the groups aborted
@@ -142,7 +142,7 @@ class UserCode:
     def _fail(self, error: BaseException) -> bool:
         rank = self._rank
         rank.state = dataclasses.replace(rank.state, fn_exception=error)  # before the abort, which may look at it
-        record = rank.failures.note(error, rank.membership, rank.call._pings)
+        record = rank.failures.note(error, rank.membership, rank.counts.pings)
         emit("raised", **record.to_dict(), lines=rank.failures.lines())
         try:
             return rank.interrupt(record)

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 
 import torch
 
-from inprocess.collectives.deferred_release import held
+from inprocess.collectives.dead_connections import dead_connections
 from inprocess.collectives.gloo_lost import lost_operations
 from inprocess.collectives.groups import is_making, world
 from inprocess.system import procfs
@@ -161,7 +161,7 @@ def _shut(connection: socket.socket) -> bool:
         # reading only: Gloo tells all its pending operations of a failed read; a write that fails in its event thread
         # leaves the operation it belongs to waiting until the timeout
         connection.shutdown(socket.SHUT_RD)
-        held.connection(connection)
+        dead_connections.keep(connection)
     except OSError:  # not connected any more, or not yet: then it gives up connecting
         return False
     return True

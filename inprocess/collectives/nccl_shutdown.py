@@ -1,7 +1,7 @@
 """What the program asks of its process groups during a call, where that may cost the process.
 
 *Groups that it destroys.* Each is kept for a while, so that nothing else is its last owner: see
-`deferred_release`. All that follows is for NCCL alone.
+`dead_groups`. All that follows is for NCCL alone.
 
 *Shutdown beside abort.* ``destroy_process_group()`` destroys a communicator; an abort beside it, or after it, uses what
 is no more, and a healthy rank gets SIGSEGV (torch 2.13 with NCCL 2.29: none of 8 trials survived 15 restarts; with what
@@ -32,7 +32,7 @@ from typing import Any
 import torch.distributed as dist
 
 from inprocess.collectives import groups, nccl, nccl_wake
-from inprocess.collectives.deferred_release import held
+from inprocess.collectives.dead_groups import dead_groups
 from inprocess.interrupt.frames import leave_alone
 from inprocess.system.logs import get_logger, once
 
@@ -129,7 +129,7 @@ class Shutdowns:
             return self._ends.setdefault(group, _End())
 
     def _shutdown(self, original: Method, group: Any) -> None:
-        held.destroyed(group)
+        dead_groups.destroyed(group)
         end = self._end_of(group)
         if end.is_doomed:
             group.abort()
@@ -185,7 +185,7 @@ def _woken() -> Iterator[None]:
 
 
 def _note(original: Method, group: Any) -> None:
-    held.destroyed(group)
+    dead_groups.destroyed(group)
     original(group)
 
 

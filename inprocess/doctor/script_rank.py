@@ -17,8 +17,11 @@ from typing import Any
 from torch.optim import optimizer as optimizers
 
 from inprocess import events
+from inprocess.call.rank import Rank
+from inprocess.call_wrapper import Controls
 from inprocess.doctor.script_mending import Mending
 from inprocess.interrupt.signals import Interrupter
+from inprocess.options import Options, seconds
 from inprocess.system import clock
 from inprocess.system.errors import in_words
 from inprocess.testing.coordinates import Point
@@ -98,45 +101,48 @@ class Observer(Instruments):
         self._context.emit("wrapper", enabled=enabled, where=users_line())
         super()._wrapper(begin, wrapper, **given)
         if enabled:
-            self._context.emit("options", soft_timeout=wrapper._options.soft_timeout)
+            soft_timeout = seconds("soft_timeout", given.get("soft_timeout", Options.soft_timeout))
+            self._context.emit("options", soft_timeout=soft_timeout)
 
-    def _called(self, call: Callable[..., Any], *args: Any) -> Any:
+    def call(self, run: Callable[[], Any]) -> Any:
         self._mending.called()
-        value = super()._called(call, *args)
+        value = super().call(run)
         self.values.append(value)
         return value
 
-    def _run(self, made: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        call = made._rank.call
+    def _run(self, rank: Rank, fn: Callable[[], Any]) -> Any:
+        call = rank.call
 
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def watched() -> Any:
             self._steps = self._optimized = 0
             self._last, self._longest = clock.monotonic(), 0.0
             try:
-                value = fn(*args, **kwargs)
-                self._note_return(call._gate)
+                value = fn()
+                self._note_return(Controls(call).gate)
                 return value
             except Exception as error:
                 self._context.emit("error", text=in_words(error), line=line_of(error))
                 raise
             finally:
-                self._context.emit("pace", pings=call._pings, optimized=self._optimized, longest=self._longest)
+                self._context.emit(
+                    "pace", pings=Controls(call).counts.pings, optimized=self._optimized, longest=self._longest
+                )
 
         self._mending.entered()
         self._mending.inside = True
         try:
-            return super()._run(made, watched, *args, **kwargs)
+            return super()._run(rank, watched)
         finally:
             self._mending.inside = False
 
     def _ping(self, ping: Callable[[Any], None], call: Any) -> None:
-        self._note_step(call._pings, "ping")
+        self._note_step(Controls(call).counts.pings, "ping")
         super()._ping(ping, call)
 
     def _optimizes(self, *_: Any) -> None:
         """An optimizer's step begins."""
         call, number = self._call, self._optimized
-        if call is None or call._pings:
+        if call is None or Controls(call).counts.pings:
             return
         self._optimized += 1
         self._note_step(number, "optimizer")
@@ -162,8 +168,8 @@ class Observer(Instruments):
 
     def _note_return(self, gate: Any) -> None:
         """The function returns: not what it does when it is interrupted."""
-        if gate is not None and gate.interrupting and gate._raised_where:
-            self._context.emit("swallowed", where=gate._raised_where, dropped=False)
+        if gate is not None and gate.interrupting and gate.raised_where:
+            self._context.emit("swallowed", where=gate.raised_where, dropped=False)
 
     # --- files ----------------------------------------------------------------------------------------------------
 
@@ -179,7 +185,7 @@ class Observer(Instruments):
     def _protected(self) -> contextlib.AbstractContextManager[None]:
         """Faults that are not about files do not cut one in half, which would hide what else they show."""
         # not by the call's own atomic(), which counts as progress
-        gate = None if self._call is None else self._call._gate
+        gate = None if self._call is None else Controls(self._call).gate
         return contextlib.nullcontext() if gate is None else gate.atomic
 
     def _note_file(self, file: Any, mode: str) -> None:

@@ -126,7 +126,7 @@ class Gate:
         self._starters = self._losers = self._reapers = frozenset[int]()
         self._losing = frozenset[str]()
         self._raised_at = 0.0
-        self._raised_where = ""
+        self.raised_where = ""
         self._dropped = False
         # what the main thread handled before the abort, and whether nobody made progress; until it has left
         self._in_flight: InFlight | None = None
@@ -211,7 +211,7 @@ class Gate:
             while not self.left.is_set():
                 self._armed = self.interrupting = True
                 if self._raise_once(retry_after, release):
-                    self._interrupter.report_swallowed(self.who, self._raised_where, self._dropped)
+                    self._interrupter.report_swallowed(self.who, self.raised_where, self._dropped)
         self._in_flight = None  # noted as the main thread was leaving
 
     def _ask(self, now: float) -> None:
@@ -278,7 +278,7 @@ class Gate:
         if now - self._spared_since < patience:
             return False
         self._raised_at, self._spared_since = now, 0.0
-        self._raised_where = places(frame)
+        self.raised_where = places(frame)
         self._dropped = False
         self._armed = False
         return True

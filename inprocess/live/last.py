@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from inprocess.call_wrapper import CallWrapper, Deputy, Leaving
+from inprocess.call_wrapper import CallWrapper, Controls, Deputy, Leaving
 from inprocess.live.patience import Shown
 from inprocess.protocol.verbs.leaving import SAVED, STEP
 from inprocess.system.interpreter import sleep_with_progress
@@ -38,17 +38,18 @@ class LastCheckpoint:
             save: writes the checkpoint, within so many seconds; whether it did.
             shown: around a wait: it is no hang.
         """
-        call._commits += 1  # first: see `Leaving.everybody`
-        leaving, deputy = call.leaving, call._deputy
-        if leaving is None or not leaving.everybody or leaving._saved or deputy is None:
+        told = Controls(call).last
+        told.commits += 1  # first: see `Leaving.everybody`
+        leaving, deputy = call.leaving, told.deputy
+        if leaving is None or not leaving.everybody or told.is_over or deputy is None:
             return
         if self._due is None:
             found = _await(functools.partial(deputy.agree, STEP), leaving, shown)
             self._due = found or 0
-        if call._commits >= self._due:
+        if told.commits >= self._due:
             if self._due:
                 self._save(leaving, deputy, save, shown)
-            leaving._saved = True
+            told.is_over = True
 
     def _save(self, leaving: Leaving, deputy: Deputy, save: Callable[[float], bool], shown: Shown) -> None:
         if not save(leaving.seconds_left - SPARE_S):

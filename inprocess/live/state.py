@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from inprocess.call_wrapper import CallWrapper
+from inprocess.call_wrapper import CallWrapper, Controls
 from inprocess.exception import InternalError, LiveStateError, OptionError, StateLost
 from inprocess.hardware.leftovers import keepers
 from inprocess.live import randoms
@@ -178,7 +178,7 @@ class LiveState:
         iteration = call.iteration if call is not None else 0
         around.call = weakref.ref(call) if call is not None else None
         if call is not None and saving.disk is not None:
-            call._to_free.add(saving.disk)
+            Controls(call).free_at_end(saving.disk)
         if before.is_changed():
             if before.began:
                 what = "parameters were changed after commit(%d): call recover() before what does that"
@@ -222,7 +222,7 @@ class LiveState:
         saving.is_first = bool(saving.copy_every) and not now
         self._last = LastCheckpoint()
         if call is not None:
-            call._saves_last = saving.disk is not None and bool(saving.save_every)
+            Controls(call).last.wanted = saving.disk is not None and bool(saving.save_every)
         self._say(newest(haves))
         emit("recovered", step=present.step, source=self._source)
         return present.step
@@ -429,7 +429,7 @@ class LiveState:
         """A commit has ended."""
         saving, call = self._saving, self._around.call() if self._around.call is not None else None
         saving.keep(self._present)
-        if call is not None and call._saves_last:
+        if call is not None and Controls(call).last.wanted:
             self._last.committed(call, functools.partial(saving.save_last, self._present), self._around.shown)
 
 

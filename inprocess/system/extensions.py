@@ -11,9 +11,10 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["compose", "first", "load"]
+__all__ = ["compose", "first", "give", "load"]
 
 _named: dict[str, tuple[str, ...]] = {}
+_given: dict[str, Any] = {}
 
 
 def compose(named: Mapping[str, tuple[str, ...]]) -> None:
@@ -22,9 +23,17 @@ def compose(named: Mapping[str, tuple[str, ...]]) -> None:
     load.cache_clear()
 
 
+def give(interface: str, implementation: object) -> None:
+    """The one who implements an interface, in this process from now on."""
+    _given[interface] = implementation
+    load.cache_clear()
+
+
 @functools.cache
 def load(interface: str) -> tuple[Any, ...]:
     """All who implement an interface; imported now, where they are not yet."""
+    if interface in _given:
+        return (_given[interface],)
     found = (entry.partition(":") for entry in _named.get(interface, ()))
     return tuple(getattr(importlib.import_module(module), name) for module, _, name in found)
 

@@ -33,7 +33,7 @@ _CONTAINERS = (list, dict, set, deque)
 _GROWING = frozenset({"add", "append", "appendleft", "extend", "extendleft", "insert", "setdefault", "update"})
 #: numbers that make names of the same kind differ
 _NUMBERS = re.compile(r"\d+")
-#: the name of the library's threads that free groups (`collectives.deferred_release`, which imports torch)
+#: the name of the library's threads that free groups (`collectives.background`)
 _FREEING = "inprocess-free"
 #: entries from which on growth can be told: in the first run things are made that stay
 ENTRIES = 3

@@ -1,7 +1,7 @@
 """Inside a rank: what a program's wrapped functions do is reported, and its faults strike, without a line of its own.
 
 The rank's process exists for one test, so the library's classes are changed in place and stay so: `Wrapper` gets the
-test's options, `Loop` reports its phases and entries, `CallWrapper.ping` counts steps.
+test's options, `CallWrapper.ping` counts steps. Phases, hooks and entries are reported by an `Instrument`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ import torch
 from torch.distributed import distributed_c10d
 
 from inprocess import call_wrapper, wrap
-from inprocess.call import loop
+from inprocess.call.instrument import Step
+from inprocess.call.rank import Rank
+from inprocess.call_wrapper import Controls
 from inprocess.live import state as live
 from inprocess.protocol.phases import Phase
+from inprocess.system import extensions
 from inprocess.testing.coordinates import Point
 
 from . import marks
@@ -65,8 +68,7 @@ class Instruments:
         marks.reached = self._here
         self._growth.watch()
         change(wrap.Wrapper, "__init__", self._wrapper)
-        change(wrap.Wrapper, "_call", self._called)
-        change(loop.Loop, "__init__", self._loop)
+        extensions.give("Instrument", self)
         change(call_wrapper.CallWrapper, "ping", self._ping)
         change(live.LiveState, "recover", self._recover)
         change(distributed_c10d, "_new_process_group_helper", self._group)
@@ -86,45 +88,44 @@ class Instruments:
         of_test = {"max_repeats": spec.args["max_repeats"], "monitor_process_logfile": log}
         begin(wrapper, **{**QUICK, **of_test, **given, **self._options})
 
-    def _called(self, call: Callable[..., Any], *args: Any) -> Any:
+    def call(self, run: Callable[[], Any]) -> Any:
+        """See `inprocess.call.instrument.Instrument`."""
         try:
-            return self._context.called(lambda: call(*args), keep=False)
+            return self._context.called(run, keep=False)
         finally:
             self._context.store_port = _unknown
 
-    def _loop(
-        self, begin: Callable[..., None], made: Any, options: Any, hooks: Any, injector: Any, fn: Any, *rest: Any
-    ) -> None:
-        wanted = {
-            name: self._hook(made, getattr(hooks, name), phases)
+    def begin(self, rank: Rank, steps: Mapping[Phase, Step]) -> dict[Phase, Step]:
+        """See `inprocess.call.instrument.Instrument`."""
+        wanted: dict[str, Any] = {
+            name: self._hook(rank, getattr(rank.hooks, name), phases)
             for name, phases in _HOOKS.items()
             if any(phase.value in self._phases for phase in phases)
         }
-        hooks = dataclasses.replace(hooks, **wanted)
-        begin(made, options, hooks, injector, functools.partial(self._run, made, fn), *rest)
-        made._steps = {phase: functools.partial(self._step, made, phase, step) for phase, step in made._steps.items()}
-        agents = made._rank.agents
-        self._context.store_port = lambda: agents._spec.port if agents._serves() else None
+        rank.hooks = dataclasses.replace(rank.hooks, **wanted)
+        rank.fn = functools.partial(self._run, rank, rank.fn)
+        self._context.store_port = lambda: rank.agents.served_port
+        return {phase: functools.partial(self._step, rank, phase, step) for phase, step in steps.items()}
 
-    def _hook(self, made: Any, hook: Any, phases: Sequence[Phase]) -> Callable[[Any], Any]:
+    def _hook(self, rank: Rank, hook: Any, phases: Sequence[Phase]) -> Callable[[Any], Any]:
         def struck(state: Any) -> Any:
             # `abort` runs in another thread, at the end of the phase before
-            phase = made._rank.phase if made._rank.phase in phases else phases[0]
+            phase = rank.phase if rank.phase in phases else phases[0]
             self._reach(iteration=state.iteration, phase=phase.value)
             return state if hook is None else hook(state)
 
         return struck
 
-    def _step(self, made: Any, phase: Phase, step: Callable[[], Any]) -> Any:
-        iteration = made._rank.job.before + made._rank.membership.iteration
+    def _step(self, rank: Rank, phase: Phase, step: Step) -> Any:
+        iteration = rank.job.before + rank.membership.iteration
         self._context.emit("phase", name=phase.value, iteration=iteration)
         if phase is not Phase.RUN and phase not in _HOOKED:
             self._reach(iteration=iteration, phase=phase.value)
         return step()
 
-    def _run(self, made: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _run(self, rank: Rank, fn: Callable[[], Any]) -> Any:
         """The wrapped function."""
-        context, call = self._context, made._rank.call
+        context, call = self._context, rank.call
         state = call.state
         context.iteration, context.slow = state.iteration, (0.0, 0)
         self._growth.count()
@@ -136,10 +137,10 @@ class Instruments:
         self._call = call
         try:
             self._reach(phase=Phase.RUN.value)
-            return fn(*args, **kwargs)
+            return fn()
         finally:
             self._call = None
-            context.emit("leave", pings=call._pings)
+            context.emit("leave", pings=Controls(call).counts.pings)
 
     def _ping(self, ping: Callable[[Any], None], call: Any) -> None:
         self._context.delay()
@@ -152,7 +153,7 @@ class Instruments:
     def _reach(self, iteration: int | None = None, **where: Any) -> None:
         context, call = self._context, self._call
         at = context.iteration if iteration is None else iteration
-        pings = None if call is None else call._pings
+        pings = None if call is None else Controls(call).counts.pings
         context.reach(Point(context.rank, at, pings=pings, call=context.calls, **where))
 
     # --- the program ----------------------------------------------------------------------------------------------
@@ -195,7 +196,7 @@ class Instruments:
         if isinstance(path, bytes):
             return False
         place = self._context
-        pings = None if self._call is None else self._call._pings
+        pings = None if self._call is None else Controls(self._call).counts.pings
         point = Point(place.rank, place.iteration, pings=pings, call=place.calls, file=path)
         return any(at.meets(point) for at in place.spec.faults if at not in place.struck)
 

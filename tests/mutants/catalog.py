@@ -1270,7 +1270,7 @@ tables = _in("collectives/groups.py", "tests/threads/test_abort.py")
 record = _in("collectives/nccl.py", "tests/threads/test_abort.py")
 frames = _in("system/interpreter.py", "tests/threads/test_nccl.py")
 around_nccl = _in("collectives/nccl.py", "tests/threads/test_nccl.py")
-memory = _in("collectives/deferred_release.py", "tests/threads/test_nccl.py")
+memory = _in("collectives/remembered.py", "tests/threads/test_nccl.py")
 variables = _in("system/environment.py", "tests/threads/test_nccl.py")
 gloo = _in("collectives/gloo.py", "tests/threads/test_abort_gloo.py")
 LADDER = (
@@ -1313,7 +1313,7 @@ LADDER = (
     _in("call/thread.py", "tests/ranks/test_exceptions.py")(
         "groups_are_never_freed",
         "groups of earlier iterations, with their threads and sockets, stay until the call ends",
-        "            held.free()\n",
+        "            self._after_start()\n",
     ),
     _in("call/mailbox.py", "tests/threads/test_mailbox.py")(
         "ctrl_c_leaves_a_lock",
@@ -1648,8 +1648,8 @@ LOOP = (
         "test_usage",
         "store_is_kept",
         "a restart goes on with the store of the last iteration",
-        "rank.store = rank.value = None\n        held",
-        "rank.value = None\n        held",
+        "rank.store = rank.value = None\n        rank.parts",
+        "rank.value = None\n        rank.parts",
     ),
     _loop(
         "test_usage",
@@ -2157,7 +2157,7 @@ LEFTOVERS = (
         "    collect=leftovers.collect,\n",
         file="hardware/leftovers.py",
     ),
-    _loop("test_groups", "cycles_stay", "groups in reference cycles outlive a restart", "collect=held.collect, "),
+    _loop("test_groups", "cycles_stay", "groups in reference cycles outlive a restart", "collect=dead_groups.collect,"),
     _loop(
         "test_leftovers",
         "nothing_is_said",
@@ -2436,13 +2436,13 @@ NCCL = (
         "            self._torch_state.restore()\n",
         "            pass\n",
     ),
-    _in("collectives/deferred_release.py", "tests/ranks/test_groups.py")(
+    _in("collectives/results.py", "tests/ranks/test_groups.py")(
         "pending_collectives_stay",
         "collectives that nobody waited for keep their groups",
-        "for tensor in pending]",
-        "for tensor in pending[:0]]",
+        "for tensor in pending:",
+        "for tensor in pending[:0]:",
     ),
-    _in("collectives/deferred_release.py", "tests/ranks/test_large_heap.py")(
+    _in("collectives/remembered.py", "tests/ranks/test_large_heap.py")(
         "default_arguments_stay",
         "torch's default arguments keep the first iteration's group, and a collection looks for it",
         "        _forget_defaults()\n",
@@ -2471,7 +2471,7 @@ NCCL = (
 
 hooks = _in("call/*.py", "tests/unit/test_hooks.py")
 assignments = _in("call/*.py", "tests/unit/test_rank_assignment.py")
-destroyed = _in("collectives/deferred_release.py", "tests/unit/test_held.py")
+destroyed = _in("collectives/dead_groups.py", "tests/unit/test_held.py")
 GROUPS = (
     _in("interrupt/*.py", "tests/threads/test_interrupt.py")(
         "a_descriptor_is_lost",
@@ -2530,7 +2530,7 @@ GROUPS = (
     destroyed(
         "destroyed_groups_pile_up",
         "all groups that the program destroys are kept until the next iteration",
-        "            _in_background(alone.clear)\n",
+        "            background.run(alone.clear)\n",
         "            self._destroyed += alone\n",
     ),
     _in("stores/*.py", "tests/threads/test_connecting.py")(

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, dataloader
 
+from inprocess.call_wrapper import Controls
 from inprocess.testing import leaks
 from tests.harness import When
 from tests.harness.child import Context
@@ -52,7 +53,7 @@ class _Strike:
     """Stops the constructor at one of its lines until the interruption has begun, then signals at each line."""
 
     def __init__(self, context: Context, call: Any) -> None:
-        self._context, self._iteration, self._gate = context, call.iteration, call._gate
+        self._context, self._iteration, self._gate = context, call.iteration, Controls(call).gate
         self._lines = 0
 
     def enter(self, frame: FrameType, event: str, argument: object) -> Any:

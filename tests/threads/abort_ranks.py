@@ -24,8 +24,9 @@ import torch
 import torch.distributed as dist
 
 from inprocess.abort import AbortTorchDistributed
+from inprocess.call.parts import Parts
 from inprocess.collectives import gloo
-from inprocess.collectives.deferred_release import FREEING, held
+from inprocess.collectives.background import FREEING
 from inprocess.collectives.gloo import shutdown_gloo_connections
 from inprocess.interrupt.gate import MAX_PAUSE_S
 from inprocess.state import FrozenState
@@ -215,10 +216,11 @@ def rank_main(
     abort = AbortTorchDistributed()
     for cycle, port in enumerate(ports[:-1]):
         me = Rank(rank, world_size, _store(port, cycle), results)
-        held.begin()
+        parts = Parts()
+        parts.next_iteration()
         _run_aborted(me, scenario, abort, state, results, orders)
         orders.recv()  # all have left
-        held.end()
+        parts.call_ended()
         results.send(("left", leftovers(), 0.0))
     me = Rank(rank, world_size, _store(ports[-1], len(ports)), results)
     me.init()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inprocess.call_wrapper import CallWrapper
+from inprocess.call_wrapper import CallWrapper, Controls
 from inprocess.interrupt.gate import Gate
 from inprocess.interrupt.signals import Interrupter
 from inprocess.monitor.board import Board
@@ -39,7 +39,7 @@ def atomic_of(request: pytest.FixtureRequest, call: CallWrapper) -> Callable[[Ga
     """The section of a gate, by either of the two that enter it."""
 
     def section(gate: Gate) -> Any:
-        call._gate = gate
+        Controls(call).gate = gate
         return gate.atomic if request.param == "of the gate" else call.atomic()
 
     return section

@@ -7,7 +7,7 @@ import threading
 
 import torch.distributed as dist
 
-from inprocess.collectives.deferred_release import FREEING
+from inprocess.collectives.background import FREEING
 
 #: ranks of Gloo in this process
 Groups = list[dist.ProcessGroupGloo]

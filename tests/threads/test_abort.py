@@ -29,8 +29,8 @@ from inprocess.abort import (
     Ladder,
     StepResult,
 )
-from inprocess.collectives import deferred_release
-from inprocess.collectives.deferred_release import held
+from inprocess.collectives import background
+from inprocess.collectives.dead_groups import dead_groups
 from inprocess.collectives.groups import unfinished
 from inprocess.exception import OptionError
 from inprocess.state import FrozenState
@@ -259,8 +259,8 @@ def test_no_step_is_the_last_owner_of_a_group(group: None, monkeypatch: pytest.M
     """Its destructor waits for Gloo's worker, which may want the interpreter lock."""
     ended: list[str] = []
     weakref.finalize(dist.group.WORLD, lambda: ended.append(threading.current_thread().name))
-    monkeypatch.setattr(deferred_release, "_in_background", lambda action: action())
-    monkeypatch.setattr(held, "groups", functools.partial(_note_owner, held.groups, ended))
+    monkeypatch.setattr(background, "run", lambda action: action())
+    monkeypatch.setattr(dead_groups, "keep", functools.partial(_note_owner, dead_groups.keep, ended))
     AbortTorchDistributed()(STATE)
     assert ended == ["about to let go", "inprocess-abort", "let go"]
 

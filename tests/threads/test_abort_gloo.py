@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from inprocess.collectives import gloo
-from inprocess.collectives.deferred_release import held
+from inprocess.collectives.dead_connections import dead_connections
 from inprocess.collectives.gloo import shutdown_gloo_connections
 from inprocess.system import procfs
 from tests.threads import abort_ranks
@@ -217,12 +217,12 @@ def test_connections_stay_open_for_the_peers_until_all_have_left(monkeypatch: py
     with theirs:
         descriptor = (ours.fileno(), os.fstat(ours.fileno()).st_ino)
         monkeypatch.setattr(gloo, "_gloo_descriptors", lambda: iter([descriptor]))
-        held.begin()
+        dead_connections.begin()
         assert shutdown_gloo_connections() == 1
         ours.close()
         with pytest.raises(BlockingIOError):
             theirs.recv(1)
-        held.end()
+        dead_connections.end()
         assert theirs.recv(1) == b""
 
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from inprocess import LiveState
-from inprocess.call_wrapper import CallWrapper
+from inprocess.call_wrapper import CallWrapper, Controls
 from inprocess.interrupt.signals import Interrupter
 from inprocess.live import checkpoints
 from inprocess.live.checkpoints import Checkpoints, Staged
@@ -149,14 +149,14 @@ def test_the_end_of_the_call_gives_it_back(stuck: str, interrupter: Interrupter)
     live = LiveState(weights=weights, folder=stuck, save_every=1)
     for begin in (0, 1):
         call = CallWrapper(board, lambda: None)
-        call._begin(State(0, 1).freeze())
-        call._gate = interrupter.new_gate()
+        Controls(call).place(State(0, 1).freeze())
+        Controls(call).gate = interrupter.new_gate()
         live.recover(call)
         live.recover(call)
         Stuck.hang()
         commit(live, weights, begin + 1)
         assert live.nbytes > 1200
-        call._end()
+        Controls(call).end()
         assert live.nbytes == 0
         Stuck.come_back()
         live.wait()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from inprocess.call_wrapper import CallWrapper
+from inprocess.call_wrapper import CallWrapper, Controls
 from inprocess.exception import RestartError
 from inprocess.interrupt import forks
 from inprocess.interrupt.signals import Interrupter
@@ -81,14 +81,14 @@ def test_the_process_itself_goes_through() -> None:
 def test_a_child_has_a_call_of_its_own() -> None:
     board, interrupter = Board.create(), Interrupter()
     call = CallWrapper(board, lambda: "the rank's")
-    call._gate = gate = interrupter.new_gate()
+    Controls(call).gate = gate = interrupter.new_gate()
     board.slots[LEASE] = 1  # the rank would be ended
     before = board.slots.tolist()
 
     def detach() -> None:
         board.detach()
         interrupter.detach()
-        call._detach()
+        Controls(call).detach()
 
     def child() -> None:
         call.ping()

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from inprocess.collectives import gloo_lost
-from inprocess.collectives.deferred_release import held
+from inprocess.collectives.dead_groups import dead_groups
 from inprocess.collectives.gloo_lost import LostOperations
 from inprocess.system import symbols
 from tests.ranks.targets import wait_until
@@ -123,16 +123,16 @@ def test_two_callers_tell_a_buffer_once(groups: Groups) -> None:
 
 def test_groups_are_freed_with_it(groups: Groups) -> None:
     """The destructor of a group waits for its threads: one that waits for a lost operation would hold it up."""
-    held.begin()
+    dead_groups.begin()
     work = wait_in(groups[0])
     gloo_lost.lost_operations.note()
-    held._unused = [groups.pop(0)]
-    (thread,) = held.free()
+    dead_groups._unused = [groups.pop(0)]
+    (thread,) = dead_groups.free()
     thread.join(30)
     assert not thread.is_alive()
     with pytest.raises(RuntimeError, match="Gloo lost the operation"):
         work.wait()
-    held.end()
+    dead_groups.end()
 
 
 @pytest.mark.parametrize("fault", ["no descriptor", "another Gloo", "another machine"])

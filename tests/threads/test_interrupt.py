@@ -426,7 +426,7 @@ def test_condition_that_is_just_taken_or_given_back(gate: Gate, interrupter: Int
     assert outcome == Interrupted()
     assert len(places) > 3
     assert not lock.locked()
-    assert "in fn" in gate._raised_where
+    assert "in fn" in gate.raised_where
 
 
 def test_what_is_handled_is_set_only_where_python_has_a_way_to(monkeypatch: pytest.MonkeyPatch) -> None:

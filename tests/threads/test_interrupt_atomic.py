@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from inprocess.call_wrapper import CallWrapper
+from inprocess.call_wrapper import CallWrapper, Controls
 from inprocess.exception import RankShouldRestart
 from inprocess.interrupt.gate import Gate, Interrupted, Raised, Returned
 from inprocess.interrupt.signals import Interrupter
@@ -363,10 +363,10 @@ def test_section_that_outlives_a_hook(call: CallWrapper, interrupter: Interrupte
         assert not call._board.snapshot().atomic
 
     thread = threading.Thread(target=hold)
-    hook_gate = call._gate = interrupter.new_gate()
+    hook_gate = Controls(call).gate = interrupter.new_gate()
     assert hook_gate.run(initialize) == Returned(None)
     assert call._board.snapshot().atomic
-    gate = call._gate = interrupter.new_gate()
+    gate = Controls(call).gate = interrupter.new_gate()
     assert gate.run(fn) == Returned(None)
     for one in (hook_gate, gate):
         one.close_for_abort()
@@ -383,10 +383,10 @@ def test_section_of_a_generator_that_is_closed_in_the_next_iteration(
             yield
 
     suspended = sections()
-    gate = call._gate = interrupter.new_gate()
+    gate = Controls(call).gate = interrupter.new_gate()
     assert gate.run(lambda: next(suspended)) == Returned(None)
     call._board.begin(1)
-    call._gate = interrupter.new_gate()
+    Controls(call).gate = interrupter.new_gate()
     suspended.close()
     assert not call._board.snapshot().atomic
 

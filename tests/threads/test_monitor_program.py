@@ -28,7 +28,7 @@ class Monitor(program.Monitor):
 
 @pytest.fixture
 def monitor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Monitor]:
-    for name in ("locate", "stream"):
+    for name in ("locate", "observers"):
         monkeypatch.setattr(program, name, _Nothing())
     monkeypatch.setattr(LastMoments, "await_them", lambda self, dying: None)
     board, training = Board.create(), os.pidfd_open(os.getpid())

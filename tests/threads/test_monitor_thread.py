@@ -64,7 +64,7 @@ def thread(story: list[str]) -> MonitorThread:
     membership = Membership.founder(0, (0, 1), 2)
     membership.iteration = 0
     made = MonitorThread(
-        StoreSpec(), membership, None, None, None, new_gate, abort, lambda: None, lambda: 0.0, 1.0, 1.0
+        StoreSpec(), membership, None, None, None, new_gate, abort, lambda: None, lambda: None, lambda: 0.0, 1.0, 1.0
     )
     return made
 
@@ -113,7 +113,7 @@ def test_where_two_jobs_have_met_nothing_is_said_for_who_leaves() -> None:
     execute(verbs.refuse_founding("both have RANK=1"), connecting.connect(spec, 20.0))
     request = JoinRequest(JoinMode.FOUND, Ticket(1, 2, "1A"), False, Owner(), has_owner=False)
     membership = Membership.founder(1, (0, 1), 2)
-    thread = MonitorThread(spec, membership, request, None, None, None, None, None, None, 1.0, 20.0)
+    thread = MonitorThread(spec, membership, request, None, None, None, None, None, None, None, 1.0, 20.0)
     thread.start()
     with pytest.raises(RestartAbort, match="both have RANK=1"):
         thread.mailbox.take("entered", -1, 20.0)

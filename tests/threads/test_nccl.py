@@ -22,7 +22,9 @@ import torch.distributed as dist
 from inprocess import abort
 from inprocess.abort import AbortTorchDistributed
 from inprocess.collectives import nccl
-from inprocess.collectives.deferred_release import DeferredRelease
+from inprocess.collectives.dead_groups import DeadGroups
+from inprocess.collectives.remembered import Remembered
+from inprocess.collectives.results import Results
 from inprocess.system.environment import Borrowed, Place
 from inprocess.system.heap import heap
 from tests.threads import groups
@@ -349,20 +351,16 @@ def memory(monkeypatch: Patch) -> Any:
 
 
 def test_what_an_abort_made_useless_is_forgotten_once_the_function_is_left(memory: Any) -> None:
-    held = DeferredRelease()
-    held.begin()
-    held.groups([])
+    remembered = Remembered()
+    remembered.aborted()
     assert memory.symmetric._group_name_to_store
-    held.begin()
+    remembered.forget()
     assert not memory.symmetric._group_name_to_store
     assert not memory.symmetric._group_name_to_workspace_tensor
-    held.end()
 
 
 def test_a_call_without_an_abort_takes_nothing_from_the_program(memory: Any) -> None:
-    held = DeferredRelease()
-    held.begin()
-    held.end()
+    Remembered().forget()
     assert memory.symmetric._group_name_to_store
 
 
@@ -373,20 +371,18 @@ def test_code_is_compiled_again_if_graphs_of_its_own_were_reset(
     """It would go on to replay them. All other compiled code stays: compiling takes minutes."""
     if not compiled:
         memory.trees.local.tree_manager_containers.clear()
-    held = DeferredRelease()
-    held.begin()
-    held.groups([])
+    remembered = Remembered()
+    remembered.aborted()
     if were_reset:
-        held.graphs_were_reset()
+        remembered.graphs_were_reset()
     for _ in range(2):
-        held.begin()
+        remembered.forget()
     assert memory.compiler.resets == resets
-    held.end()
 
 
 def test_the_abort_says_that_it_reset_graphs(graphs: Any, monkeypatch: Patch) -> None:
     said: list[bool] = []
-    monkeypatch.setattr(abort.held, "graphs_were_reset", lambda: said.append(True))
+    monkeypatch.setattr(abort.remembered, "graphs_were_reset", lambda: said.append(True))
     AbortTorchDistributed()._reset_graphs()
     assert not said
     graph = graphs.CUDAGraph()
@@ -413,14 +409,14 @@ def test_results_of_functional_collectives_are_made_as_before_once_the_call_is_o
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     kind = functional.AsyncCollectiveTensor
-    made, held = vars(kind)["__new__"], DeferredRelease()
-    held.begin()
+    made, results = vars(kind)["__new__"], Results()
+    results.begin()
     first = functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD)
-    held.pending()
+    results.pending()
     second = functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD)
-    assert len(held._pending) == 2
+    assert len(results._pending) == 2
     assert torch._C._distributed_c10d._get_work_registry_size() == 2
-    held.end()
+    results.end()
     groups.settle()
     dist.destroy_process_group()
     assert vars(kind)["__new__"] is made
@@ -433,17 +429,17 @@ def test_results_of_one_tensor_are_noted_each(excepthook: None, monkeypatch: Pat
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
-    held = DeferredRelease()
-    held.begin()
+    results = Results()
+    results.begin()
     tensor = torch.ones(1)
     first, second, waited = (AsyncCollectiveTensor(tensor) for _ in range(3))
     waited.completed = True
     del first
-    assert [each is tensor for each in held._results.waiting()] == [True]
+    assert [each is tensor for each in results.waiting()] == [True]
     del second
-    assert held._results.waiting() == []
-    assert len(held._results._made) == 1
-    held.end()
+    assert results.waiting() == []
+    assert len(results._made) == 1
+    results.end()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -456,12 +452,12 @@ def test_a_result_that_is_just_being_made_is_waited_for(
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    held = DeferredRelease()
-    held.begin()
+    results = Results()
+    results.begin()
     make: Any = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
 
     def abort() -> None:
-        thread = threading.Thread(target=held.pending)
+        thread = threading.Thread(target=results.pending)
         thread.start()
         thread.join()
 
@@ -476,7 +472,7 @@ def test_a_result_that_is_just_being_made_is_waited_for(
     monkeypatch.setattr(torch.Tensor, "_make_wrapper_subclass", staticmethod(making))
     functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD)
     assert torch._C._distributed_c10d._get_work_registry_size() == 1
-    held.end()
+    results.end()
     groups.settle()
     dist.destroy_process_group()
     assert not torch._C._distributed_c10d._get_work_registry_size()
@@ -488,17 +484,17 @@ def test_the_end_of_a_call_collects_a_group_in_a_cycle() -> None:
     class Group:
         pass
 
-    held = DeferredRelease()
+    held = DeadGroups()
     heap.begin()
     heap.enter()
     held.begin()
     used = Group()
-    held.groups([used])
+    held.keep([used])
     held.collect()
     held.begin()
     mesh: Any = types.SimpleNamespace(group=Group())
     mesh.itself, ended = mesh, weakref.ref(mesh.group)
-    held.groups([mesh.group])
+    held.keep([mesh.group])
     del used, mesh
     held.collect()
     held.end()

@@ -166,6 +166,7 @@ def test_a_gate_that_was_left_is_not_entered_again() -> None:
         lambda: cast(Gate, Left()),
         lambda _: left.append("abort"),
         lambda: None,
+        lambda: None,
         lambda: 0.0,
         1.0,
         1.0,
@@ -207,7 +208,7 @@ def test_the_interrupt_finds_the_main_thread_about_to_give_the_lock_back(gate: G
 
     assert gate.run(fn) == Interrupted()
     assert not lock.locked()
-    assert gate._raised_where.startswith(f"{__file__}:")
+    assert gate.raised_where.startswith(f"{__file__}:")
 
 
 class InterruptedLock:

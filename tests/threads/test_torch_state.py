@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from inprocess.collectives import deferred_release as held
+from inprocess.collectives import remembered
 from inprocess.interrupt import torch_state
 from inprocess.interrupt.torch_state import TorchState
 from inprocess.system import logs
@@ -184,7 +184,7 @@ def test_interrupted_in_a_step_with_tensor_parallelism(
             assert thread.submit(interrupt_steps, 40).result() >= 5
     finally:
         dist.destroy_process_group()
-        held._forget_meshes()
+        remembered.forget_meshes()
         gc.collect()
 
 
@@ -210,7 +210,7 @@ def step() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    held._forget_meshes()  # so that each step does all the work
+    remembered.forget_meshes()  # so that each step does all the work
     mesh = init_device_mesh("cpu", (2,))
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 8))
     model = parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})

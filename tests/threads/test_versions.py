@@ -17,8 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from inprocess.abort import AbortTorchDistributed
 from inprocess.call import start
-from inprocess.collectives import deferred_release as held
-from inprocess.collectives import gloo, groups, nccl
+from inprocess.collectives import gloo, groups, nccl, remembered
 from inprocess.collectives.groups import unfinished
 from inprocess.exception import OptionError, StoreLost
 from inprocess.hardware.leftovers import Leftovers
@@ -183,7 +182,7 @@ def test_no_cache_of_meshes(monkeypatch: Patch, name: str) -> None:
     cache = type("Cache", (), {"cache_clear": lambda: cleared.append(True)})
     monkeypatch.setattr(_collective_utils, "MeshTopoInfo", type("Info", (), {"build_from_mesh": cache}))
     monkeypatch.delattr(_redistribute, name)
-    held._forget(held._MESHES)
+    remembered.forget(remembered.MESHES)
     assert cleared == [True]
 
 

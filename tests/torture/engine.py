@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from inprocess.call_wrapper import CallWrapper
+from inprocess.call_wrapper import CallWrapper, Controls
 from inprocess.exception import RankShouldRestart
 from inprocess.interrupt.gate import Gate, Interrupted, Outcome, Raised, Returned
 from inprocess.interrupt.signals import Interrupter
@@ -269,7 +269,7 @@ class Torture:
     def _window(self, shape: Shape, steps: int, order: Order | None, moment: Moment) -> None:
         gate = self._interrupter.new_gate() if order is None else order.gate
         run = Run(gate, self._inner, steps, self._call)
-        self._call._gate = gate
+        Controls(self._call).gate = gate
         interpreter.relax()
         if order is not None:
             self._plan(run, order, moment)
@@ -322,7 +322,7 @@ class Torture:
             kind = "skipped"
         elif gate._raised_at:
             kind = f"{kind}, raised"
-            self.places[gate._raised_where.rpartition(" in ")[2]] += 1
+            self.places[gate.raised_where.rpartition(" in ")[2]] += 1
         self.outcomes[name, kind] += 1
         if run.order is not None:
             self.moments[moment.value] += 1
@@ -366,7 +366,7 @@ def judge(shape: Shape, run: Run, outcome: Outcome) -> str:
     if not isinstance(outcome, Returned) or outcome.value is not run or not run.entered:
         return f"the outcome is {outcome}"
     if gate._raised_at and not shape.swallows and not gate._dropped:  # garbage collection may run anywhere
-        return f"it was raised at {gate._raised_where}, and lost"
+        return f"it was raised at {gate.raised_where}, and lost"
     return "a function without end has returned" if run.endless and run.asked and not shape.swallows else ""
 
 

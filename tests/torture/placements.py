@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from inprocess import interrupt
-from inprocess.call_wrapper import CallWrapper, _Atomic
+from inprocess.call_wrapper import CallWrapper, Controls, _Atomic
 from inprocess.exception import RankShouldRestart
 from inprocess.interrupt.frames import call
 from inprocess.interrupt.gate import Outcome
@@ -73,7 +73,7 @@ class Placement(threading.Thread):
         self._interrupter, self._shape, self._number, self._park = interrupter, shape, number, park
         self._gate = interrupter.new_gate()
         self._call = CallWrapper(board, lambda: None)
-        self._call._gate = self._gate
+        Controls(self._call).gate = self._gate
         self._run = Run(self._gate, random.Random(number), 1, self._call)
         self._run.tail = 1
         self._go, self._posted = threading.Event(), threading.Event()

@@ -15,9 +15,8 @@ import pytest
 import torch
 
 from inprocess import call_wrapper
-from inprocess.call_wrapper import CallWrapper
+from inprocess.call_wrapper import CallWrapper, Controls
 from inprocess.exception import OptionError, RankShouldRestart, RestartError
-from inprocess.interrupt.gate import Gate
 from inprocess.interrupt.signals import Interrupter
 from inprocess.monitor.board import Board, Snapshot
 from inprocess.state import State
@@ -30,7 +29,7 @@ class Call(CallWrapper):
 
     def __init__(self, board: Board) -> None:
         super().__init__(board, object)
-        self._gate: Gate = Interrupter().new_gate()
+        Controls(self).gate = Interrupter().new_gate()
 
     @property
     def seen(self) -> Snapshot:
@@ -46,12 +45,12 @@ def call() -> Iterator[Call]:
 
 def test_atomic_holds_the_gate_and_shows_on_the_board(call: Call) -> None:
     with call.atomic(), call.atomic():
-        assert call.seen.atomic and call._gate.atomic.depth == 2
-    assert not call.seen.atomic and not call._gate.atomic.depth
+        assert call.seen.atomic and Controls(call).gate.atomic.depth == 2
+    assert not call.seen.atomic and not Controls(call).gate.atomic.depth
 
 
 def test_atomic_that_is_refused_does_not_show(call: Call) -> None:
-    call._gate.close_for_abort()
+    Controls(call).gate.close_for_abort()
     with pytest.raises(RankShouldRestart), call.atomic():
         pytest.fail("a section began after the abort")
     assert not call.seen.atomic
@@ -60,7 +59,7 @@ def test_atomic_that_is_refused_does_not_show(call: Call) -> None:
 def test_atomic_outside_the_function(call: Call) -> None:
     section = call.atomic()
     section.__enter__()
-    call._gate = None  # type: ignore[assignment]
+    Controls(call).gate = None
     with pytest.raises(RestartError, match="only while the wrapped function runs"), call.atomic():
         pass
     section.__exit__(None, None, None)  # of a generator that is closed after the call
@@ -69,7 +68,7 @@ def test_atomic_outside_the_function(call: Call) -> None:
 
 def test_a_section_may_nest_while_an_abort_waits(call: Call) -> None:
     with call.atomic():
-        call._gate.atomic.closed = True
+        Controls(call).gate.atomic.closed = True
         with call.atomic():
             pass
         assert call.seen.atomic
@@ -78,14 +77,14 @@ def test_a_section_may_nest_while_an_abort_waits(call: Call) -> None:
 
 def test_a_section_that_the_program_keeps(call: Call) -> None:
     """It is that of the function or hook that is running now, not that of the one it was made in."""
-    kept, before = call.atomic(), call._gate
+    kept, before = call.atomic(), Controls(call).gate
     before.close_for_abort()
-    call._gate = Interrupter().new_gate()
+    Controls(call).gate = Interrupter().new_gate()
     with pytest.raises(ValueError), kept, kept:
-        assert call.seen.atomic and call._gate.atomic.depth == 2 and not before.atomic.depth
+        assert call.seen.atomic and Controls(call).gate.atomic.depth == 2 and not before.atomic.depth
         raise ValueError
-    assert not (call.seen.atomic or call._gate.atomic.depth or call._progressed)
-    call._gate = None  # type: ignore[assignment]
+    assert not (call.seen.atomic or Controls(call).gate.atomic.depth or Controls(call).counts.progressed)
+    Controls(call).gate = None
     with pytest.raises(RestartError, match="only while the wrapped function runs"), kept:
         pass
 
@@ -104,29 +103,37 @@ def test_leaving_what_was_not_entered_changes_nothing(call: Call) -> None:
     assert inside.wait(10)
     with pytest.raises(RuntimeError, match="a thread that is not inside it"):
         call.atomic().__exit__(None, None, None)
-    assert call.seen.atomic and call._gate.atomic.depth == 1 and not call._sections
+    assert call.seen.atomic and Controls(call).gate.atomic.depth == 1 and not Controls(call).counts.sections
     release.set()
     thread.join()
-    assert not call.seen.atomic and call._sections == 1
+    assert not call.seen.atomic and Controls(call).counts.sections == 1
 
 
 def test_a_section_that_was_left_is_progress(call: Call) -> None:
     call.ping()
     with pytest.raises(ValueError), call.atomic():
         raise ValueError
-    assert (call._progressed, call._kept, call._sections) == (False, 0, 0)
+    assert (Controls(call).counts.progressed, Controls(call).counts.kept, Controls(call).counts.sections) == (
+        False,
+        0,
+        0,
+    )
     with call.atomic():
         pass
-    assert (call._progressed, call._kept, call._sections) == (True, 1, 1)
-    call._count_anew()
-    assert not call._progressed
+    assert (Controls(call).counts.progressed, Controls(call).counts.kept, Controls(call).counts.sections) == (
+        True,
+        1,
+        1,
+    )
+    Controls(call).begin_iteration()
+    assert not Controls(call).counts.progressed
 
 
 def test_a_section_that_outlives_its_hook(call: Call) -> None:
     """A thread is inside one while the main thread has gone on from a hook to the function, and enters another."""
     late, current = call.atomic(), call.atomic()
     late.__enter__()
-    call._gate = Interrupter().new_gate()
+    Controls(call).gate = Interrupter().new_gate()
     with current:
         late.__exit__(None, None, None)
         assert call.seen.atomic
@@ -136,7 +143,7 @@ def test_a_section_that_outlives_its_hook(call: Call) -> None:
 def test_a_section_that_is_left_in_a_later_iteration(call: Call) -> None:
     late = call.atomic()
     late.__enter__()
-    call._gate = Interrupter().new_gate()
+    Controls(call).gate = Interrupter().new_gate()
     call._board.begin(1)
     late.__exit__(None, None, None)
     assert not call.seen.atomic
@@ -221,7 +228,7 @@ def test_ping_and_store(call: Call) -> None:
 
 def test_no_ping_after_the_call(call: Call) -> None:
     """As with atomic()."""
-    call._end()
+    Controls(call).end()
     with pytest.raises(RestartError, match=r"ping\(\) can be used only while the wrapped function runs"):
         call.ping()
     assert not call.seen.ping
@@ -262,7 +269,7 @@ def test_save_puts_a_whole_file_in_place(call: Call, tmp_path: Path, monkeypatch
     assert torch.load(path, weights_only=False) == {"step": 5}
     assert link.is_symlink()
     assert os.listdir(path.parent) == ["a.pt"]
-    assert not call.seen.atomic and call._progressed
+    assert not call.seen.atomic and Controls(call).counts.progressed
     umask = os.umask(0)
     os.umask(umask)
     assert path.stat().st_mode & 0o777 == 0o666 & ~umask
@@ -270,7 +277,7 @@ def test_save_puts_a_whole_file_in_place(call: Call, tmp_path: Path, monkeypatch
 
 def test_save_on_another_rank(call: Call, tmp_path: Path) -> None:
     assert not of_rank(call, 1).save({}, tmp_path / "a.pt")
-    assert not os.listdir(tmp_path) and not call._progressed
+    assert not os.listdir(tmp_path) and not Controls(call).counts.progressed
 
 
 def test_save_that_fails_leaves_what_was_there(call: Call, tmp_path: Path) -> None:
@@ -286,7 +293,7 @@ def test_save_that_fails_leaves_what_was_there(call: Call, tmp_path: Path) -> No
 
 
 def test_save_begins_no_file_after_an_abort(call: Call, tmp_path: Path) -> None:
-    of_rank(call, 0)._gate.close_for_abort()
+    Controls(of_rank(call, 0)).gate.close_for_abort()
     with pytest.raises(RankShouldRestart):
         call.save({}, tmp_path / "a.pt")
     assert not os.listdir(tmp_path)

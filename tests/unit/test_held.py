@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from inprocess.collectives import deferred_release as module
-from inprocess.collectives.deferred_release import FREEING, DeferredRelease
+from inprocess.collectives import dead_groups as module
+from inprocess.collectives.background import FREEING
+from inprocess.collectives.dead_groups import DeadGroups
 from inprocess.system.heap import Heap
 from inprocess.testing import growth
 
@@ -43,12 +44,12 @@ def collections(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     gc.enable()
 
 
-def aborted(held: DeferredRelease, *groups: Group) -> None:
+def aborted(held: DeadGroups, *groups: Group) -> None:
     """An iteration ends with these groups; what is in no variable of the caller's is only held."""
     taken = [*groups]
     del groups
     held.begin()
-    held.groups(taken)
+    held.keep(taken)
 
 
 def in_a_cycle(age: int = 0) -> Group:
@@ -72,7 +73,7 @@ def test_whose_threads_free_groups_is_known_where_torch_is_not_imported() -> Non
 
 
 def test_groups_that_nobody_has_cost_no_collection(collections: list[int]) -> None:
-    held = DeferredRelease()
+    held = DeadGroups()
     aborted(held, Group(), Group())
     held.collect()
     held.end()
@@ -80,14 +81,14 @@ def test_groups_that_nobody_has_cost_no_collection(collections: list[int]) -> No
 
 
 def test_a_young_cycle_is_collected_with_the_young(collections: list[int]) -> None:
-    held = DeferredRelease()
+    held = DeadGroups()
     aborted(held, in_a_cycle())
     held.collect()
     assert collections == [1]
 
 
 def test_an_old_cycle_is_collected(collections: list[int]) -> None:
-    held, group = DeferredRelease(), in_a_cycle(age=3)
+    held, group = DeadGroups(), in_a_cycle(age=3)
     gone = weakref.ref(group)
     aborted(held, group)
     del group
@@ -104,7 +105,7 @@ def test_an_old_cycle_is_collected(collections: list[int]) -> None:
 
 def test_what_the_program_keeps_is_looked_for_once(collections: list[int]) -> None:
     """A model in a global variable, made anew in each iteration."""
-    held = DeferredRelease()
+    held = DeadGroups()
     for _ in range(5):
         model = Group()
         aborted(held, model)
@@ -119,7 +120,7 @@ def test_what_the_program_keeps_is_looked_for_once(collections: list[int]) -> No
 
 def test_a_group_that_is_referred_to_is_let_go_later(collections: list[int]) -> None:
     """Nobody else may be the last to let go of one."""
-    held, group = DeferredRelease(), Group()
+    held, group = DeadGroups(), Group()
     gone = weakref.ref(group)
     aborted(held, group)
     held.begin()
@@ -131,7 +132,7 @@ def test_a_group_that_is_referred_to_is_let_go_later(collections: list[int]) -> 
 
 def test_groups_that_the_program_destroys(collections: list[int]) -> None:
     """Each stays until the next one that is destroyed, and longer where somebody has it."""
-    held, groups = DeferredRelease(), [Group() for _ in range(3)]
+    held, groups = DeadGroups(), [Group() for _ in range(3)]
     gone = [weakref.ref(group) for group in groups]
     held.destroyed(groups[0])  # outside a call
     held.begin()

@@ -167,6 +167,34 @@ def test_the_package_itself_imports_no_face() -> None:
     assert not {file: names for file, names in found.items() if names}
 
 
+def privates(tree: ast.AST) -> set[str]:
+    """Private attributes and methods of the classes of a file."""
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    found = {each.name for one in classes for each in one.body if isinstance(each, ast.FunctionDef)}
+    for one in classes:
+        targets = [each.target for each in one.body if isinstance(each, ast.AnnAssign)]
+        targets += [target for each in one.body if isinstance(each, ast.Assign) for target in each.targets]
+        found |= {target.id for target in targets if isinstance(target, ast.Name)}
+        stored = (each for each in ast.walk(one) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store))
+        found |= {each.attr for each in stored if isinstance(each.value, ast.Name) and each.value.id == "self"}
+    return {name for name in found if name.startswith("_") and not name.startswith("__")}
+
+
+def test_private_attributes_belong_to_the_classes_of_their_own_file() -> None:
+    """`os._exit` and `step._replace` are no attributes of a class of ours; torch's have a table of their own."""
+    everywhere = {path: privates(parsed(path)) for path in FILES}
+    known = set().union(*everywhere.values()) - {"_exit", "_replace"}
+    found = []
+    for path, own in everywhere.items():
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Attribute) and node.attr in known - own:
+                owner = ast.unparse(node.value)
+                if owner not in ("self", "cls", "threading") and "torch" not in owner:
+                    found.append(f"{within(path)}:{node.lineno}: {ast.unparse(node)}")
+    inlined = {f"call_wrapper.py: state.{name}" for name in ("_holder", "_lock")}  # two calls fewer in `atomic`
+    assert {re.sub(r":\d+", "", each) for each in found} == inlined, found
+
+
 def test_the_root_has_few_files() -> None:
     assert sum(path.parent == PACKAGE for path in FILES) <= ROOT_FILES
 

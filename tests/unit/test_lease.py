@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from inprocess.call.user_code import UserCode
-from inprocess.call_wrapper import CallWrapper
+from inprocess.call_wrapper import CallWrapper, Controls
 from inprocess.interrupt.gate import Gate
 from inprocess.interrupt.signals import Interrupter
 from inprocess.monitor import lease
@@ -46,7 +46,7 @@ def board(monkeypatch: pytest.MonkeyPatch) -> Iterator[Board]:
 @pytest.fixture
 def call(board: Board) -> CallWrapper:
     call = CallWrapper(board, lambda: None)
-    call._gate = Gate(Interrupter())
+    Controls(call).gate = Gate(Interrupter())
     return call
 
 
