@@ -70,7 +70,7 @@ class Restarting:
         return Event.OK
 
     def end(self) -> Event:
-        """The end round: all say whether they go on. What is left of the iteration then, `collectives` lists (14, 15)."""
+        """The end round: all say whether they go on. `inprocess.collectives` says what is left of the iteration."""
         rank = self._rank
         self._user.forget_exception()
         rank.agents.environment.unhook()

@@ -16,6 +16,7 @@ from inprocess.exception import OptionError, StoreLost, TimeoutError
 from inprocess.failover import rules
 from inprocess.failover.arbiter_server import ArbiterServer
 from inprocess.monitor.configuration import MonitorConfig
+from inprocess.monitor.roles import StandbyView
 from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import Verdict
@@ -31,7 +32,6 @@ __all__ = ["StandbyRole"]
 log = get_logger("inprocess.monitor")
 #: so often within heartbeat_timeout whoever serves a store looks whom it hears
 LOOKS = 10
-Spawn = Callable[..., None]
 
 
 class StandbyRole:
@@ -40,35 +40,15 @@ class StandbyRole:
     Args:
         config: of the monitor.
         spec: the store that may be lost.
-        current: answers the member's view of the job, which is replaced, not changed.
-        heard: see `ArbiterServer`.
-        spawn: starts a thread: ``spawn(function, *arguments)``.
-        with_store: calls a function with a connection of its own.
-        changed: called when `is_needed` may have changed, or `serves`.
-        ended: whether the job has ended, or goes on without this member.
-        stop_serving: ends the store that is served here.
+        job: the monitor's view of it.
     """
 
-    def __init__(
-        self,
-        config: MonitorConfig,
-        spec: StoreSpec,
-        current: Callable[[], Membership],
-        heard: Callable[[], float | None],
-        spawn: Spawn,
-        with_store: Callable[[Callable[[Any], None]], None],
-        *,
-        changed: Callable[[], None],
-        ended: threading.Event,
-        stop_serving: Callable[[], None],
-    ) -> None:
-        self._config, self._spec, self._current, self._heard = config, spec, current, heard
-        self._spawn, self._with_store = spawn, with_store
-        self._changed, self._ended, self._stop_serving = changed, ended, stop_serving
+    def __init__(self, config: MonitorConfig, spec: StoreSpec, job: StandbyView) -> None:
+        self._config, self._spec, self._job = config, spec, job
         #: where members meet when the store is lost, if this is a standby, or serves the store
         self._standby: Standby | None = None
         self._standing = threading.Lock()
-        membership = current()
+        membership = job.membership
         #: of the last iteration that started, and of those since then
         self._rosters = {membership.iteration: membership.roster}
         self._moving = threading.Lock()
@@ -83,7 +63,7 @@ class StandbyRole:
         """Whether there are members that may ask this standby, or use its store. Whoever serves the old one is not."""
         if self._standby is None or self._config.serve_port is not None:
             return False
-        return self._standby.server.is_needed(self._current().roster)
+        return self._standby.server.is_needed(self._job.membership.roster)
 
     @property
     def serves(self) -> bool:
@@ -105,19 +85,17 @@ class StandbyRole:
         where it has said so. It stays, those who stand by change."""
         if self._standby is not None and not again:
             return
-        config, roster = self._config, self._current().roster
+        config, roster = self._config, self._job.membership.roster
         hosts = config.serve_port is not None
         chosen = rules.standbys(roster, config.standby_stores, config.store_host)
         with self._standing:
             if self._standby is None:
-                membership = self._current()
+                membership = self._job.membership
                 if not chosen or not (hosts or membership.member in chosen):
                     return
                 descriptors.raise_limit()
                 try:
-                    standby = Standby(
-                        config, membership.member, membership.slot, self._spec, self._heard, self._spawn, self._changed
-                    )
+                    standby = Standby(config, membership, self._spec, self._job)
                 except OptionError as error:
                     log.warning("this host cannot stand by for that of the store: %s", error)
                     driver.execute(verbs.publish_standby(membership.member, "-"), connection)
@@ -125,17 +103,17 @@ class StandbyRole:
                 standby.server.start()
                 self._standby = standby
                 if hosts:
-                    self._spawn(self._with_store, self._keep_store)
+                    self._job.spawn(self._job.with_store, self._keep_store)
             self._standby.publish(connection)
 
     def _keep_store(self, connection: Any) -> None:
         assert self._standby is not None
-        keep(self._config, connection, lambda: self._known_rosters(connection), self._standby.server, self._ended)
-        if not self._ended.is_set():
-            self._stop_serving()
+        keep(self._config, connection, lambda: self._known_rosters(connection), self._standby.server, self._job.ended)
+        if not self._job.ended.is_set():
+            self._job.stop_serving()
 
     def _known_rosters(self, connection: Any) -> list[tuple[int, ...]]:
-        membership = self._current()
+        membership = self._job.membership
         started = membership.iteration > verbs.JOINING and driver.execute(
             verbs.has_started(membership.iteration), connection
         )
@@ -151,29 +129,19 @@ class Standby:
 
     Args:
         config: of the monitor.
-        member: whose monitor it is.
-        slot: of its rank.
+        membership: of its member.
         spec: the store that may be lost.
-        heard: see `ArbiterServer`.
-        spawn: starts a thread: ``spawn(function, *arguments)``.
-        changed: called when whoever may ask has changed, or `serves`.
+        job: the monitor's view of it.
     """
 
-    def __init__(
-        self,
-        config: MonitorConfig,
-        member: int,
-        slot: int,
-        spec: StoreSpec,
-        heard: Callable[[], float | None],
-        spawn: Spawn,
-        changed: Callable[[], None],
-    ) -> None:
-        self._config, self._member, self._spec, self._spawn = config, member, spec, spawn
+    def __init__(self, config: MonitorConfig, membership: Membership, spec: StoreSpec, job: StandbyView) -> None:
+        self._config, self._member, self._spec, self._job = config, membership.member, spec, job
         timeout = config.heartbeat_timeout
         arbiter = rules.Arbiter(rules.patience(timeout, config.heartbeat_interval), timeout)
         listener = serving.listen(config.serve_host, config.bind)
-        self.server = ArbiterServer(listener, slot, arbiter, heard, self._serve, self._left, changed)
+        self.server = ArbiterServer(
+            listener, membership.slot, arbiter, job.heard, self._serve, self._left, job.standby_changed
+        )
         #: the store with which the job goes on, how it is reached from here, and with whom
         self._server: Any = None
         self._there: StoreSpec | None = None
@@ -198,14 +166,14 @@ class Standby:
         spec = dataclasses.replace(
             self._spec, host=connections.numeric_address(self._server), port=self._server.port, stale_key=""
         )
-        self._spawn(self._keep, spec)
+        self._job.spawn(self._keep, spec)
         self._there = spec
         return int(spec.port)
 
     def _left(self, slot: int) -> None:
         """A member's process has ended, perhaps before it had a monitor that speaks for it in the new store."""
         if slot in self._members and self._there is not None:
-            self._spawn(self._speak, slot, self._there)
+            self._job.spawn(self._speak, slot, self._there)
 
     # --- threads of their own -------------------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ class Link:
         self._config, self._board, self._post = config, board, post
         self._by = f"the monitor of initial rank {config.rank} on {socket.gethostname()}"
         self._connections = Connections(config, post, self._spoiled, self._in_job, predecessor)
-        self._spawn, self.with_store = self._connections.spawn, self._connections.with_store
+        self.spawn, self.with_store = self._connections.spawn, self._connections.with_store
         #: what is done here for the case that the store is lost; None before torch is imported, and without failover
         self._standby: StandbyRole | None = None
         #: no heartbeats any more: the rank votes
@@ -93,11 +93,11 @@ class Link:
 
     def start(self) -> None:
         """Import torch, serve if this is the host, connect, follow the job and send heartbeats."""
-        self._spawn(self._connections.load, self._loaded)
+        self.spawn(self._connections.load, self._loaded)
 
     def report(self, iteration: int, record: InterruptionRecord) -> None:
         """Interrupt an iteration."""
-        self._spawn(self.with_store, driving(lambda: verbs.interrupt(iteration, record)))
+        self.spawn(self.with_store, driving(lambda: verbs.interrupt(iteration, record)))
 
     def foretell(self, iteration: int, record: InterruptionRecord, died: threading.Event) -> None:
         """The training process is dying: interrupt the others, and get ready to speak for it once it has ``died``."""
@@ -109,7 +109,7 @@ class Link:
         if self.inside:
             self._speak_for(self.member, record)
         else:
-            self._spawn(self.with_store, lambda connection: self._speak_outside(record, connection))
+            self.spawn(self.with_store, lambda connection: self._speak_outside(record, connection))
 
     def identify(self, member: int) -> None:
         """Who the rank is: a founder that has arrived, or the id on its ticket."""
@@ -128,15 +128,15 @@ class Link:
 
     def ask_begun(self) -> None:
         """Posts Unbegun where the job has not begun."""
-        self._spawn(self.with_store, self._ask_begun)
+        self.spawn(self.with_store, self._ask_begun)
 
     def say_gone(self) -> None:
         """The rank has said all by itself; posts Spoken."""
-        self._spawn(self._say_gone)
+        self.spawn(self._say_gone)
 
     def linger(self) -> None:
         """Wait until the others need this host no more; posts Over, perhaps twice."""
-        self._spawn(self._linger)
+        self.spawn(self._linger)
 
     def move(self) -> None:
         """The rank asks an arbiter where the job goes on: what serves the store now must not count on it."""
@@ -154,7 +154,7 @@ class Link:
 
     def give_up_after(self, seconds: float) -> None:
         """Stop waiting for a store that is not up; not before there was so much time to look for it."""
-        self._spawn(self._give_up_after, seconds)
+        self.spawn(self._give_up_after, seconds)
 
     @property
     def lease_until(self) -> int | None:
@@ -186,21 +186,19 @@ class Link:
 
     def _loaded(self) -> None:
         if self._config.standby_stores:  # only now: it imports torch
-            self._standby = extensions.first("StandbyRole")(
-                self._config,
-                self._connections.spec,
-                lambda: self.membership,
-                lambda: self.limits.beaten_at(self.lease_until),
-                self._spawn,
-                self.with_store,
-                changed=lambda: self._post(StandbyChanged()),
-                ended=self.ended,
-                stop_serving=self.stop_serving,
-            )
+            self._standby = extensions.first("StandbyRole")(self._config, self._connections.spec, self)
         if not self._identified.is_set():
-            self._spawn(self.with_store, self._ask_identity)
-        self._spawn(self.with_store, self._follow)
-        self._spawn(self.with_store, self._watch)
+            self.spawn(self.with_store, self._ask_identity)
+        self.spawn(self.with_store, self._follow)
+        self.spawn(self.with_store, self._watch)
+
+    def heard(self) -> float | None:
+        """When the last heartbeat that got through in time was begun (s); None: there is no lease."""
+        return self.limits.beaten_at(self.lease_until)
+
+    def standby_changed(self) -> None:
+        """Posts StandbyChanged."""
+        self._post(StandbyChanged())
 
     def _in_job(self) -> bool:
         """Or its rank, which may have learned of it sooner: the store that is lost is not that of the call before."""
@@ -402,7 +400,7 @@ class Link:
             except BadMessage as error:
                 self._spoiled(error)
 
-        self._spawn(self._speak_out, member, action, died is not None)
+        self.spawn(self._speak_out, member, action, died is not None)
 
     def _speak_out(self, member: int, action: Callable[[Any], None], ahead: bool) -> None:
         try:

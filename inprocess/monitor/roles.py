@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,12 +13,12 @@ from inprocess.monitor.events import StacksWanted
 from inprocess.protocol.membership import Membership
 from inprocess.system import extensions
 
-__all__ = ["JobView", "MonitorView", "NoWitness", "StandbyRole", "Witness", "witness"]
+__all__ = ["JobView", "MonitorView", "NoWitness", "StandbyRole", "StandbyView", "Witness", "witness"]
 
 
 class StandbyRole(Protocol):
     """For the case that the host of the store is lost: a place where members can ask where the job continues, and the
-    store with which it does."""
+    store with which it does. Made with the monitor's configuration, the store that may be lost, and a `StandbyView`."""
 
     @property
     def patience(self) -> float:
@@ -42,7 +43,7 @@ class StandbyRole(Protocol):
 
 
 class JobView(Protocol):
-    """What a monitor knows of the job."""
+    """What a monitor knows of the job, and does in it."""
 
     @property
     def membership(self) -> Membership:
@@ -54,6 +55,25 @@ class JobView(Protocol):
 
     def with_store(self, action: Callable[[Any], object]) -> Any:
         """Do something over a connection of its own; blocks."""
+
+
+class StandbyView(JobView, Protocol):
+    """What a standby needs beside that."""
+
+    #: the job has ended, or goes on without this member
+    ended: threading.Event
+
+    def heard(self) -> float | None:
+        """When the last heartbeat that got through in time was begun (s); None: there is no lease."""
+
+    def spawn(self, fn: Callable[..., object], *args: Any) -> None:
+        """Call this in a thread of its own; what it raises ends the monitor."""
+
+    def standby_changed(self) -> None:
+        """`StandbyRole.is_needed` may have changed, or `serves`."""
+
+    def stop_serving(self) -> None:
+        """End the store that is served here."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,15 @@ def test_defaults() -> None:
     assert options.enabled and options.store_factory is None and options.store_kwargs == {}
 
 
+def test_each_option_is_explained() -> None:
+    """In the docstring and in the guide; with the hooks it is all that `Wrapper` takes."""
+    taken = {name for name, each in inspect.signature(Wrapper).parameters.items() if each.kind is each.KEYWORD_ONLY}
+    assert taken == {field.name for field in dataclasses.fields(Options)} | {*HOOKS}
+    guide = (Path(__file__).parents[2] / "docs/guide.md").read_text()
+    assert not {name for name in taken if f"\n        {name}: " not in str(Wrapper.__doc__)}
+    assert not {name for name in taken if f"`{name}" not in guide}
+
+
 def test_durations_as_timedelta_or_seconds() -> None:
     options = Options.build(soft_timeout=datetime.timedelta(minutes=1), hard_timeout=70, last_call_wait=0.5)
     assert (options.soft_timeout, options.hard_timeout, options.last_call_wait) == (60.0, 70.0, 0.5)
