@@ -55,8 +55,8 @@ def _walk(value: Any, leaf: Any, left: list[int]) -> Any:
         return {key: _walk(each, leaf, left) for key, each in value.items()}
     if kind in (list, tuple):
         return kind(_walk(each, leaf, left) for each in value)
-    if isinstance(value, tuple) and hasattr(kind, "_make"):  # a named one
-        return kind._make(_walk(each, leaf, left) for each in value)
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):  # a named one
+        return kind(*(_walk(each, leaf, left) for each in value))
     return leaf(value)
 
 

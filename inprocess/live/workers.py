@@ -15,10 +15,10 @@ import collections
 import ctypes
 import multiprocessing
 import os
-import pickle
 import queue
 import select
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -124,12 +124,11 @@ class Work(Dataset[Any]):
 def _failure(error: Exception) -> Failure:
     kind, info = type(error), get_worker_info()
     text = f"{kind.__name__} in DataLoader worker process {info.id if info else 0}:\n{traceback.format_exc()}"
-    try:
-        pickle.dumps(kind)  # which is not found by its name, perhaps
-    except Exception:
-        kind = RuntimeError
-    # that would end the loop over the batches
-    return Failure(RuntimeError if issubclass(kind, StopIteration) else kind, text)
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, name, None)
+    # one that is not found by its name cannot be sent, and StopIteration would end the loop over the batches
+    return Failure(kind if found is kind and not issubclass(kind, StopIteration) else RuntimeError, text)
 
 
 def _as_it_is(loaded: Any) -> Any:
