@@ -88,15 +88,18 @@ class Work(Dataset[Any]):
         self.dataset, self.collate, self.begin = spec.dataset, spec.collate_fn, spec.worker_init_fn
         #: shared with the workers: nobody wants the tasks before this number
         self.skipped = skipped if skipped is not None else torch.zeros(1, dtype=torch.int64)
-        # the kernel's signal below comes with the end of the thread that has started the process
-        self.rank = os.getpid() if threading.current_thread() is threading.main_thread() else 0
+        # whose child the worker is, where the main thread starts it: its end is that of the rank
+        direct = (spec.multiprocessing_context or multiprocessing).get_start_method() in ("fork", "spawn")
+        self.rank = os.getpid() if direct and threading.current_thread() is threading.main_thread() else 0
 
     def enter(self, worker: int) -> None:
         """In a worker, first of all."""
-        if os.getppid() == self.rank:  # otherwise it is a child of a server, and torch looks after it
+        if self.rank:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != self.rank:
+            if os.getppid() != self.rank:  # it has ended before: torch would take the new parent for it
                 os._exit(1)
+        elif (parent := multiprocessing.parent_process()) is not None and parent.pid is not None:
+            threading.Thread(target=_end_with, args=(parent.pid,), name="inprocess-parent", daemon=True).start()
         object.__setattr__(get_worker_info(), "dataset", self.dataset)
         if self.begin is not None:
             self.begin(worker)
@@ -119,6 +122,16 @@ class Work(Dataset[Any]):
                 return None
             samples.append(self.dataset[each])
         return self.collate(samples)
+
+
+def _end_with(parent: int) -> None:
+    """End this process with that one, whose child it is not: a fork server's children know nothing of it."""
+    try:
+        process = os.pidfd_open(parent)
+    except ProcessLookupError:
+        os._exit(1)
+    select.select([process], [], [])
+    os._exit(1)
 
 
 def _failure(error: Exception) -> Failure:

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from types import FrameType
 from typing import Any
 
@@ -438,13 +439,23 @@ def test_workers_end_with_the_call(make: Make) -> None:
     assert not multiprocessing.active_children()
 
 
-def test_workers_end_with_a_rank_that_is_killed() -> None:
+@pytest.mark.parametrize(("method", "is_early"), [("fork", True), ("fork", False), ("forkserver", False)])
+def test_workers_end_with_a_rank_that_is_killed(method: str, is_early: bool) -> None:
+    """Also where it has gone before they know, and where they are not its children."""
     reader, writer = os.pipe()
     if not (rank := os.fork()):
-        loader = KeptLoader(DataLoader(Samples(), batch_size=BATCH, num_workers=2))
-        loader.from_step(0)
-        os.write(writer, " ".join(str(each.pid) for each in loader._crews[-1].workers).encode())
-        signal.pause()
+        try:
+            if method != "fork":
+                forkserver._forkserver = forkserver.ForkServer()  # type: ignore[attr-defined]
+            data: Any = range(SIZE)
+            loader = KeptLoader(DataLoader(data, batch_size=BATCH, num_workers=2, multiprocessing_context=method))
+            stream = loader.from_step(0)
+            if not is_early:
+                next(stream)
+            os.write(writer, " ".join(str(each.pid) for each in loader._crews[-1].workers).encode())
+            signal.pause()
+        finally:
+            os._exit(1)
     os.close(writer)
     ends = [os.pidfd_open(int(pid)) for pid in os.read(reader, 100).split()]
     assert len(ends) == 2
