@@ -21,7 +21,7 @@ from inprocess.call.instrument import Step
 from inprocess.call.job import Job
 from inprocess.call.launch_variables import run_dir
 from inprocess.call.leaving import LeaveSignals, record_of
-from inprocess.call.part import CallContext
+from inprocess.call.part import CallContext, CallEnd
 from inprocess.call.rank import Handover, Hooks, Rank
 from inprocess.call.restart import Restarting
 from inprocess.call.start import Starting
@@ -176,7 +176,7 @@ class Loop:
             closing.callback(rank.parts.call_ended)
             closing.enter_context(self._clean_ups)
             closing.callback(rank.agents.close, how, cut=how in ("failed", "moved") or rank.quietly, why=why)
-            rank.parts.call_ends(rank.leaving)
+            rank.parts.call_ends(CallEnd(rank.leaving, moved=rank.handover is not None))
         if rank.handover is None:
             rank.job.leave(rank.membership)
 

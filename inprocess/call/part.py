@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from inprocess.state import FrozenState
 
-__all__ = ["CallContext", "IterationContext", "Part"]
+__all__ = ["CallContext", "CallEnd", "IterationContext", "Part"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,16 @@ class IterationContext:
     state: FrozenState
     #: host and port of the iteration's own store
     rendezvous: tuple[str, int]
+
+
+@dataclass(frozen=True)
+class CallEnd:
+    """How this rank leaves a call."""
+
+    #: with which it leaves; None: all have completed, or it is moved
+    error: BaseException | None
+    #: the call continues over another store, and begins there
+    moved: bool = False
 
 
 def _nothing(*_: object) -> None:
@@ -61,7 +71,7 @@ class Part:
     collect: Callable[[], object] = _nothing
     #: the end round has decided that the call ends with an error on all ranks
     everybody_leaves: Callable[[], object] = _nothing
-    #: this rank leaves the call, with an error (None: all have completed); monitor and threads still work
-    call_ends: Callable[[BaseException | None], object] = _nothing
+    #: this rank leaves the call; monitor and threads still work
+    call_ends: Callable[[CallEnd], object] = _nothing
     #: nothing of the call works any more: what was replaced is put back
     call_ended: Callable[[], object] = _nothing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from inprocess.call.part import CallContext, IterationContext, Part
+from inprocess.call.part import CallContext, CallEnd, IterationContext, Part
 from inprocess.collectives import nccl
 from inprocess.collectives.coalescing import contexts
 from inprocess.collectives.dead_connections import dead_connections
@@ -90,11 +90,11 @@ class Parts:
         for part in self._parts:
             part.everybody_leaves()
 
-    def call_ends(self, error: BaseException | None) -> None:
+    def call_ends(self, end: CallEnd) -> None:
         """Of each, also where another one raises."""
         with contextlib.ExitStack() as ends:
             for part in self._parts:
-                ends.callback(part.call_ends, error)
+                ends.callback(part.call_ends, end)
 
     def call_ended(self) -> None:
         """Of each, also where another one raises."""

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from inprocess.attribution import one_line
-from inprocess.call.part import CallContext, Part
+from inprocess.call.part import CallContext, CallEnd, Part
 from inprocess.exception import NobodyLeft, OptionError, RestartError, TimeoutError
 from inprocess.heartbeats.messages import ACTIONS, MAX_LINE_BYTES, MAX_REASON_LENGTH, Action
 from inprocess.heartbeats.modules import Modules
@@ -203,9 +203,9 @@ def _begin(call: CallContext) -> None:
     announce_modules()
 
 
-def _end(error: BaseException | None) -> None:
-    if isinstance(error, NobodyLeft):
-        announce_nobody_left(error)
+def _end(end: CallEnd) -> None:
+    if isinstance(end.error, NobodyLeft):
+        announce_nobody_left(end.error)
 
 
 part = Part(call_begins=_begin, everybody_leaves=announce_over, call_ends=_end)

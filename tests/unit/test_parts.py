@@ -8,7 +8,7 @@ import pytest
 
 from inprocess import composition
 from inprocess.call import parts
-from inprocess.call.part import Part
+from inprocess.call.part import CallEnd, Part
 from inprocess.call.parts import Parts
 from inprocess.system import extensions
 
@@ -45,7 +45,7 @@ def test_each_ends_where_another_one_raises(monkeypatch: pytest.MonkeyPatch, sai
 
     monkeypatch.setattr(parts, "CORE", (*parts.CORE, Part(call_ends=fail, call_ended=fail)))
     with pytest.raises(OSError, match="it does not end"):
-        Parts().call_ends(None)
+        Parts().call_ends(CallEnd(None))
     with pytest.raises(OSError, match="it does not end"):
         Parts().call_ended()
     assert said == [
