@@ -16,7 +16,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from inprocess.call.part import Part
+from inprocess.call.part import CallEnd, Part
 from inprocess.exception import OptionError
 from inprocess.interrupt.frames import leave_alone
 from inprocess.live import randoms, sampler
@@ -324,8 +324,8 @@ def _end(crews: list[Crew]) -> None:
 _loaders: weakref.WeakSet[KeptLoader] = weakref.WeakSet()
 
 
-def _close(_: BaseException | None) -> None:
-    for loader in list(_loaders):
+def _close(end: CallEnd) -> None:
+    for loader in list(_loaders) if not end.moved else ():
         loader.close()
 
 

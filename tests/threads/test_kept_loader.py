@@ -24,6 +24,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSample
 from torch.utils.data._utils import signal_handling
 
 from inprocess import ElasticSampler, KeptLoader
+from inprocess.call.part import CallEnd
 from inprocess.exception import RankShouldRestart
 from inprocess.interrupt import frames
 from inprocess.interrupt.gate import Interrupted
@@ -435,7 +436,9 @@ def test_workers_end_with_the_loader() -> None:
 def test_workers_end_with_the_call(make: Make) -> None:
     loader = make(Samples())
     taken(loader, 0, 2)
-    module.part.call_ends(None)
+    module.part.call_ends(CallEnd(None, moved=True))  # it continues over another store
+    assert len(multiprocessing.active_children()) == 2
+    module.part.call_ends(CallEnd(None))
     assert not multiprocessing.active_children()
 
 
