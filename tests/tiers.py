@@ -23,7 +23,7 @@ SLOW = (
     "threads/test_interrupt.py::test_a_hundred_thousand_windows",
     "threads/test_kept_loader.py::test_two_hundred_restarts_leave_nothing",
     "threads/test_kept_loader.py::test_without_the_guard_a_batch_is_lost",
-    "threads/test_kept_loader.py::test_workers_end_with_a_rank_that_is_killed[forkserver-False]",
+    "threads/test_kept_loader.py::test_workers_of_a_fork_server_end_with_a_rank_that_is_killed",
     "threads/test_monitor_process.py",
     "threads/test_torture.py",
     "unit/test_light_torch.py",

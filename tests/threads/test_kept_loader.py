@@ -11,10 +11,10 @@ import os
 import random
 import select
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from multiprocessing import forkserver
 from types import FrameType
 from typing import Any
 
@@ -442,32 +442,48 @@ def test_workers_end_with_the_call(make: Make) -> None:
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.parametrize(("method", "is_early"), [("fork", True), ("fork", False), ("forkserver", False)])
-def test_workers_end_with_a_rank_that_is_killed(method: str, is_early: bool) -> None:
-    """Also where it has gone before they know, and where they are not its children."""
+def run_rank(method: str, batches: int, say: Callable[[str], Any] = functools.partial(print, flush=True)) -> None:
+    """It tells its workers when it has so many batches, and waits to be killed."""
+    data: Any = range(SIZE)
+    loader = KeptLoader(DataLoader(data, batch_size=BATCH, num_workers=2, multiprocessing_context=method))
+    stream = loader.from_step(0)
+    for _ in range(batches):
+        next(stream)
+    say(" ".join(str(each.pid) for each in loader._crews[-1].workers))
+    signal.pause()
+
+
+def are_over(pids: bytes, rank: int) -> list[bool]:
+    """Whether these end soon after that one is killed; torch would look after five seconds."""
+    ends = [os.pidfd_open(int(pid)) for pid in pids.split()]
+    os.kill(rank, signal.SIGKILL)
+    os.waitpid(rank, 0)
+    over = [bool(select.select([each], [], [], 2)[0]) for each in ends]
+    for each in ends:
+        os.close(each)
+    return over
+
+
+@pytest.mark.parametrize("batches", [0, 2])
+def test_workers_end_with_a_rank_that_is_killed(batches: int) -> None:
+    """Also where it has gone before they know."""
     reader, writer = os.pipe()
     if not (rank := os.fork()):
         try:
-            if method != "fork":
-                forkserver._forkserver = forkserver.ForkServer()  # type: ignore[attr-defined]
-            data: Any = range(SIZE)
-            loader = KeptLoader(DataLoader(data, batch_size=BATCH, num_workers=2, multiprocessing_context=method))
-            stream = loader.from_step(0)
-            if not is_early:
-                next(stream)
-            os.write(writer, " ".join(str(each.pid) for each in loader._crews[-1].workers).encode())
-            signal.pause()
+            run_rank("fork", batches, lambda text: os.write(writer, text.encode()))
         finally:
             os._exit(1)
     os.close(writer)
-    ends = [os.pidfd_open(int(pid)) for pid in os.read(reader, 100).split()]
-    assert len(ends) == 2
-    os.kill(rank, signal.SIGKILL)
-    os.waitpid(rank, 0)
-    over = [bool(select.select([each], [], [], 2)[0]) for each in ends]  # torch would look after five seconds
-    for each in (reader, *ends):
-        os.close(each)
-    assert over == [True, True]
+    assert are_over(os.read(reader, 100), rank) == [True, True]
+    os.close(reader)
+
+
+def test_workers_of_a_fork_server_end_with_a_rank_that_is_killed() -> None:
+    """They are not its children. Both have given a batch."""
+    code = f"from {__name__} import run_rank; run_rank('forkserver', 2)"
+    with subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdout=-1, stderr=subprocess.DEVNULL) as rank:
+        assert rank.stdout is not None
+        assert are_over(rank.stdout.readline(), rank.pid) == [True, True]
 
 
 def test_two_hundred_restarts_leave_nothing(make: Make) -> None:
