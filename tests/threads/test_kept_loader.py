@@ -442,7 +442,7 @@ def test_workers_end_with_the_call(make: Make) -> None:
     assert not multiprocessing.active_children()
 
 
-def run_rank(method: str, batches: int, say: Callable[[str], Any] = functools.partial(print, flush=True)) -> None:
+def run_rank(method: str, batches: int, say: Callable[[str], Any] = print) -> None:
     """It tells its workers when it has so many batches, and waits to be killed."""
     data: Any = range(SIZE)
     loader = KeptLoader(DataLoader(data, batch_size=BATCH, num_workers=2, multiprocessing_context=method))
@@ -481,7 +481,9 @@ def test_workers_end_with_a_rank_that_is_killed(batches: int) -> None:
 def test_workers_of_a_fork_server_end_with_a_rank_that_is_killed() -> None:
     """They are not its children. Both have given a batch."""
     code = f"from {__name__} import run_rank; run_rank('forkserver', 2)"
-    with subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdout=-1, stderr=subprocess.DEVNULL) as rank:
+    with subprocess.Popen(
+        [sys.executable, "-u", "-W", "ignore", "-c", code], stdout=-1, stderr=subprocess.DEVNULL
+    ) as rank:
         assert rank.stdout is not None
         assert are_over(rank.stdout.readline(), rank.pid) == [True, True]
 
