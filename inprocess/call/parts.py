@@ -29,7 +29,9 @@ def _show_group(context: IterationContext) -> None:
         default_groups.begin_iteration(state.active_rank, state.active_world_size, context.rendezvous)
 
 
-#: behind those of the extensions, which so see an iteration first, and its garbage last
+#: those of the extensions, imported now: in a call there may be no descriptor left for that
+BEFORE: tuple[Part, ...] = extensions.load("Part")
+#: behind these, which so see an iteration first, and its garbage last
 CORE = (
     Part(call_begins=lambda _: interpreter.begin(), call_ends=lambda _: interpreter.end()),
     Part(call_begins=lambda _: heap.begin(), function_begins=heap.enter, call_ended=heap.end),
@@ -56,7 +58,7 @@ class Parts:
     """All of them, for one call. The methods are those of `Part`."""
 
     def __init__(self) -> None:
-        self._parts: tuple[Part, ...] = (*extensions.load("Part"), *CORE)
+        self._parts = (*BEFORE, *CORE)
 
     def call_begins(self, context: CallContext) -> None:
         for part in self._parts:

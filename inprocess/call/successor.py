@@ -94,17 +94,20 @@ class NoSuccessor:
         pass
 
 
+#: makes one; imported now: in a call there may be no descriptor left for that
+_MAKE = extensions.first("Successor")
+
+
 def is_known() -> bool:
     """Whether there may be a successor at all."""
-    return extensions.first("Successor") is not None
+    return _MAKE is not None
 
 
 def successor(
     spec: StoreSpec, config: MonitorConfig, monitor: MonitorProcess, moved: bool, before: Contact | None
 ) -> Successor:
     """That of a call."""
-    make = extensions.first("Successor")
-    if make is None:
+    if _MAKE is None:
         return NoSuccessor()
-    found: Successor = make(spec, config, monitor, moved, before)
+    found: Successor = _MAKE(spec, config, monitor, moved, before)
     return found

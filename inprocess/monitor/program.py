@@ -28,7 +28,7 @@ from inprocess.monitor.endings import codes, how_died
 from inprocess.monitor.files import Files
 from inprocess.monitor.link import Link
 from inprocess.protocol import verbs
-from inprocess.system import cgroup, clock, descriptors, observers, procfs
+from inprocess.system import cgroup, clock, descriptors, extensions, observers, procfs
 from inprocess.system.json_lines import Lines, send_now
 from inprocess.system.logs import Position, get_logger, locate
 from inprocess.system.observers import emit
@@ -44,6 +44,8 @@ STORE_LIMIT_S = 1.0
 LINGERING_NOTICE_S = 0.1
 #: how long a monitor that ends with its rank may take to say so (seconds)
 LAST_WORDS_S = 0.5
+#: makes one; imported now, so that a program that is started ahead has done it
+_WITNESS = extensions.first("Witness")
 #: exit codes
 DONE, FAILED, AGAIN = 0, 1, 2
 
@@ -85,7 +87,8 @@ class Monitor:
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._exit: int | None = None
         self._completed = False
-        self._witness = roles.witness(roles.MonitorView(config, board, self._link, training, self.post, self._at))
+        view = roles.MonitorView(config, board, self._link, training, self.post, self._at)
+        self._witness: roles.Witness = roles.NoWitness() if _WITNESS is None else _WITNESS(view)
 
     def post(self, event: events.Event) -> None:
         """Give the main thread an event; from any thread."""

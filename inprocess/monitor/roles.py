@@ -11,9 +11,8 @@ from inprocess.monitor.board import Board
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.events import StacksWanted
 from inprocess.protocol.membership import Membership
-from inprocess.system import extensions
 
-__all__ = ["JobView", "MonitorView", "NoWitness", "StandbyRole", "StandbyView", "Witness", "witness"]
+__all__ = ["JobView", "MonitorView", "NoWitness", "StandbyRole", "StandbyView", "Witness"]
 
 
 class StandbyRole(Protocol):
@@ -139,10 +138,3 @@ class NoWitness:
 
     def last(self, completed: bool, can_end: bool) -> None:
         return None
-
-
-def witness(view: MonitorView) -> Witness:
-    """That of a monitor."""
-    make = extensions.first("Witness")
-    found: Witness = NoWitness() if make is None else make(view)
-    return found

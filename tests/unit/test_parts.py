@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -26,7 +28,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return Part(**{moment: say(moment) for moment in moments})  # type: ignore[arg-type]
 
     monkeypatch.setattr(parts, "CORE", (part("core"),))
-    monkeypatch.setattr(extensions, "load", lambda interface: (part("first"), part("second")))
+    monkeypatch.setattr(parts, "BEFORE", (part("first"), part("second")))
     yield lines
 
 
@@ -61,3 +63,15 @@ def test_who_is_named_is_there(interface: str) -> None:
 
 def test_nobody_is_named() -> None:
     assert (extensions.load("a name of nothing"), extensions.first("a name of nothing")) == ((), None)
+
+
+def test_who_takes_part_in_a_call_is_imported_before_it() -> None:
+    """In a call there may be no descriptor left for that, and the first restart would wait for it."""
+    program = """
+import sys, inprocess.wrap
+from inprocess.composition import EXTENSIONS
+named = [entry for interface in ("Observer", "Part", "Successor") for entry in EXTENSIONS[interface]]
+assert named and not {entry.partition(":")[0] for entry in named} - sys.modules.keys()
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
