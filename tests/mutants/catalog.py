@@ -2134,7 +2134,12 @@ LIVE = (
     ),
     crew("numbers_of_the_worker", "random numbers depend on who loads", "        randoms.use(seed)\n"),
     crew("loads_in_vain", "workers load what nobody wants", "self._skipped[0] = number", "pass"),
-    crew("outlives_its_rank", "workers live on after their rank", "        if self.rank:", "        if False:"),
+    crew(
+        "outlives_its_rank",
+        "workers live on after their rank",
+        "        if self.rank:\n",
+        "        if True:\n            pass\n        elif self.rank:\n",
+    ),
     own("others_place", "a part of a rank is given to another one", "(place != self._place or ", "("),
     own(
         "behind_goes_back",
