@@ -83,6 +83,7 @@ def bench(session: nox.Session) -> None:
     # the last revision that looked at all objects: docs/performance.md tells of it
     session.run("python", "-m", "benchmarks.training", "--write", "--against", "850d7cf")
     session.run("python", "-m", "benchmarks.live")
+    session.run("python", "-m", "benchmarks.loader")
     session.run("python", "-m", "benchmarks.tails")
 
 

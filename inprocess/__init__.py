@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from inprocess.heartbeats.launcher import ask_launcher
     from inprocess.heartbeats.watch import Watch, monitored
     from inprocess.kept.registry import on_restart
+    from inprocess.live.loader import KeptLoader
     from inprocess.live.sampler import ElasticSampler
     from inprocess.live.state import LiveState
     from inprocess.monitor.learned import LearnedTimeouts
@@ -45,6 +46,7 @@ _HOME = {
     "FrozenState": "state",
     "HealthCheckError": "exception",
     "InternalError": "exception",
+    "KeptLoader": "live.loader",
     "LearnedTimeouts": "learned",
     "LiveState": "live.state",
     "Mode": "state",
@@ -104,6 +106,7 @@ __all__ = [
     "FrozenState",
     "HealthCheckError",
     "InternalError",
+    "KeptLoader",
     "LearnedTimeouts",
     "LiveState",
     "Mode",

@@ -21,6 +21,9 @@ SLOW = (
     *(f"sim/test_seeds.py::test_seeds[{first}]" for first in (100, 200, 300, 400)),
     "threads/test_abort_gloo.py::test_fifty_cycles_leave_no_threads_and_descriptors",
     "threads/test_interrupt.py::test_a_hundred_thousand_windows",
+    "threads/test_kept_loader.py::test_two_hundred_restarts_leave_nothing",
+    "threads/test_kept_loader.py::test_without_the_guard_a_batch_is_lost",
+    "threads/test_kept_loader.py::test_workers_of_a_fork_server_end_with_a_rank_that_is_killed",
     "threads/test_monitor_process.py",
     "threads/test_torture.py",
     "threads/test_versions.py::test_this_torch_has_what_the_page_says",
@@ -85,6 +88,7 @@ QUICK = (
     # live state
     "ranks/test_live.py::test_replicated_one_dies_and_is_replaced[after 3-1]",
     "ranks/test_live.py::test_sharded_one_raises[before 5]",
+    "ranks/test_kept_loader.py::test_one_dies_and_the_others_share_what_it_had",
     "ranks/test_checkpoints.py::test_one_dies_and_is_replaced[stage-0-2]",
     # the launcher
     "ranks/test_respawn.py::test_one_fault[raises]",

@@ -6,8 +6,10 @@ nothing has to be kept or sent for that.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
+from collections.abc import Iterator
 
 import torch
 
@@ -27,7 +29,11 @@ def derive_seed(*numbers: int) -> int:
 
 def seed(base: int, step: int, rank: int) -> None:
     """Python's, NumPy's where it is imported, and torch's on the CPU and the current CUDA device."""
-    value = derive_seed(base, step, rank)
+    use(derive_seed(base, step, rank))
+
+
+def use(value: int) -> None:
+    """64 bits as the seed of them all."""
     random.seed(value)
     # not torch.manual_seed(): it asks for every kind of device that there could be, which takes 70 us
     torch.default_generator.manual_seed(value >> 1)
@@ -35,3 +41,18 @@ def seed(base: int, step: int, rank: int) -> None:
         torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(value >> 1)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(value & 0xFFFFFFFF)
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """What is drawn inside changes nothing outside; the generators of the CPU alone."""
+    numpy = sys.modules.get("numpy")
+    python, torchs = random.getstate(), torch.default_generator.get_state()
+    numpys = numpy.random.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        torch.default_generator.set_state(torchs)
+        if numpy is not None:
+            numpy.random.set_state(numpys)

@@ -12,7 +12,7 @@ from torch.utils.data import Sampler
 from inprocess.exception import LiveStateError, OptionError
 from inprocess.live.randoms import derive_seed
 
-__all__ = ["ElasticSampler"]
+__all__ = ["ElasticSampler", "place"]
 
 
 class ElasticSampler(Sampler[list[int]]):
@@ -59,7 +59,7 @@ class ElasticSampler(Sampler[list[int]]):
         return self.position // self.size
 
     def __iter__(self) -> Iterator[list[int]]:
-        rank, world_size = _place()
+        rank, world_size = place()
         begin = self.position + rank * self.batch_size
         while True:
             yield [self._at(position) for position in range(begin, begin + self.batch_size)]
@@ -67,7 +67,7 @@ class ElasticSampler(Sampler[list[int]]):
 
     def advance(self) -> None:
         """A step of all ranks has used its samples. Belongs inside ``commit``."""
-        self.position += _place()[1] * self.batch_size
+        self.position += place()[1] * self.batch_size
 
     def state_dict(self) -> dict[str, int]:
         return {"position": self.position, "size": self.size, "seed": self.seed}
@@ -90,6 +90,6 @@ class ElasticSampler(Sampler[list[int]]):
         return torch.randperm(self.size, generator=generator)
 
 
-def _place() -> tuple[int, int]:
+def place() -> tuple[int, int]:
     """Rank and world size."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

@@ -41,7 +41,7 @@ _COLLECTIVE = re.compile(r"mismatch between|Detected mismatch|op\.preamble\.leng
 _LAST_WORDS = {"store_lost", "left", "died", "killed"}
 #: of a rank that is still there when an iteration ends
 _WORDS = {"raised", "interrupted", "stacks", *_LAST_WORDS}
-_DATA = ("torch/utils/data/",)
+_DATA = ("torch/utils/data/", "/inprocess/live/workers.py")
 _IN_COLLECTIVE = ("torch/distributed/", "torch/nn/parallel/distributed.py")
 _LIBRARY = ("/inprocess/call/", "/inprocess/interrupt/", "/inprocess/system/", "/inprocess/wrap.py")
 

@@ -2051,6 +2051,8 @@ present = _in("live/present.py", "tests/threads/test_live_state.py")
 own = _in("live/per_rank.py", "tests/threads/test_live_state.py")
 shelf = _in("live/shelf.py", "tests/threads/test_checkpoints.py")
 stuck = _in("live/patience.py", "tests/threads/test_stuck_disk.py")
+loader = _in("live/loader.py", "tests/threads/test_kept_loader.py")
+crew = _in("live/workers.py", "tests/threads/test_kept_loader.py")
 LIVE = (
     plan("the_oldest_step", "all go on at the oldest step", "sorted(steps, reverse=True)", "sorted(steps)"),
     plan("some_shards", "all go on where one shard is there", "if all(holders", "if any(holders"),
@@ -2103,6 +2105,41 @@ LIVE = (
     ),
     present("scaler_stays", "a scaler stays unscaled", "part._per_optimizer_states.clear()", "pass"),
     present("rates_stay", "a learning rate is not that of the commit", "group.update(kept)", "pass"),
+    loader(
+        "batches_of_another_world",
+        "batches that were loaded for another share are handed out",
+        "if task.wanted == wanted.get(step)}",
+        "if step in wanted}",
+    ),
+    loader("no_look_at_workers", "workers are kept though one has died", "why = crew.trouble()", 'why = ""'),
+    loader(
+        "a_worker_hangs", "workers are kept though one hangs", "if not why and self._waited > SUSPICIOUS:", "if False:"
+    ),
+    loader(
+        "nothing_pushes",
+        "nothing pushes a batch that is loaded again",
+        "            crew.ask(None)\n",
+        "            pass\n",
+    ),
+    loader(
+        "half_taken",
+        "what is asked for may be cut in half",
+        "leave_alone(*(each.__code__ for each in (KeptLoader._ask, KeptLoader._take)))\n",
+    ),
+    crew(
+        "spoiled",
+        "a batch is handed out again as the program left it",
+        "task.copy = copied(batch)",
+        "task.copy = batch",
+    ),
+    crew("numbers_of_the_worker", "random numbers depend on who loads", "        randoms.use(seed)\n"),
+    crew("loads_in_vain", "workers load what nobody wants", "self._skipped[0] = number", "pass"),
+    crew(
+        "outlives_its_rank",
+        "workers live on after their rank",
+        "        if self.rank:\n",
+        "        if True:\n            pass\n        elif self.rank:\n",
+    ),
     own("others_place", "a part of a rank is given to another one", "(place != self._place or ", "("),
     own(
         "behind_goes_back",

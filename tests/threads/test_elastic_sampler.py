@@ -20,7 +20,7 @@ from inprocess.live import sampler as module
 def world(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """[rank, world size], to be changed."""
     place = [0, 1]
-    monkeypatch.setattr(module, "_place", lambda: tuple(place))
+    monkeypatch.setattr(module, "place", lambda: tuple(place))
     return place
 
 
@@ -37,7 +37,7 @@ def test_each_epoch_has_each_sample_once(size: int, runs: list[tuple[int, int, i
             ranks = [ElasticSampler(size, batch, seed=5) for _ in range(world_size)]
             taken = []
             for rank, sampler in enumerate(ranks):
-                patch.setattr(module, "_place", lambda rank=rank, world_size=world_size: (rank, world_size))
+                patch.setattr(module, "place", lambda rank=rank, world_size=world_size: (rank, world_size))
                 sampler.load_state_dict(state)
                 taken.append(list(itertools.islice(sampler, steps + ahead)))
                 for _ in range(steps):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.events.record import Event, Header, to_line
+from inprocess.live import workers
 from inprocess.reports import program, writer
 from inprocess.reports.accounting import account
 from inprocess.reports.incident import PHASES, all_incidents
@@ -19,6 +21,7 @@ from inprocess.reports.reading import read
 
 TORCH = "/x/site-packages/torch/distributed/distributed_c10d.py:2810 in all_reduce"
 LOADER = "/x/site-packages/torch/utils/data/dataloader.py:1120 in _try_get_data"
+KEPT = f"{inspect.getfile(workers)}:240 in {workers.Crew.wait.__name__}"
 
 
 class Written:
@@ -187,6 +190,7 @@ def test_how_a_process_died(write: Written, tmp_path: Path, died: Any, kind: str
         ("R", False, (), "gil_hang"),
         ("S", True, ("/home/me/train.py:3 in step",), "hang"),
         ("S", True, (LOADER, "/home/me/train.py:3 in step"), "input"),
+        ("S", True, (KEPT, "/home/me/train.py:3 in step"), "input"),
     ],
 )
 def test_a_rank_that_does_not_answer(
