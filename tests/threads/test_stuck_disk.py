@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from inprocess import LiveState
+from inprocess.call_wrapper import LastCheckpoint
 from inprocess.live import copies, patience
 from inprocess.live.beside import Beside
 from inprocess.live.copies import Buffer, Copies, Replicator
@@ -61,7 +62,7 @@ def test_what_is_in_memory_needs_no_disk(disk: str) -> None:
 class Call:
     """A later iteration, of which this process has missed some."""
 
-    iteration, _to_free = 9, set[Any]()
+    iteration, _to_free, _last = 9, set[Any](), LastCheckpoint()
 
     def atomic(self) -> Any:
         return contextlib.nullcontext()
