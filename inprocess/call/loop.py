@@ -74,7 +74,8 @@ class Loop:
         )
         self._function = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
         rank.call = CallWrapper(rank.agents.board, rank.iteration_store)
-        rank.agents.board.steps = lambda: rank.counts.pings
+        counts = rank.counts
+        rank.agents.board.steps = lambda: counts.pings
         bound_args, bound_kwargs = injector.bind(tuple(args), dict(kwargs), rank.call)
         rank.fn = lambda: fn(*bound_args, **bound_kwargs)
         start = Starting(rank, user)
