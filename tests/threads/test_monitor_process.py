@@ -267,7 +267,7 @@ def test_who_will_die_is_spoken_for_afterwards_and_over_a_new_connection_where_n
             missing.append(driver.execute(verbs.missing(0, "end", (0, 1)), connecting.connect(base.spec, SOON)))
             return True
 
-    link._with_store = with_store
+    link.with_store = with_store
     link.foretell(0, InterruptionRecord(0, Interruption.TERMINATED, initial_rank=0), Death())
     assert base.do(verbs.await_next(0)).removed == (0,)
     for thread in threading.enumerate():
