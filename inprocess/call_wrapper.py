@@ -25,7 +25,7 @@ from inprocess.system import clock, whole_files
 from inprocess.system.clock import monotonic_ns
 from inprocess.system.observers import emit
 
-__all__ = ["CallWrapper", "Controls", "Counts", "LastCheckpoint", "Leaving", "current_call"]
+__all__ = ["CallWrapper", "Controls", "Counts", "LastSave", "Leaving", "current_call"]
 
 #: how one begins, as text or made a Path
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
@@ -46,6 +46,8 @@ class Leaving:
         #: whether all active ranks were asked to leave, within a second; each rank learns that at a moment of its own,
         #: and may be at another step then
         self.everybody = False
+        # whether the last checkpoint, where there is to be one, is written or given up, also over another store
+        self.is_saved = False
 
     @property
     def seconds_left(self) -> float:
@@ -89,18 +91,16 @@ class Counts:
         return self.ran_long or self.sections > 0
 
 
-class LastCheckpoint:
+class LastSave:
     """What `LiveState` and the call tell each other, for the case that all ranks leave."""
 
-    __slots__ = ("commits", "deputy", "is_over", "wanted")
+    __slots__ = ("commits", "deputy", "wanted")
 
     def __init__(self) -> None:
         #: commits of a LiveState that have ended in this iteration
         self.commits = 0
         #: whether it writes a checkpoint then
         self.wanted = False
-        #: whether that is written or given up
-        self.is_over = False
         #: None: there is nobody to agree with
         self.deputy: Deputy | None = None
 
@@ -129,7 +129,7 @@ class CallWrapper:
         self._atomic: _Atomic | None = None
         self._state: FrozenState | None = None
         self._timeouts = LearnedTimeouts()
-        self._counts, self._last = Counts(), LastCheckpoint()
+        self._counts, self._last = Counts(), LastSave()
         #: checkpoints of a LiveState, whose memory is given back when the call is over
         self._to_free = weakref.WeakSet[Any]()
         #: what asked this rank to leave; set in the handler of a signal
@@ -286,7 +286,7 @@ class Controls:
         return self._call._counts
 
     @property
-    def last(self) -> LastCheckpoint:
+    def last(self) -> LastSave:
         """The same object in all iterations."""
         return self._call._last
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from inprocess.call.injection import Injector
-from inprocess.call_wrapper import CallWrapper, Counts, Inside, LastCheckpoint, given_limit
+from inprocess.call_wrapper import CallWrapper, Counts, Inside, LastSave, given_limit
 from inprocess.exception import RestartError
 from inprocess.monitor.learned import LearnedTimeouts
 from inprocess.state import FrozenState, State
@@ -30,7 +30,7 @@ class DisabledCall(CallWrapper):
     def __init__(self) -> None:
         """Nothing of a call: there is no board, gate or store behind it."""
         self._timeouts, self._to_free = LearnedTimeouts(), weakref.WeakSet[Any]()
-        self._counts, self._last = Counts(), LastCheckpoint()
+        self._counts, self._last = Counts(), LastSave()
 
     @property
     def iteration(self) -> int:

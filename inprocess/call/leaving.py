@@ -205,9 +205,8 @@ class LeaveSignals:
                 rank.agents.nudge()  # for a second signal
                 nudge_at = clock.monotonic() + NUDGE_EVERY_S
             steps, last = self._steps(), None if self._rank is None else self._rank.controls.last
-            is_saved = last is not None and last.is_over
-            saves = last is not None and asked.everybody and last.wanted and not is_saved
-            if not saves and (is_saved or steps is None or steps != seen):
+            saves = last is not None and asked.everybody and last.wanted and not asked.is_saved
+            if not saves and (asked.is_saved or steps is None or steps != seen):
                 return
             self._pause(LOOK_S)
 

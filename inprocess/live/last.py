@@ -41,7 +41,7 @@ class LastCheckpoint:
         told = Controls(call).last
         told.commits += 1  # first: see `Leaving.everybody`
         leaving, deputy = call.leaving, told.deputy
-        if leaving is None or not leaving.everybody or told.is_over or deputy is None:
+        if leaving is None or not leaving.everybody or leaving.is_saved or deputy is None:
             return
         if self._due is None:
             found = _await(functools.partial(deputy.agree, STEP), leaving, shown)
@@ -49,7 +49,7 @@ class LastCheckpoint:
         if told.commits >= self._due:
             if self._due:
                 self._save(leaving, deputy, save, shown)
-            told.is_over = True
+            leaving.is_saved = True
 
     def _save(self, leaving: Leaving, deputy: Deputy, save: Callable[[float], bool], shown: Shown) -> None:
         if not save(leaving.seconds_left - SPARE_S):

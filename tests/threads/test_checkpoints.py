@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from inprocess import LiveState
-from inprocess.call_wrapper import LastCheckpoint
+from inprocess.call_wrapper import LastSave
 from inprocess.exception import LiveStateError, OptionError, StateLost
 from inprocess.live import checkpoints, shelf
 from inprocess.live.checkpoints import Checkpoints, Name
@@ -104,7 +104,7 @@ class Call:
     """A running call."""
 
     def __init__(self, iteration: int) -> None:
-        self.iteration, self._to_free, self._last = iteration, set[Any](), LastCheckpoint()
+        self.iteration, self._to_free, self._last = iteration, set[Any](), LastSave()
 
     def atomic(self) -> Any:
         return contextlib.nullcontext()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from inprocess import LiveState
-from inprocess.call_wrapper import LastCheckpoint
+from inprocess.call_wrapper import LastSave
 from inprocess.live import copies, patience
 from inprocess.live.beside import Beside
 from inprocess.live.copies import Buffer, Copies, Replicator
@@ -62,7 +62,7 @@ def test_what_is_in_memory_needs_no_disk(disk: str) -> None:
 class Call:
     """A later iteration, of which this process has missed some."""
 
-    iteration, _to_free, _last = 9, set[Any](), LastCheckpoint()
+    iteration, _to_free, _last = 9, set[Any](), LastSave()
 
     def atomic(self) -> Any:
         return contextlib.nullcontext()
