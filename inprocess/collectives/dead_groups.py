@@ -93,7 +93,7 @@ class DeadGroups:
         if _shared(self._groups):  # a collection that found one in use for a moment skips the next one in a cycle
             heap.collect()
         self._let_go([])
-        self.free()
+        background.to_be_joined(self.free())
         background.join(LET_GO)
 
     def _let_go(self, without: list[Any]) -> None:

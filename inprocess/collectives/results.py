@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -73,18 +74,17 @@ class Results:
             with contextlib.suppress(Exception):
                 self._pending.extend(self.waiting())
 
-    def collect(self) -> None:
+    def collect(self) -> list[threading.Thread]:
         """The function was left: torch lets go of an operation when somebody begins to wait for it. That may last as
-        long as the timeout of the group."""
+        long as the timeout of the group. Answers the threads that do it."""
         self._kept = None
         pending, self._pending = self._pending, []
-        for tensor in pending:
-            background.run(functools.partial(_wait_for, tensor))
+        return [background.run(functools.partial(_wait_for, tensor)) for tensor in pending]
 
     def end(self) -> None:
         """The call is over; note nothing more."""
         self._active = False
-        self.collect()
+        background.to_be_joined(self.collect())
         if self._kind is not None:
             self._kind.__new__, self._kind, self._make = self._make, None, None
         self._made.clear()

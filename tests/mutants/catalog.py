@@ -2476,8 +2476,8 @@ NCCL = (
     _in("collectives/results.py", "tests/ranks/test_groups.py")(
         "pending_collectives_stay",
         "collectives that nobody waited for keep their groups",
-        "for tensor in pending:",
-        "for tensor in pending[:0]:",
+        "for tensor in pending]",
+        "for tensor in pending[:0]]",
     ),
     _in("collectives/remembered.py", "tests/ranks/test_large_heap.py")(
         "default_arguments_stay",
