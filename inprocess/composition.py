@@ -15,7 +15,7 @@ EXTENSIONS = {
         "inprocess.kept.registry:part",
         "inprocess.hardware.leftovers:part",
         "inprocess.hardware.gpu:part",
-        "inprocess.live.loader:part",
+        "inprocess.live.open_loaders:part",
     ),
 }
 

@@ -25,8 +25,8 @@ In the main thread, when the function was left:
 
 All say in the end round that they have left the function. After it:
 
-14. The copies of connections are closed, groups that nothing else refers to are set aside, and what torch remembers by
-    their names is forgotten.
+14. Groups that nothing else refers to are set aside, what torch remembers by their names is forgotten, and the copies
+    of connections are closed.
 15. Once the function runs again, the groups that were set aside are freed in a thread (`dead_groups.free`). Groups that
     the program refers to stay until it does not, or until the call ends.
 

@@ -229,5 +229,5 @@ def _nccl() -> Any:
 _WHOLE = (Contexts.close, Contexts._start, Contexts._end, Contexts._shutdown, Contexts._abort)
 leave_alone(*(each.__code__ for each in _WHOLE))
 
-#: one per process, as NCCL's threads are; the loop begins and ends it
+#: one per process, as NCCL's threads are; `call.parts` begins and ends it
 contexts = Contexts()

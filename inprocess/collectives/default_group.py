@@ -143,5 +143,5 @@ def _fill_in_ranks(group: Any) -> None:
                 options.global_ranks_in_group = list(range(group.size()))
 
 
-#: one per process, like torch's default group; the loop begins and ends it
+#: one per process, like torch's default group; `call.parts` begins and ends it
 default_groups = DefaultGroups()

@@ -250,7 +250,7 @@ class Graphs:
         return len(graphs)
 
 
-#: one per process; the loop begins and ends it
+#: one per process; `call.parts` begins and ends it
 graphs = Graphs()
 
 

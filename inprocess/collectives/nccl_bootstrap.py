@@ -239,5 +239,5 @@ def _is_nameless(task: str) -> bool:
     return False
 
 
-#: one per process; the loop begins and ends it
+#: one per process; `call.parts` begins and ends it
 bootstrap = Bootstrap()

@@ -220,5 +220,5 @@ def _warn_of_split(original: Method, group: Any, *args: Any) -> None:
 # its lock would stay locked, and it would wait in the handler for an abort that waits for that lock
 leave_alone(Shutdowns._shutdown.__code__)
 
-#: one per process, like torch's process groups; the loop begins and ends it
+#: one per process, like torch's process groups; `call.parts` begins and ends it
 shutdowns = Shutdowns()

@@ -96,5 +96,5 @@ def _bound(args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArgum
     return given
 
 
-#: one per process; the loop begins and ends it
+#: one per process; `call.parts` begins and ends it
 store_clients = StoreClients()

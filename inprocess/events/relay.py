@@ -54,7 +54,7 @@ class Relay:
     def __init__(self, config: MonitorConfig, with_store: Callable[[Action], object]) -> None:
         self._run_dir, self._job, self._call = config.run_dir or "", config.job, config.call
         self._rank, self._pid, self._with_store = config.rank, config.training_pid, with_store
-        # what `send` and `fetch` are to do; set by the link's thread, taken by the main thread
+        # what `send` and `fetch` are to do
         self._to_send: Callable[[], None] | None = None
         self._to_fetch: Callable[[], None] | None = None
         self._sends: threading.Thread | None = None
@@ -63,14 +63,8 @@ class Relay:
         self._gone: set[int] = set()
 
     def happened(self, iteration: int, before: Membership, now: Membership | None, failed: Collection[int]) -> None:
-        """An iteration was interrupted: `send` is to be called `SEND_S` after this, and `fetch` after `FETCH_S`.
-
-        Args:
-            iteration: that one.
-            before: who was in it.
-            now: who is in the next one; None: that is not decided yet, and this rank is dead.
-            failed: initial ranks that are known to have failed.
-        """
+        """See `inprocess.monitor.roles.Witness.decided`. `send` is to be called `SEND_S` after this, and `fetch` after
+        `FETCH_S`."""
         member, is_decided = before.member, now is not None
         now = now or before
         if not self._run_dir or member not in before.roster:

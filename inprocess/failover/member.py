@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from inprocess.exception import Fenced, StoreLost, TimeoutError
 from inprocess.failover import rules
 from inprocess.failover.arbiter_client import ArbiterClient, ArbiterClients, Door
 from inprocess.monitor.configuration import MonitorConfig
+from inprocess.monitor.process import MonitorProcess
 from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import FailoverOutcome, Verdict, Vote
@@ -34,14 +35,6 @@ CONNECT_PAUSE_S = 1.0
 OUTLASTS = 1.25
 #: first pause between two looks for where an arbiter is; doubled each time (seconds)
 FIRST_PAUSE_S = 0.05
-
-
-class Monitor(Protocol):
-    """What it tells the monitor process of its rank."""
-
-    def moves(self) -> None: ...
-
-    def serves(self, port: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -68,7 +61,7 @@ class Member:
         self,
         spec: StoreSpec,
         settings: MonitorConfig,
-        monitor: Monitor,
+        monitor: MonitorProcess,
         moved: bool,
         before: ArbiterClient | None,
     ) -> None:
@@ -122,21 +115,7 @@ class Member:
         return self._contacts.some
 
     def fail_over(self, membership: Membership, loss: StoreLost, who: str, done: bool) -> Found | None:
-        """Ask, once, whether the job continues over another store. This rank has left the function.
-
-        Args:
-            membership: of this member.
-            loss: the loss of the store.
-            who: how messages name this rank.
-            done: whether nothing is left to do for this rank in the iteration.
-
-        Returns:
-            Where the job continues; None: it is completed.
-
-        Raises:
-            StoreLost: ``loss`` where nobody answers, or why the job does not continue.
-            Fenced: it continues without this rank.
-        """
+        """See `inprocess.call.successor.Successor`."""
         self._monitor.moves()
         settings = self._settings
         seconds = rules.patience(settings.heartbeat_timeout, settings.heartbeat_interval)

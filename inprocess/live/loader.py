@@ -16,11 +16,11 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from inprocess.call.part import CallEnd, Part
 from inprocess.exception import OptionError
 from inprocess.interrupt.frames import leave_alone
 from inprocess.live import randoms, sampler
 from inprocess.live.batches import duplicate
+from inprocess.live.open_loaders import open_loaders
 from inprocess.live.workers import Crew, Failure, Task, Wanted, Work, depth_of
 from inprocess.system import clock
 from inprocess.system.logs import get_logger
@@ -98,7 +98,7 @@ class KeptLoader:
         self._place: tuple[int, int] | None = None
         _check(loader.batch_sampler)
         weakref.finalize(self, _end, self._crews)
-        _loaders.add(self)
+        open_loaders.add(self)
 
     def __len__(self) -> int:
         """Batches of an epoch; TypeError for a sampler without a length."""
@@ -320,15 +320,5 @@ def _end(crews: list[Crew]) -> None:
     crews.clear()
 
 
-#: those that there are
-_loaders: weakref.WeakSet[KeptLoader] = weakref.WeakSet()
-
-
-def _close(end: CallEnd) -> None:
-    for loader in list(_loaders) if not end.moved else ():
-        loader.close()
-
-
-part = Part(call_ends=_close)
 leave_alone(*(each.__code__ for each in (KeptLoader._aim, KeptLoader._dismiss, KeptLoader._engage)))
 leave_alone(*(each.__code__ for each in (KeptLoader._ask, KeptLoader._take)))

@@ -66,5 +66,5 @@ class Heap:
             self.thaw()
 
 
-#: one per process, as the collector is; the loop begins and ends it
+#: one per process, as the collector is; it begins and ends with a call
 heap = Heap()

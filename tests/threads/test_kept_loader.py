@@ -30,7 +30,7 @@ from inprocess.interrupt import frames
 from inprocess.interrupt.gate import Interrupted
 from inprocess.interrupt.signals import Interrupter
 from inprocess.live import loader as module
-from inprocess.live import sampler, workers
+from inprocess.live import open_loaders, sampler, workers
 
 CEILING = 20.0
 SIZE, BATCH = 20, 2
@@ -436,9 +436,9 @@ def test_workers_end_with_the_loader() -> None:
 def test_workers_end_with_the_call(make: Make) -> None:
     loader = make(Samples())
     taken(loader, 0, 2)
-    module.part.call_ends(CallEnd(None, moved=True))  # it continues over another store
+    open_loaders.part.call_ends(CallEnd(None, moved=True))  # it continues over another store
     assert len(multiprocessing.active_children()) == 2
-    module.part.call_ends(CallEnd(None))
+    open_loaders.part.call_ends(CallEnd(None))
     assert not multiprocessing.active_children()
 
 

@@ -80,6 +80,7 @@ import sys, inprocess.wrap
 from inprocess.composition import EXTENSIONS
 named = [entry for interface in ("Observer", "Part", "Successor") for entry in EXTENSIONS[interface]]
 assert named and not {entry.partition(":")[0] for entry in named} - sys.modules.keys()
+assert "inprocess.live.loader" not in sys.modules  # who has none
 """
     done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
