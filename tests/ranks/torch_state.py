@@ -187,8 +187,8 @@ def _served(context: Context, call: Any) -> Any:
     debug.start_debug_server(port=0, handlers=[])
     server = debug._WORKER_SERVER
     assert server is not None
-    dist.barrier()
     context.emit("served", port=server.port, page=getattr(debug._DEBUG_SERVER_PROC, "pid", None))
+    dist.barrier()  # after which the other rank's fault may interrupt this one at any line
     context.point("fault")
     dist.barrier()
     answer = urllib.request.urlopen(f"http://localhost:{server.port}/handler/", timeout=30)
