@@ -101,7 +101,7 @@ class InterruptionRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """The record as a dictionary of JSON types."""
-        return {**{f.name: getattr(self, f.name) for f in _FIELDS}, "interruption": self.interruption.value}
+        return {**{name: getattr(self, name) for name in _FIELDS}, "interruption": self.interruption.value}
 
     @classmethod
     def from_dict(cls, data: object) -> InterruptionRecord:
@@ -112,8 +112,7 @@ class InterruptionRecord:
         """
         if not isinstance(data, Mapping):
             raise ValueError(f"an interruption record must be a dictionary, not {type(data).__name__}")
-        unknown = set(data) - {field.name for field in _FIELDS}
-        if unknown:
+        if unknown := set(data).difference(_FIELDS):
             raise ValueError(f"interruption record has unknown fields: {', '.join(sorted(map(repr, unknown)))}")
         for name in ("rank", "interruption"):
             if name not in data:
@@ -267,7 +266,7 @@ def _short(record: InterruptionRecord) -> str:
     return one_line(record.where).rpartition("/")[2]
 
 
-_FIELDS = dataclasses.fields(InterruptionRecord)
+_FIELDS = tuple(field.name for field in dataclasses.fields(InterruptionRecord))
 
 
 def _interruption(value: object) -> Interruption:

@@ -33,21 +33,23 @@ class LocalPlace:
     def find(self, rank: Rank) -> tuple[int, int]:
         """(local rank, number of active ranks on this host) of an active rank, once the start round has said go.
 
-        One operation of the store, none where no other member is on this host; after somebody has joined two more.
+        One operation of the store, none where all members are on this host or no other one; after somebody has joined
+        two more.
         """
         iteration, known = rank.membership.iteration, rank.membership.known
         if known != self._asked_with:
             self._neighbors = rank.do(verbs.find_neighbors(iteration, self._host, self._neighbors))
             self._asked_with = known
-        place = rank.do(verbs.place_on_host(iteration, rank.membership, self._neighbors.values()))
-        assert rank.state.active_rank is not None
+        own, size = rank.state.active_rank, rank.state.active_world_size
+        assert own is not None
+        place = rank.do(verbs.place_on_host(iteration, rank.membership, self._neighbors.values(), own, size))
         number = os.environ.get("LOCAL_RANK", "0")
         if place[0] == 0 and self._was_behind and number != "0":
             once(
                 log.warning,
                 "rank %d is the first of its host now, and its LOCAL_RANK is %s: a program that saves or logs where "
                 "LOCAL_RANK is 0 no longer does. Ask for RANK == 0, or for INPROCESS_LOCAL_RANK == 0",
-                *(rank.state.active_rank, number),
+                *(own, number),
             )
         self._was_behind = place[0] > 0
         return place

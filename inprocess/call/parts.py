@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+from collections.abc import Callable
 
 from inprocess.call.part import CallContext, CallEnd, IterationContext, Part
 from inprocess.collectives import nccl
@@ -56,51 +58,55 @@ CORE = (
 
 
 class Parts:
-    """All of them, for one call. The methods are those of `Part`."""
+    """All of them, for one call. The methods are those of `Part`; only those parts are called that do something."""
 
     def __init__(self) -> None:
-        self._parts = (*BEFORE, *CORE)
+        parts = (*BEFORE, *CORE)
+        self._acts: dict[str, list[Callable[..., object]]] = {
+            field.name: [act for part in parts if (act := getattr(part, field.name)) is not field.default]
+            for field in dataclasses.fields(Part)
+        }
 
     def call_begins(self, context: CallContext) -> None:
-        for part in self._parts:
-            part.call_begins(context)
+        for act in self._acts["call_begins"]:
+            act(context)
 
     def next_iteration(self) -> None:
-        for part in self._parts:
-            part.next_iteration()
+        for act in self._acts["next_iteration"]:
+            act()
 
     def started(self) -> None:
-        for part in self._parts:
-            part.started()
+        for act in self._acts["started"]:
+            act()
 
     def iteration_begins(self, context: IterationContext) -> None:
-        for part in self._parts:
-            part.iteration_begins(context)
+        for act in self._acts["iteration_begins"]:
+            act(context)
 
     def function_begins(self) -> None:
-        for part in self._parts:
-            part.function_begins()
+        for act in self._acts["function_begins"]:
+            act()
 
     def function_left(self) -> None:
-        for part in self._parts:
-            part.function_left()
+        for act in self._acts["function_left"]:
+            act()
 
     def collect(self) -> None:
-        for part in reversed(self._parts):
-            part.collect()
+        for act in reversed(self._acts["collect"]):
+            act()
 
     def everybody_leaves(self) -> None:
-        for part in self._parts:
-            part.everybody_leaves()
+        for act in self._acts["everybody_leaves"]:
+            act()
 
     def call_ends(self, end: CallEnd) -> None:
         """Of each, also where another one raises."""
         with contextlib.ExitStack() as ends:
-            for part in self._parts:
-                ends.callback(part.call_ends, end)
+            for act in self._acts["call_ends"]:
+                ends.callback(act, end)
 
     def call_ended(self) -> None:
         """Of each, also where another one raises."""
         with contextlib.ExitStack() as ends:
-            for part in self._parts:
-                ends.callback(part.call_ended)
+            for act in self._acts["call_ended"]:
+                ends.callback(act)

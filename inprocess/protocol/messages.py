@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import json
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -278,14 +279,24 @@ Message: TypeAlias = Arrival | Start | Outcome | Decision | Roster | Ticket | Vo
 
 def dump(message: Message) -> str:
     """The message as compact JSON."""
-    return json.dumps(_encode(message), separators=(",", ":"), sort_keys=True)
+    return _ENCODER.encode(_encode(message))
 
 
-def _encode(message: Any) -> dict[str, Any]:
+_ENCODER = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
+
+
+def _encode(message: Message) -> dict[str, Any]:
+    """Only the fields that do not have their default."""
     if isinstance(message, InterruptionRecord):
         return message.to_dict()
-    told = [field for field in dataclasses.fields(message) if getattr(message, field.name) != field.default]
-    return {field.name: _encode_value(getattr(message, field.name)) for field in told}
+    told = ((name, getattr(message, name), default) for name, default in _fields(type(message)))
+    return {name: _encode_value(value) for name, value, default in told if value != default}
+
+
+@functools.cache
+def _fields(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
+    """Names and defaults."""
+    return tuple((field.name, field.default) for field in dataclasses.fields(kind))
 
 
 def _encode_value(value: Any) -> Any:
@@ -296,6 +307,3 @@ def _encode_value(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_encode_value(item) for item in value]
     return value
-
-
-# --- the parts of a message --------------------------------------------------------------------------------------

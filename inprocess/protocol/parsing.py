@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import string
-from collections.abc import Mapping
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from inprocess.attribution import InterruptionRecord, one_line
 from inprocess.exception import BadMessage
@@ -49,6 +49,9 @@ __all__ = [
 ]
 
 E = TypeVar("E", bound=enum.Enum)
+M = TypeVar("M")
+#: of a field: its value, its name, the key of the message; what it stands for, or BadMessage
+Check: TypeAlias = Callable[[Any, str, str], Any]
 #: longest address of a store server (characters), and what a host in it is made of
 ADDRESS_LIMIT = 300
 ADDRESS_CHARACTERS = frozenset(string.ascii_letters + string.digits + ".-_:%@")
@@ -58,29 +61,13 @@ SHOWN = 80
 
 def load_arrival(raw: bytes | str, key: str) -> Arrival:
     """Parse one arrival; ``key`` is for the error message. Raises BadMessage."""
-    data = _object(raw, key, Arrival)
-    kind = _one_of(ArrivalKind, data.get("kind"), key, "arrival kind")
-    names = ("rank", "world_size", "active_world_size", "active_rank", "slot")
-    numbers = {name: _number(data, name, key) for name in names}
-    arrival = Arrival(
-        kind,
-        **numbers,
-        by=_text(data, "by", key),
-        fresh=_flag(data, "fresh", key, default=False),
-        repeats=_number(data, "repeats", key) or 0,
-        limit=_number(data, "limit", key) or 0,
-        progressed=_flag(data, "progressed", key, default=False),
-        ran=_flag(data, "ran", key, default=False),
-        where=_text(data, "where", key),
-        waits=_flag(data, "waits", key, default=False),
-        hangs=_number(data, "hangs", key) or 0,
-    )
+    arrival = _load(Arrival, raw, key)
     if not _has_a_slot(arrival):
         _refuse(key, "ranks and sizes do not fit each other", raw)
     if arrival.limit > arrival.repeats:
         _refuse(key, "'repeats' and 'limit' do not fit each other", raw)
-    if kind is not ArrivalKind.ALIVE and (arrival.where or arrival.waits):
-        _refuse(key, f"'where' and 'waits' do not fit the kind {kind.value!r}", raw)
+    if arrival.kind is not ArrivalKind.ALIVE and (arrival.where or arrival.waits):
+        _refuse(key, f"'where' and 'waits' do not fit the kind {arrival.kind.value!r}", raw)
     if arrival.hangs and not arrival.where:
         _refuse(key, "'hangs' and 'where' do not fit each other", raw)
     return arrival
@@ -97,47 +84,21 @@ def _has_a_slot(arrival: Arrival) -> bool:
 
 
 def load_start(raw: bytes | str, key: str) -> Start:
-    data = _object(raw, key, Start)
-    start = Start(_flag(data, "go", key), _number(data, "active_world_size", key) or 0)
+    start = _load(Start, raw, key)
     if start.active_world_size and not start.go:
         _refuse(key, "'go' and 'active_world_size' do not fit each other", raw)
     return start
 
 
 def load_outcome(raw: bytes | str, key: str) -> Outcome:
-    data = _object(raw, key, Outcome)
-    cause = data.get("cause")
-    outcome = Outcome(
-        _flag(data, "completed", key), None if cause is None else _record(cause, key), _numbers(data, "removed", key)
-    )
+    outcome = _load(Outcome, raw, key)
     if outcome.completed is not (outcome.cause is None) or (outcome.removed and not outcome.completed):
         _refuse(key, "'completed', 'cause' and 'removed' do not fit each other", raw)
     return outcome
 
 
 def load_decision(raw: bytes | str, key: str) -> Decision:
-    data = _object(raw, key, Decision)
-    records = data.get("records", [])
-    if not isinstance(records, list) or len(records) > MAX_RECORDS:
-        _refuse(key, f"field 'records' is not a list of at most {MAX_RECORDS} records", records)
-    decision = Decision(
-        removed=_numbers(data, "removed", key),
-        terminated=_numbers(data, "terminated", key),
-        records=tuple(_record(item, key) for item in records),
-        record_count=_number(data, "record_count", key) or 0,
-        abort=_text(data, "abort", key),
-        joined=_pairs(data, "joined", key),
-        slots=_number(data, "slots", key) or 0,
-        fresh=_numbers(data, "fresh", key),
-        repeats=_number(data, "repeats", key) or 0,
-        pause=_number(data, "pause", key) or 0,
-        progressed=_flag(data, "progressed", key, default=False),
-        ran=_flag(data, "ran", key, default=False),
-        stuck=_stuck(data, key),
-        stuck_count=_number(data, "stuck_count", key) or 0,
-        waiting=_number(data, "waiting", key) or 0,
-        hangs=_number(data, "hangs", key) or 0,
-    )
+    decision = _load(Decision, raw, key)
     if decision.pause > MAX_PAUSE_MS:
         _refuse(key, f"field 'pause' is longer than {MAX_PAUSE_MS} ms", decision.pause)
     if decision.stuck_count < len(decision.stuck):
@@ -147,13 +108,6 @@ def load_decision(raw: bytes | str, key: str) -> Decision:
     if not _fits(decision):
         _refuse(key, "'joined', 'slots', 'terminated' and 'fresh' do not fit each other", raw)
     return decision
-
-
-def _stuck(data: Mapping[str, Any], key: str) -> tuple[InterruptionRecord, ...]:
-    stuck = data.get("stuck", [])
-    if not isinstance(stuck, list) or len(stuck) > MAX_STUCK:
-        _refuse(key, f"field 'stuck' is not a list of at most {MAX_STUCK} records", stuck)
-    return tuple(_record(item, key) for item in stuck)
 
 
 def _fits(decision: Decision) -> bool:
@@ -168,48 +122,30 @@ def _fits(decision: Decision) -> bool:
 
 
 def load_roster(raw: bytes | str, key: str) -> Roster:
-    return _roster(_object(raw, key, Roster), key)
-
-
-def _roster(data: Mapping[str, Any], key: str) -> Roster:
-    return Roster(_iteration(data, key), _ranges(data, "members", key), _pairs(data, "joined", key))
+    return _load(Roster, raw, key)
 
 
 def load_vote(raw: bytes | str, key: str) -> Vote:
-    data = _object(raw, key, Vote)
-    slot, roster = _number(data, "slot", key), _roster(data, key)
-    if slot is None:
-        _refuse(key, "has no 'slot'", raw)
-    return Vote.of(slot, roster)
+    return _load(Vote, raw, key)
 
 
 def load_verdict(raw: bytes | str, key: str) -> Verdict:
-    data = _object(raw, key, Verdict)
-    outcome = _one_of(FailoverOutcome, data.get("outcome"), key, "outcome")
-    host, port = _number(data, "host", key) or 0, _number(data, "port", key) or 0
-    verdict = Verdict(
-        outcome,
-        _ranges(data, "slots", key),
-        _iteration(data, key),
-        host,
-        port,
-        _text(data, "reason", key),
-    )
-    if port >= 1 << 16 or (outcome is FailoverOutcome.GO) is not (bool(port) and bool(verdict.slots)):
+    verdict = _load(Verdict, raw, key)
+    goes_on = verdict.outcome is FailoverOutcome.GO
+    if verdict.port >= 1 << 16 or goes_on is not (bool(verdict.port) and bool(verdict.slots)):
         _refuse(key, "'outcome', 'slots' and 'port' do not fit each other", raw)
     return verdict
 
 
 def load_ticket(raw: bytes | str, key: str) -> Ticket:
-    data = _object(raw, key, Ticket)
-    slot, world_size = _number(data, "slot", key), _number(data, "world_size", key)
-    if slot is None or world_size is None or not slot < world_size <= FIRST_JOINER:
+    ticket = _load(Ticket, raw, key)
+    if not ticket.slot < ticket.world_size <= FIRST_JOINER:
         _refuse(key, f"'slot' and 'world_size' are not two numbers, ascending, of at most {FIRST_JOINER}", raw)
-    return Ticket(slot, world_size, _text(data, "by", key), _flag(data, "closed", key, default=False))
+    return ticket
 
 
 def load_record(raw: bytes | str, key: str) -> InterruptionRecord:
-    return _record(_object(raw, key, InterruptionRecord), key)
+    return _record(_object(raw, key), "", key)
 
 
 def load_count(raw: bytes | int | None, key: str) -> int:
@@ -254,57 +190,67 @@ def _refuse(key: str, why: str, value: object) -> NoReturn:
     )
 
 
-def _object(raw: bytes | str, key: str, kind: type[Any]) -> Mapping[str, Any]:
+# --- the fields of a message --------------------------------------------------------------------------------------
+
+
+def _object(raw: bytes | str, key: str) -> dict[str, Any]:
     try:
         data = strict_json.parse(raw)
     except ValueError as error:
         _refuse(key, f"does not hold JSON of ours ({one_line(str(error), SHOWN)})", raw)
     if not isinstance(data, dict):
         _refuse(key, "does not hold a JSON object", raw)
-    for name in data.keys() - {field.name for field in dataclasses.fields(kind)}:
-        _refuse(key, f"{kind.__name__} has no such field", name)
     return data
 
 
-def _record(data: Any, key: str) -> InterruptionRecord:
-    try:
-        record = InterruptionRecord.from_dict(data)
-    except (ValueError, TypeError) as error:
-        _refuse(key, one_line(str(error), SHOWN), data)
-    if record.rank >= MAX_RANKS or (record.initial_rank or 0) >= MAX_RANKS:
-        _refuse(key, f"a rank that is not below {MAX_RANKS}", data)
-    if record.pings > MAX_COUNT:
-        _refuse(key, f"more than {MAX_COUNT} pings", data)
-    return record
+def _load(kind: type[M], raw: bytes | str, key: str) -> M:
+    """The message, each of its fields checked alone. What is not sent has its default."""
+    data, checks = _object(raw, key), _CHECKS[kind]
+    fields = {}
+    for name, value in data.items():
+        if (check := checks.get(name)) is None:
+            _refuse(key, f"{kind.__name__} has no such field", name)
+        fields[name] = check(value, name, key)
+    for name in _REQUIRED[kind]:
+        if name not in fields:
+            _refuse(key, f"{kind.__name__} has no {name!r}", raw)
+    return kind(**fields)
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_RANKS
+    return type(value) is int and 0 <= value < MAX_RANKS
 
 
-def _number(data: Mapping[str, Any], name: str, key: str) -> int | None:
-    value = data.get(name)
-    if value is None or _is_number(value):
-        return value
+def _number(value: Any, name: str, key: str) -> int:
+    if _is_number(value):
+        return value  # type: ignore[no-any-return]
     _refuse(key, f"field {name!r} is not a number in 0..{MAX_RANKS - 1}", value)
 
 
-def _iteration(data: Mapping[str, Any], key: str) -> int:
-    """-1 is not sent."""
-    value = _number(data, "iteration", key)
-    return -1 if value is None else value
+def _flag(value: Any, name: str, key: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    _refuse(key, f"field {name!r} is neither true nor false", value)
 
 
-def _one_of(kind: type[E], value: Any, key: str, what: str) -> E:
-    try:
-        return kind(value)
-    except ValueError:
-        _refuse(key, f"unknown {what} {one_line(repr(value), SHOWN)}", value)
+def _text(value: Any, name: str, key: str) -> str:
+    if isinstance(value, str):
+        return value
+    _refuse(key, f"field {name!r} is not text", value)
 
 
-def _numbers(data: Mapping[str, Any], name: str, key: str) -> tuple[int, ...]:
-    value = data.get(name, [])
-    if isinstance(value, list) and all(_is_number(item) for item in value) and _ascend(value):
+def _one_of(kind: type[E], what: str) -> Check:
+    def check(value: Any, name: str, key: str) -> E:
+        try:
+            return kind(value)
+        except ValueError:
+            _refuse(key, f"unknown {what} {one_line(repr(value), SHOWN)}", value)
+
+    return check
+
+
+def _numbers(value: Any, name: str, key: str) -> tuple[int, ...]:
+    if isinstance(value, list) and all(map(_is_number, value)) and _ascend(value):
         return tuple(value)
     _refuse(key, f"field {name!r} is not a list of numbers that ascend", value)
 
@@ -313,8 +259,7 @@ def _ascend(numbers: list[int]) -> bool:
     return all(low < high for low, high in pairwise(numbers))
 
 
-def _pairs(data: Mapping[str, Any], name: str, key: str) -> tuple[tuple[int, int], ...]:
-    value = data.get(name, [])
+def _pairs(value: Any, name: str, key: str) -> tuple[tuple[int, int], ...]:
     if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
         _refuse(key, f"field {name!r} is not a list of pairs", value)
     if not all(_is_number(item) for pair in value for item in pair) or not _ascend([pair[0] for pair in value]):
@@ -322,8 +267,8 @@ def _pairs(data: Mapping[str, Any], name: str, key: str) -> tuple[tuple[int, int
     return tuple((pair[0], pair[1]) for pair in value)
 
 
-def _ranges(data: Mapping[str, Any], name: str, key: str) -> tuple[tuple[int, int], ...]:
-    ranges = _pairs(data, name, key)
+def _ranges(value: Any, name: str, key: str) -> tuple[tuple[int, int], ...]:
+    ranges = _pairs(value, name, key)
     if not all(first <= last for first, last in ranges):
         _refuse(key, f"field {name!r} holds a range that is empty", ranges)
     if not all(before[1] < after[0] for before, after in pairwise(ranges)):
@@ -333,15 +278,63 @@ def _ranges(data: Mapping[str, Any], name: str, key: str) -> tuple[tuple[int, in
     return ranges
 
 
-def _flag(data: Mapping[str, Any], name: str, key: str, default: bool | None = None) -> bool:
-    value = data.get(name, default)
-    if isinstance(value, bool):
-        return value
-    _refuse(key, f"field {name!r} is neither true nor false", value)
+def _record(value: Any, _: str, key: str) -> InterruptionRecord:
+    try:
+        record = InterruptionRecord.from_dict(value)
+    except (ValueError, TypeError) as error:
+        _refuse(key, one_line(str(error), SHOWN), value)
+    if record.rank >= MAX_RANKS or (record.initial_rank or 0) >= MAX_RANKS:
+        _refuse(key, f"a rank that is not below {MAX_RANKS}", value)
+    if record.pings > MAX_COUNT:
+        _refuse(key, f"more than {MAX_COUNT} pings", value)
+    return record
 
 
-def _text(data: Mapping[str, Any], name: str, key: str) -> str:
-    value = data.get(name, "")
-    if isinstance(value, str):
-        return value
-    _refuse(key, f"field {name!r} is not text", value)
+def _cause(value: Any, name: str, key: str) -> InterruptionRecord | None:
+    return None if value is None else _record(value, name, key)
+
+
+def _records(most: int) -> Check:
+    def check(value: Any, name: str, key: str) -> tuple[InterruptionRecord, ...]:
+        if not isinstance(value, list) or len(value) > most:
+            _refuse(key, f"field {name!r} is not a list of at most {most} records", value)
+        return tuple(_record(item, name, key) for item in value)
+
+    return check
+
+
+_ROSTER: dict[str, Check] = {"iteration": _number, "members": _ranges, "joined": _pairs}
+#: of each kind of message: what its fields may hold
+_CHECKS: dict[type, dict[str, Check]] = {
+    Arrival: {
+        "kind": _one_of(ArrivalKind, "arrival kind"),
+        **dict.fromkeys(("rank", "world_size", "active_world_size", "active_rank", "slot"), _number),
+        **dict.fromkeys(("repeats", "limit", "hangs"), _number),
+        **dict.fromkeys(("fresh", "progressed", "ran", "waits"), _flag),
+        **dict.fromkeys(("by", "where"), _text),
+    },
+    Start: {"go": _flag, "active_world_size": _number},
+    Outcome: {"completed": _flag, "cause": _cause, "removed": _numbers},
+    Decision: {
+        **dict.fromkeys(("removed", "terminated", "fresh"), _numbers),
+        **dict.fromkeys(("record_count", "slots", "repeats", "pause", "stuck_count", "waiting", "hangs"), _number),
+        **dict.fromkeys(("progressed", "ran"), _flag),
+        "records": _records(MAX_RECORDS),
+        "stuck": _records(MAX_STUCK),
+        "abort": _text,
+        "joined": _pairs,
+    },
+    Roster: _ROSTER,
+    Vote: {"slot": _number, **_ROSTER},
+    Verdict: {
+        "outcome": _one_of(FailoverOutcome, "outcome"),
+        "slots": _ranges,
+        **dict.fromkeys(("iteration", "host", "port"), _number),
+        "reason": _text,
+    },
+    Ticket: {"slot": _number, "world_size": _number, "by": _text, "closed": _flag},
+}
+#: those without a default, which are always sent
+_REQUIRED = {
+    kind: [field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING] for kind in _CHECKS
+}

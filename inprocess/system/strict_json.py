@@ -31,7 +31,7 @@ def parse(raw: bytes | str, limit: int | None = MAX_LENGTH) -> Any:
         raise ValueError(f"{len(raw)} bytes are more than {limit}")
     text = raw if isinstance(raw, str) else bytes(raw).decode()
     try:
-        value = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+        value = _DECODER.decode(text)
     except RecursionError:
         raise ValueError("nested too deep") from None
     _check(value, MAX_DEPTH)
@@ -48,15 +48,20 @@ def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is no number")
 
 
+_DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_number)
+
+
 def _check(value: Any, depth: int) -> None:
-    if isinstance(value, dict | list):
+    kind = type(value)
+    if kind is dict or kind is list:
         if not depth:
             raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
-        for each in value.values() if isinstance(value, dict) else value:
-            _check(each, depth - 1)
-    elif isinstance(value, int) and value.bit_length() > MAX_BITS:
+        for each in value.values() if kind is dict else value:
+            if type(each) is not str:
+                _check(each, depth - 1)
+    elif kind is int and value.bit_length() > MAX_BITS:
         raise ValueError(f"a number has more than {MAX_BITS} bits")
-    elif isinstance(value, float) and math.isinf(value):
+    elif kind is float and math.isinf(value):
         raise ValueError("a number is infinite")
 
 

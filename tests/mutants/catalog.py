@@ -99,8 +99,8 @@ PROTOCOL = (
     _in("protocol/verbs/hosts.py", "tests/unit/test_local_place.py")(
         "reserves_count_on_a_host",
         "a reserve has a place among the active ranks of its host",
-        "for arrival in arrivals if arrival.active_rank is not None)",
-        "for arrival in arrivals)",
+        "[arrival.active_rank for arrival in arrivals if arrival.active_rank is not None]",
+        "[arrival.active_rank or 0 for arrival in arrivals]",
     ),
     _in("protocol/verbs/hosts.py", "tests/unit/test_local_place.py")(
         "the_dead_count_on_a_host",

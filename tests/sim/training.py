@@ -462,7 +462,9 @@ class Training(Process):
         if known != self.asked_with:
             self.neighbors = yield from verbs.find_neighbors(iteration, self.node, self.neighbors)
             self.asked_with = known
-        place, size = yield from verbs.place_on_host(iteration, self.membership, self.neighbors.values())
+        own, active = self.placed.active_rank, self.placed.active_world_size
+        assert own is not None
+        place, size = yield from verbs.place_on_host(iteration, self.membership, self.neighbors.values(), own, active)
         self.world.agree(self.view, f"active ranks on {self.node}", iteration, size)
         self.world.agree(self.view, f"rank {place} on {self.node}", iteration, self.placed.active_rank)
 

@@ -42,7 +42,9 @@ def neighbors(store: SimStore, host: str = "a") -> dict[int, int]:
 def place(store: SimStore, member: int, roster: tuple[int, ...] = (0, 1, 2, 3)) -> tuple[int, int]:
     membership = Membership(member, roster, 5, member, 4)
     found = neighbors(store, "a" if member else "b").values()
-    return do(store, verbs.place_on_host(5, membership, found))  # type: ignore[no-any-return]
+    own = RANKS[member]
+    assert own is not None
+    return do(store, verbs.place_on_host(5, membership, found, own, 3))  # type: ignore[no-any-return]
 
 
 def test_by_rank_and_without_reserves_and_other_hosts(store: SimStore) -> None:
@@ -53,10 +55,15 @@ def test_who_is_out_of_the_job_does_not_count(store: SimStore) -> None:
     assert place(store, 3, (0, 2, 3)) == (0, 1)
 
 
-def test_alone_on_the_host_nothing_is_read(store: SimStore) -> None:
+@pytest.mark.parametrize(
+    ("roster", "found", "place"),
+    [((0, 1), [1, 2], (0, 1)), ((0, 1, 2), [0, 1, 2, 7], (1, 2))],
+    ids=["alone on the host", "all on one host"],
+)
+def test_nothing_is_read(roster: tuple[int, ...], found: Sequence[int], place: tuple[int, int]) -> None:
     with pytest.raises(StopIteration) as caught:
-        next(verbs.place_on_host(5, Membership(1, (0, 1), 5, 1, 2), [1, 2]))
-    assert caught.value.value == (0, 1)
+        next(verbs.place_on_host(5, Membership(1, roster, 5, 1, 3), found, 1, 2))
+    assert caught.value.value == place
 
 
 def test_only_new_ones_are_looked_up(store: SimStore) -> None:

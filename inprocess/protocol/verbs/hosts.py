@@ -38,20 +38,26 @@ def find_neighbors(iteration: int, host: str, known: Mapping[int, int]) -> Verb[
 
 
 @tells_everybody
-def place_on_host(iteration: int, membership: Membership, members: Collection[int]) -> Verb[tuple[int, int]]:
+def place_on_host(
+    iteration: int, membership: Membership, members: Collection[int], own: int, size: int
+) -> Verb[tuple[int, int]]:
     """An active member's place among the active ranks of its host, by rank, and how many these are.
+
+    Nothing is read where all members are on this host, or no other one.
 
     Args:
         iteration: one whose start round said go.
         membership: of the member that asks.
         members: those of its host, of any iteration.
+        own: its active rank.
+        size: number of active ranks of the job.
     """
-    here = sorted({membership.member, *members}.intersection(membership.roster))
-    if len(here) < 2:
+    others = sorted(set(members).intersection(membership.roster).difference({membership.member}))
+    if len(others) == len(membership.roster) - 1:
+        return own, size
+    if not others:
         return 0, 1
-    keys = tuple(f"{iteration}/start/{member}" for member in here)
+    keys = tuple(f"{iteration}/start/{member}" for member in others)
     arrivals = [load_arrival(raw, key) for key, raw in zip(keys, (yield ReadAll(keys)), strict=True)]
-    own = arrivals[here.index(membership.member)].active_rank
-    assert own is not None
-    active = sorted(arrival.active_rank for arrival in arrivals if arrival.active_rank is not None)
-    return active.index(own), len(active)
+    active = [arrival.active_rank for arrival in arrivals if arrival.active_rank is not None]
+    return sum(rank < own for rank in active), len(active) + 1
