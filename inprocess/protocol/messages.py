@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 import json
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from inprocess.attribution import WHERE_LIMIT, InterruptionRecord, one_line, within
 from inprocess.exception import BadMessage
@@ -283,20 +282,18 @@ def dump(message: Message) -> str:
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
+#: of each kind of message: names of its fields, and their defaults
+_DEFAULTS: dict[type, list[tuple[str, Any]]] = {
+    kind: [(field.name, field.default) for field in dataclasses.fields(kind)] for kind in get_args(Message)
+}
 
 
 def _encode(message: Message) -> dict[str, Any]:
     """Only the fields that do not have their default."""
     if isinstance(message, InterruptionRecord):
         return message.to_dict()
-    told = ((name, getattr(message, name), default) for name, default in _fields(type(message)))
+    told = ((name, getattr(message, name), default) for name, default in _DEFAULTS[type(message)])
     return {name: _encode_value(value) for name, value, default in told if value != default}
-
-
-@functools.cache
-def _fields(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
-    """Names and defaults."""
-    return tuple((field.name, field.default) for field in dataclasses.fields(kind))
 
 
 def _encode_value(value: Any) -> Any:
