@@ -157,4 +157,7 @@ def _complete(state: State | FrozenState) -> None:
 
 def _fields(state: State | FrozenState) -> dict[str, Any]:
     # dataclasses.asdict would copy the exception, which not every exception survives
-    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    return {name: getattr(state, name) for name in _NAMES}
+
+
+_NAMES = tuple(field.name for field in dataclasses.fields(State))

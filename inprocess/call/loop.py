@@ -26,7 +26,7 @@ from inprocess.call.rank import Handover, Hooks, Rank
 from inprocess.call.restart import Restarting
 from inprocess.call.start import Starting
 from inprocess.call.user_code import UserCode
-from inprocess.call_wrapper import CallWrapper, set_current
+from inprocess.call_wrapper import CallWrapper, Controls, set_current
 from inprocess.exception import Fenced, Preempted, RankDiscarded, RestartError, StateLost, StoreLost
 from inprocess.interrupt import forks
 from inprocess.options import Options
@@ -74,6 +74,7 @@ class Loop:
         )
         self._function = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
         rank.call = CallWrapper(rank.agents.board, rank.iteration_store)
+        rank.controls = Controls(rank.call)
         counts = rank.counts
         rank.agents.board.steps = lambda: counts.pings
         bound_args, bound_kwargs = injector.bind(tuple(args), dict(kwargs), rank.call)

@@ -75,6 +75,7 @@ class Rank:
     #: set once, by the loop, before the first phase
     agents: Agents
     call: CallWrapper
+    controls: Controls
     #: the user's function with its arguments
     fn: Callable[[], Any]
 
@@ -115,10 +116,6 @@ class Rank:
     def who(self) -> str:
         """How messages name this rank."""
         return name_of(self.state.rank, self.state.initial_rank)
-
-    @property
-    def controls(self) -> Controls:
-        return Controls(self.call)
 
     @property
     def counts(self) -> Counts:

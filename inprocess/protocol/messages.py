@@ -292,8 +292,11 @@ def _encode(message: Message) -> dict[str, Any]:
     """Only the fields that do not have their default."""
     if isinstance(message, InterruptionRecord):
         return message.to_dict()
-    told = ((name, getattr(message, name), default) for name, default in _DEFAULTS[type(message)])
-    return {name: _encode_value(value) for name, value, default in told if value != default}
+    return {
+        name: _encode_value(value)
+        for name, default in _DEFAULTS[type(message)]
+        if (value := getattr(message, name)) != default
+    }
 
 
 def _encode_value(value: Any) -> Any:
