@@ -227,8 +227,21 @@ PROTOCOL = (
     messages(
         "negative_numbers", "a rank below zero is accepted", "and 0 <= value < MAX_RANKS", "and value < MAX_RANKS"
     ),
-    messages("truth_is_a_number", "true is accepted as a rank", "and not isinstance(value, bool) "),
-    messages("records_from_outside", "any number of records is accepted", " or len(records) > MAX_RECORDS"),
+    messages("truth_is_a_number", "true is accepted as a rank", "type(value) is int and", "isinstance(value, int) and"),
+    messages("records_from_outside", "any number of records is accepted", " or len(value) > most"),
+    messages("nothing_is_required", "a message without its kind is accepted", "if name not in fields:", "if False:"),
+    messages(
+        "unknown_fields",
+        "a field of another version is accepted",
+        "if (check := checks.get(name)) is None:",
+        "if (check := checks.get(name, lambda value, *_: value)) is None:",
+    ),
+    _in("protocol/verbs/hosts.py", "tests/unit/test_local_place.py")(
+        "all_on_one_host",
+        "on one host each start asks the store for this rank's place there",
+        "if len(others) == len(membership.roster) - 1:",
+        "if False:",
+    ),
     messages(
         "flags_by_truth",
         "anything is accepted as true or false",
