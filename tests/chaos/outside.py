@@ -9,6 +9,7 @@ import signal
 import time
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from inprocess.testing import leaks
@@ -105,14 +106,22 @@ class Outside:
 
     @staticmethod
     def _monitor(rank: Any) -> int | None:
-        """A rank's only child is its monitor."""
+        """A rank's only child that runs another program; one that the function has forked runs the rank's."""
+        not_this = {b"", _program(rank.process.pid)}
         for pid in leaks.children_of(rank.process.pid):
             with suppress(ProcessLookupError):
                 pidfd = os.pidfd_open(pid)
-                if pid in leaks.children_of(rank.process.pid):  # still, so the number was not given to another
+                # still a child, so the number was not given to another
+                if pid in leaks.children_of(rank.process.pid) and _program(pid) not in not_this:
                     return pidfd
                 os.close(pidfd)
         return None
+
+
+def _program(pid: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 def _signal(strike: Strike) -> Signal:
