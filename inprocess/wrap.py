@@ -20,7 +20,7 @@ from inprocess.call.injection import Injector
 from inprocess.call.job import Job
 from inprocess.call.leaving import LeaveSignals
 from inprocess.call.loop import Loop
-from inprocess.call.rank import Hooks
+from inprocess.call.participant import Hooks
 from inprocess.call_wrapper import CallWrapper
 from inprocess.collectives import nccl_wake
 from inprocess.exception import OptionError

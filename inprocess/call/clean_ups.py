@@ -13,7 +13,7 @@ import threading
 
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.call.failures import record_of
-from inprocess.call.rank import Rank
+from inprocess.call.participant import Participant
 from inprocess.exception import Preempted, RankShouldRestart, StateLost, asks_for_end
 from inprocess.interrupt import in_flight, whereabouts
 from inprocess.interrupt.in_flight import InFlight
@@ -35,8 +35,8 @@ CONNECT_LIMIT_S = 5.0
 class CleanUps:
     """One per loop. A context manager around the end of what calls `look`."""
 
-    def __init__(self, rank: Rank) -> None:
-        self._rank = rank
+    def __init__(self, participant: Participant) -> None:
+        self._participant = participant
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._found: InFlight | None = None
@@ -50,12 +50,18 @@ class CleanUps:
 
     def look(self) -> None:
         """The main thread stands still. In the watchdog's thread."""
-        rank = self._rank
-        slots = rank.agents.board.slots
-        if rank.phase is not Phase.RUN or rank.is_reserve or slots[ATOMIC] or slots[UNHANG] or self._over.is_set():
+        participant = self._participant
+        slots = participant.agents.board.slots
+        if (
+            participant.phase is not Phase.RUN
+            or participant.is_reserve
+            or slots[ATOMIC]
+            or slots[UNHANG]
+            or self._over.is_set()
+        ):
             return
         # interrupted already: what is in flight is the interruption, or what the abort has raised
-        if rank.agents.thread.heard[0] == rank.membership.iteration:
+        if participant.agents.thread.heard[0] == participant.membership.iteration:
             return
         if self._thread is not None and self._thread.is_alive():
             return
@@ -66,8 +72,8 @@ class CleanUps:
 
     def _work(self) -> None:
         """In a thread of its own: reading code takes milliseconds, and what an error says of itself any time."""
-        rank, iteration = self._rank, self._rank.membership.iteration
-        stood_still = clock.monotonic() - rank.agents.board.slots[PROGRESS] / 1e9
+        participant, iteration = self._participant, self._participant.membership.iteration
+        stood_still = clock.monotonic() - participant.agents.board.slots[PROGRESS] / 1e9
         try:
             if (record := self._record()) is None:
                 return
@@ -75,23 +81,23 @@ class CleanUps:
             log.warning(
                 "%s: an error is on its way out of the function, and its clean-up waits for ranks that wait for this "
                 "one: all restart now, %s",
-                rank.who,
+                participant.who,
                 record,
             )
-            execute(verbs.interrupt(iteration, record), rank.agents.connect_anew(CONNECT_LIMIT_S, self._over))
+            execute(verbs.interrupt(iteration, record), participant.agents.connect_anew(CONNECT_LIMIT_S, self._over))
         except Exception as error:  # soft_timeout has it end
-            log.debug("%s: the others could not be told of an error whose clean-up waits: %s", rank.who, error)
+            log.debug("%s: the others could not be told of an error whose clean-up waits: %s", participant.who, error)
 
     def _record(self) -> InterruptionRecord | None:
         """Of what the others are to be told; the error is let go here."""
-        rank, found, self._found = self._rank, self._found, None
+        participant, found, self._found = self._participant, self._found, None
         spot, error = whereabouts.look(), None if found is None else found.leaving()
         if error is None or spot is None or not spot.waits:
             return None
         if isinstance(error, RankShouldRestart):
-            return rank.request(error)
+            return participant.request(error)
         if not asks_for_end(error):
-            return record_of(Portrait(error), rank.membership, rank.counts.pings)
+            return record_of(Portrait(error), participant.membership, participant.counts.pings)
         # others have more to say as they leave, see `Loop._quit`
         is_plain = not isinstance(error, Preempted | StateLost)
-        return rank.record(Interruption.BASE_EXCEPTION, error, in_words(error)) if is_plain else None
+        return participant.record(Interruption.BASE_EXCEPTION, error, in_words(error)) if is_plain else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from inprocess.call.rank import Rank
+from inprocess.call.participant import Participant
 from inprocess.protocol.phases import Event, Phase
 
 __all__ = ["Instrument", "Step"]
@@ -19,5 +19,5 @@ class Instrument(Protocol):
     def call(self, run: Callable[[], Any]) -> Any:
         """Around a call of a wrapped function; returns what ``run`` does."""
 
-    def begin(self, rank: Rank, steps: Mapping[Phase, Step]) -> dict[Phase, Step]:
+    def begin(self, participant: Participant, steps: Mapping[Phase, Step]) -> dict[Phase, Step]:
         """A loop begins. The rank's hooks and its function may be replaced; returns what is done in each phase."""

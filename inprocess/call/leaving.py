@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from inprocess.attribution import Interruption, InterruptionRecord
-from inprocess.call.rank import Rank
+from inprocess.call.participant import Participant
 from inprocess.call_wrapper import Leaving
 from inprocess.exception import Preempted
 from inprocess.options import Options
@@ -63,7 +63,7 @@ class LeaveSignals:
         self.told: int | None = None
         # written by the thread: nothing is to be waited for any more
         self._is_due = False
-        self._rank: Rank | None = None
+        self._participant: Participant | None = None
         self._over = threading.Event()
         self._wake = threading.Lock()  # held until there is something to do: a handler may release it, and no more
         self._wake.acquire()
@@ -90,32 +90,32 @@ class LeaveSignals:
         """Whether SIGTERM ends this process at once or is for a handler of the program's, as without this."""
         return not self._signals.takes(signal.SIGTERM)
 
-    def begin(self, rank: Rank) -> None:
+    def begin(self, participant: Participant) -> None:
         """The loop of this rank begins."""
-        self._rank = rank
-        rank.controls.leave_by(lambda: self.asked, _Deputy(rank))
-        rank.agents.mailbox.look = self.look
+        self._participant = participant
+        participant.controls.leave_by(lambda: self.asked, _Deputy(participant))
+        participant.agents.mailbox.look = self.look
         if self._thread.ident is None:
             self._thread.start()
 
     def end(self) -> None:
         """It is over; another one may follow, over another store."""
-        if (rank := self._rank) is not None:
-            rank.controls.last.deputy = None  # it has the rank, and the rank has the call
-        self._rank = self._store = None
+        if (participant := self._participant) is not None:
+            participant.controls.last.deputy = None  # it has the rank, and the rank has the call
+        self._participant = self._store = None
 
     def detach(self) -> None:
         """In a process that the user's code has forked."""
-        self._rank = None
+        self._participant = None
         self._signals.restore()
 
     def look(self) -> None:
         """Main thread, between two phases and while it waits: raises Preempted where this rank is to leave now."""
-        rank, asked = self._rank, self.asked
-        if asked is None or rank is None or rank.leaving is not None:
+        participant, asked = self._participant, self.asked
+        if asked is None or participant is None or participant.leaving is not None:
             return
-        idle = rank.phase is Phase.JOIN or (rank.phase is Phase.RUN and rank.is_reserve)
-        if idle or rank.phase is Phase.RECHECK or (self._is_due and rank.phase in BEFORE):
+        idle = participant.phase is Phase.JOIN or (participant.phase is Phase.RUN and participant.is_reserve)
+        if idle or participant.phase is Phase.RECHECK or (self._is_due and participant.phase in BEFORE):
             raise Preempted(asked.signum)
 
     # --- the handler ----------------------------------------------------------------------------------------------
@@ -142,12 +142,12 @@ class LeaveSignals:
 
     def _work(self) -> None:
         self._wake.acquire()
-        asked, rank = self.asked, self._rank
+        asked, participant = self.asked, self._participant
         if asked is None:
             return
-        if rank is not None:
+        if participant is not None:
             words = "%s: %s asks this rank to leave the job; it does after its step, within %g s"
-            log.warning(words, rank.who, self._name, self._grace)
+            log.warning(words, participant.who, self._name, self._grace)
             emit("leaving", signal=self._name, seconds=self._grace)
         self._gather(asked)
         self._await_step(asked)
@@ -158,13 +158,13 @@ class LeaveSignals:
 
     @property
     def _is_at_work(self) -> bool:
-        rank = self._rank
-        return not self._over.is_set() and (rank is None or rank.leaving is None)
+        participant = self._participant
+        return not self._over.is_set() and (participant is None or participant.leaving is None)
 
     def _waits(self, until: float) -> bool:
         """Whether there is something to wait for, until this moment."""
-        rank = self._rank
-        if rank is not None and rank.phase is Phase.RUN and rank.is_reserve:
+        participant = self._participant
+        if participant is not None and participant.phase is Phase.RUN and participant.is_reserve:
             return False
         return self._is_at_work and not self._is_urgent and clock.monotonic() < until
 
@@ -178,21 +178,21 @@ class LeaveSignals:
         pause, said, more = FIRST_ASK_S, -1, True
         while more and not asked.everybody:
             more = self._waits(until)  # the last look is when the time is over
-            rank = self._rank
-            if rank is not None and rank.phase is Phase.RUN:
-                iteration = rank.membership.iteration
+            participant = self._participant
+            if participant is not None and participant.phase is Phase.RUN:
+                iteration = participant.membership.iteration
                 if said != iteration and self._do(leaving.say(iteration, leaving.WANTED)) is not None:
                     said = iteration
-                self._ask(rank, asked)
+                self._ask(participant, asked)
             self._pause(min(pause, max(0.0, until - clock.monotonic())))
             pause *= 2
 
-    def _ask(self, rank: Rank, asked: Leaving) -> None:
+    def _ask(self, participant: Participant, asked: Leaving) -> None:
         """Whether all active ranks leave. If so, LiveState is told, and the others are told at which commit it is."""
-        iteration = rank.membership.iteration
+        iteration = participant.membership.iteration
         heard = self._do(leaving.heard(iteration, leaving.WANTED))
-        asked.everybody = heard is not None and heard[0] >= rank.placed.active_world_size
-        last = rank.controls.last
+        asked.everybody = heard is not None and heard[0] >= participant.placed.active_world_size
+        last = participant.controls.last
         if asked.everybody and last.wanted:
             self._do(leaving.say(iteration, leaving.STEP, last.commits + 1))  # counted after it was told
 
@@ -201,10 +201,10 @@ class LeaveSignals:
         deadline = clock.monotonic() + asked.seconds_left
         seen, nudge_at = self._steps(), 0.0
         while self._waits(deadline):
-            if (rank := self._rank) is not None and clock.monotonic() >= nudge_at:
-                rank.agents.nudge()  # for a second signal
+            if (participant := self._participant) is not None and clock.monotonic() >= nudge_at:
+                participant.agents.nudge()  # for a second signal
                 nudge_at = clock.monotonic() + NUDGE_EVERY_S
-            steps, last = self._steps(), None if self._rank is None else self._rank.controls.last
+            steps, last = self._steps(), None if self._participant is None else self._participant.controls.last
             saves = last is not None and asked.everybody and last.wanted and not asked.is_saved
             if not saves and (asked.is_saved or steps is None or steps != seen):
                 return
@@ -212,53 +212,63 @@ class LeaveSignals:
 
     def _steps(self) -> tuple[int, int, int] | None:
         """What changes with each step, where the function is at work and says so."""
-        rank = self._rank
-        if rank is None or rank.phase is not Phase.RUN or not (rank.counts.pings or rank.counts.sections):
+        participant = self._participant
+        if (
+            participant is None
+            or participant.phase is not Phase.RUN
+            or not (participant.counts.pings or participant.counts.sections)
+        ):
             return None
-        return rank.membership.iteration, rank.counts.pings, rank.counts.sections
+        return participant.membership.iteration, participant.counts.pings, participant.counts.sections
 
     def _get_out(self) -> None:
         """Have the main thread leave what it is at."""
-        rank, asked = self._rank, self.asked
-        if rank is None or asked is None:
+        participant, asked = self._participant, self.asked
+        if participant is None or asked is None:
             return
-        rank.agents.mailbox.poke()
-        iteration = rank.membership.iteration
-        if rank.phase in INTERRUPTED and not rank.is_reserve and self.told != iteration:
+        participant.agents.mailbox.poke()
+        iteration = participant.membership.iteration
+        if participant.phase in INTERRUPTED and not participant.is_reserve and self.told != iteration:
             self.told = iteration
-            if self._do(verbs.interrupt(iteration, record_of(rank, Preempted(asked.signum)))) is None:
+            if self._do(verbs.interrupt(iteration, record_of(participant, Preempted(asked.signum)))) is None:
                 self.told = None
 
     def _do(self, verb: Verb[Any]) -> Any:
         """Over a connection of this thread's own. None where the store does not answer: another attempt follows."""
-        rank = self._rank
+        participant = self._participant
         try:
-            if rank is None:
+            if participant is None:
                 return None
-            self._store = self._store or rank.agents.connect_anew(CONNECT_LIMIT_S, self._over)
+            self._store = self._store or participant.agents.connect_anew(CONNECT_LIMIT_S, self._over)
             answer = execute(verb, self._store)
             return True if answer is None else answer
         except Exception as error:
-            log.debug("%s: the store does not answer while this rank is to leave: %s", rank.who if rank else "", error)
+            log.debug(
+                "%s: the store does not answer while this rank is to leave: %s",
+                participant.who if participant else "",
+                error,
+            )
             self._store = None
             return None
 
 
-def record_of(rank: Rank, error: Preempted) -> InterruptionRecord:
+def record_of(participant: Participant, error: Preempted) -> InterruptionRecord:
     """Why the iteration ends, for the others."""
-    record = InterruptionRecord(rank.membership.rank, Interruption.PREEMPTED, rank.membership.slot, str(error))
+    record = InterruptionRecord(
+        participant.membership.rank, Interruption.PREEMPTED, participant.membership.slot, str(error)
+    )
     return record.noticed(clock.monotonic(), clock.name())
 
 
 class _Deputy:
     """See `call_wrapper.Deputy`."""
 
-    def __init__(self, rank: Rank) -> None:
-        self._rank = rank
+    def __init__(self, participant: Participant) -> None:
+        self._participant = participant
 
     def say(self, what: str) -> None:
-        self._rank.do(leaving.say(self._rank.membership.iteration, what))
+        self._participant.do(leaving.say(self._participant.membership.iteration, what))
 
     def agree(self, what: str) -> int | None:
-        count, value = self._rank.do(leaving.heard(self._rank.membership.iteration, what))
-        return value if count >= self._rank.placed.active_world_size else None
+        count, value = self._participant.do(leaving.heard(self._participant.membership.iteration, what))
+        return value if count >= self._participant.placed.active_world_size else None

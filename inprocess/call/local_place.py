@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Mapping
 
-from inprocess.call.rank import Rank
+from inprocess.call.participant import Participant
 from inprocess.protocol import verbs
 from inprocess.system.logs import get_logger, once
 
@@ -26,23 +26,25 @@ class LocalPlace:
         #: whether this process was not the first of its host in the iteration before
         self._was_behind = False
 
-    def register(self, rank: Rank) -> None:
+    def register(self, participant: Participant) -> None:
         """Once, before the first start round."""
-        rank.do(verbs.register_on_host(self._host, rank.membership.member))
+        participant.do(verbs.register_on_host(self._host, participant.membership.member))
 
-    def find(self, rank: Rank) -> tuple[int, int]:
+    def find(self, participant: Participant) -> tuple[int, int]:
         """(local rank, number of active ranks on this host) of an active rank, once the start round has said go.
 
         One operation of the store, none where all members are on this host or no other one; after somebody has joined
         two more.
         """
-        iteration, known = rank.membership.iteration, rank.membership.known
+        iteration, known = participant.membership.iteration, participant.membership.known
         if known != self._asked_with:
-            self._neighbors = rank.do(verbs.find_neighbors(iteration, self._host, self._neighbors))
+            self._neighbors = participant.do(verbs.find_neighbors(iteration, self._host, self._neighbors))
             self._asked_with = known
-        own, size = rank.state.active_rank, rank.state.active_world_size
+        own, size = participant.state.active_rank, participant.state.active_world_size
         assert own is not None
-        place = rank.do(verbs.place_on_host(iteration, rank.membership, self._neighbors.values(), own, size))
+        place = participant.do(
+            verbs.place_on_host(iteration, participant.membership, self._neighbors.values(), own, size)
+        )
         number = os.environ.get("LOCAL_RANK", "0")
         if place[0] == 0 and self._was_behind and number != "0":
             once(

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from inprocess.attribution import Interruption, InterruptionRecord, ranges, standstill, summary
 from inprocess.call.local_place import LocalPlace
 from inprocess.call.part import IterationContext
-from inprocess.call.rank import Rank
+from inprocess.call.participant import Participant
 from inprocess.call.thread import Admission
 from inprocess.call.user_code import UserCode
 from inprocess.exception import Fenced, RestartAbort, RestartError, StoreLost, TooFewRanks
@@ -45,107 +45,113 @@ VERDICT = 5.0
 class Starting:
     """From the last iteration's end, or the call's beginning, to the function."""
 
-    def __init__(self, rank: Rank, user: UserCode) -> None:
-        self._rank, self._user = rank, user
+    def __init__(self, participant: Participant, user: UserCode) -> None:
+        self._participant, self._user = participant, user
         #: the assignment of this iteration, until the start round accepts it
-        self._proposed = rank.state
+        self._proposed = participant.state
         self._local_place = LocalPlace()
 
     def join(self) -> Event:
         """Wait until this process is let in: with all founders, or with a restart of a job that runs."""
-        rank = self._rank
-        timeout = rank.options.barrier_timeout
+        participant = self._participant
+        timeout = participant.options.barrier_timeout
         begin = clock.monotonic()
-        entered: Membership = rank.take_round("entered", JOINING, timeout, "end")
+        entered: Membership = participant.take_round("entered", JOINING, timeout, "end")
         if not entered.was_founder:
-            log.warning("%s: job already running; waiting for a free slot", rank.who)
+            log.warning("%s: job already running; waiting for a free slot", participant.who)
         left = max(0.0, timeout - (clock.monotonic() - begin)) if entered.was_founder else None
         if entered.was_founder:
-            let_in: Admission = rank.take_round("let in", JOINING, left, "end")
+            let_in: Admission = participant.take_round("let in", JOINING, left, "end")
         else:
-            let_in = rank.take("let in", JOINING, left, rank.name_missing("end"))
-        rank.membership.become(let_in.membership)
-        rank.job.drawn = rank.agents.thread.drawn or rank.job.drawn
+            let_in = participant.take("let in", JOINING, left, participant.name_missing("end"))
+        participant.membership.become(let_in.membership)
+        participant.job.drawn = participant.agents.thread.drawn or participant.job.drawn
         if let_in.decision is None:
-            log.warning("%s: the job completed before there was a slot for this process", rank.who)
+            log.warning("%s: the job completed before there was a slot for this process", participant.who)
             return Event.COMPLETED
-        rank.agents.connect(timeout)
-        self._local_place.register(rank)
+        participant.agents.connect(timeout)
+        self._local_place.register(participant)
         if not entered.was_founder:
-            rank.story.join(rank.membership.iteration + 1)
-        rank.explain(let_in.decision.records)
+            participant.story.join(participant.membership.iteration + 1)
+        participant.explain(let_in.decision.records)
         self.next_iteration(let_in.decision)
         return Event.OK
 
     def assign(self) -> Event:
         """Compute this process's rank and world size in the iteration."""
-        rank = self._rank
-        rank.arrived = False
-        address = rank.take("rendezvous", rank.membership.iteration, rank.options.barrier_timeout, _no_rendezvous)
+        participant = self._participant
+        participant.arrived = False
+        address = participant.take(
+            "rendezvous", participant.membership.iteration, participant.options.barrier_timeout, _no_rendezvous
+        )
         if address == "-":
-            rank.agents.thread.assigned.set()
+            participant.agents.thread.assigned.set()
             return self._not_started()
-        rank.rendezvous = rank.agents.numeric(address)
-        if len(rank.membership.known) > 1:
-            rank.agents.await_lease(rank.membership.iteration, rank.options.barrier_timeout)
+        participant.rendezvous = participant.agents.numeric(address)
+        if len(participant.membership.known) > 1:
+            participant.agents.await_lease(participant.membership.iteration, participant.options.barrier_timeout)
         ctx = RankAssignmentCtx(
             state=State(
-                rank=rank.membership.rank,
-                world_size=rank.membership.world_size,
-                active_rank=rank.placed.active_rank,
-                active_world_size=rank.placed.active_world_size,
-                initial_rank=rank.job.launch.rank,
-                initial_world_size=rank.job.launch.world_size,
-                iteration=rank.job.before + rank.membership.iteration,
+                rank=participant.membership.rank,
+                world_size=participant.membership.world_size,
+                active_rank=participant.placed.active_rank,
+                active_world_size=participant.placed.active_world_size,
+                initial_rank=participant.job.launch.rank,
+                initial_world_size=participant.job.launch.world_size,
+                iteration=participant.job.before + participant.membership.iteration,
             ),
-            store=_Lazy(lambda: PrefixStore("rank_assignment", rank.iteration_store())),
-            terminated_ranks=set(rank.membership.terminated),
+            store=_Lazy(lambda: PrefixStore("rank_assignment", participant.iteration_store())),
+            terminated_ranks=set(participant.membership.terminated),
             joined=self._joined(),
         )
         try:
-            self._proposed = forks.guarded(rank.hooks.assign, ctx).state.freeze()
+            self._proposed = forks.guarded(participant.hooks.assign, ctx).state.freeze()
         except (DIST_ERROR, StoreLost):
             # the iteration's store was shut down while the assignment talked over it?
-            if (start := rank.agents.mailbox.take("start", rank.membership.iteration, VERDICT)) and not start.go:
+            if (
+                start := participant.agents.mailbox.take("start", participant.membership.iteration, VERDICT)
+            ) and not start.go:
                 return self._not_started()
             raise
         finally:
-            rank.agents.thread.assigned.set()
+            participant.agents.thread.assigned.set()
         return Event.OK
 
     def _joined(self) -> set[int]:
         """Over another store everybody is back in its slot, as after somebody has joined."""
-        membership = self._rank.membership
-        if self._rank.job.moved and membership.iteration == 0:
+        membership = self._participant.membership
+        if self._participant.job.moved and membership.iteration == 0:
             return set(range(membership.world_size)).difference(membership.terminated)
         return set(membership.fresh)
 
     def start(self) -> Event:
         """The start round: all say which rank they took."""
-        rank = self._rank
+        participant = self._participant
         proposed = self._proposed
-        if rank.membership.last.pause and self._paused(rank.membership.last.pause / 1e3):
+        if participant.membership.last.pause and self._paused(participant.membership.last.pause / 1e3):
             return self._not_started()
-        rank.arrived = True
+        participant.arrived = True
         numbers = (proposed.rank, proposed.world_size, proposed.active_world_size, proposed.active_rank)
         arrival = Arrival(ArrivalKind.RANK, *numbers)
-        rank.do(verbs.start_round(rank.membership, arrival))
-        start = rank.take_round("start", rank.membership.iteration, rank.options.barrier_timeout, "start")
+        participant.do(verbs.start_round(participant.membership, arrival))
+        start = participant.take_round(
+            "start", participant.membership.iteration, participant.options.barrier_timeout, "start"
+        )
         if not start.go:
             return self._not_started()
-        verbs.refuse_other_size(rank.membership.iteration, start, arrival)
-        rank.membership.started(proposed.rank, proposed.world_size)
-        rank.state = rank.placed = proposed
+        verbs.refuse_other_size(participant.membership.iteration, start, arrival)
+        participant.membership.started(proposed.rank, proposed.world_size)
+        participant.state = participant.placed = proposed
         active = proposed.active_world_size
-        rank.agents.board.place(proposed.rank, rank.is_reserve, active, proposed.world_size - active)
+        participant.agents.board.place(proposed.rank, participant.is_reserve, active, proposed.world_size - active)
         self._enter_iteration()
         return Event.OK
 
     def _paused(self, seconds: float) -> bool:
         """Wait, after the same error again and again, for anything to happen: a death, a process that joins, Ctrl-C.
         True: this iteration does not start."""
-        rank = self._rank
-        count, limit = rank.membership.row.count, rank.options.max_repeats
+        participant = self._participant
+        count, limit = participant.membership.row.count, participant.options.max_repeats
         reached = limit is not None and count >= limit
         log.log(
             logging.WARNING if self._proposed.active_rank == 0 else logging.DEBUG,
@@ -155,30 +161,30 @@ class Starting:
             f" (max_repeats={limit} is reached; the job continues, since it made progress before)" if reached else "",
         )
         begin = clock.monotonic()
-        start = rank.agents.mailbox.take("start", rank.membership.iteration, seconds)
-        rank.fault.pause(clock.monotonic() - begin)
+        start = participant.agents.mailbox.take("start", participant.membership.iteration, seconds)
+        participant.fault.pause(clock.monotonic() - begin)
         return start is not None and not start.go
 
     def _not_started(self) -> Event:
-        self._rank.note_interruption()
+        self._participant.note_interruption()
         return Event.NO_START
 
     def _enter_iteration(self) -> None:
-        rank = self._rank
-        state = rank.state
-        rank.controls.place(state)
+        participant = self._participant
+        state = participant.state
+        participant.controls.place(state)
         if state.active_rank is not None:
-            place = Place(state.active_rank, state.active_world_size, *self._local_place.find(rank))
-            rank.agents.environment.show(place, *rank.rendezvous)
-        rank.parts.iteration_begins(IterationContext(state, rank.rendezvous))
+            place = Place(state.active_rank, state.active_world_size, *self._local_place.find(participant))
+            participant.agents.environment.show(place, *participant.rendezvous)
+        participant.parts.iteration_begins(IterationContext(state, participant.rendezvous))
 
     def initialize(self) -> Event:
         """The hook of that name."""
-        rank = self._rank
-        event = Event.OK if rank.hooks.initialize is None else self._user.in_window(self._initialize_with_enough)
-        if event is Event.OK and not rank.placed.active_world_size:
+        participant = self._participant
+        event = Event.OK if participant.hooks.initialize is None else self._user.in_window(self._initialize_with_enough)
+        if event is Event.OK and not participant.placed.active_world_size:
             raise RestartError(
-                f"rank_assignment leaves none of {rank.placed.world_size} ranks active. "
+                f"rank_assignment leaves none of {participant.placed.world_size} ranks active. "
                 "initialize=RetryController(wait_for_replacement=...) would wait for processes that join."
             )
         return event
@@ -190,22 +196,24 @@ class Starting:
         except TooFewRanks as error:
             too_few = error
         except RestartAbort as error:
-            if error.__cause__ is None and self._rank.failures.error is not None:
-                error.__cause__ = self._rank.failures.error
+            if error.__cause__ is None and self._participant.failures.error is not None:
+                error.__cause__ = self._participant.failures.error
             raise
         # not while it is handled: it would be what this rank leaves with, also where it is interrupted
         self._await_replacements(too_few.patience)
         raise too_few
 
     def _await_replacements(self, patience: float) -> None:
-        rank = self._rank
-        membership = rank.membership
+        participant = self._participant
+        membership = participant.membership
         free = ranges(
-            set(range(max(rank.job.world_size, *[slot + 1 for slot in membership.taken]))).difference(membership.taken)
+            set(range(max(participant.job.world_size, *[slot + 1 for slot in membership.taken]))).difference(
+                membership.taken
+            )
         )
-        told = rank.story.tell(rank.job.before)
+        told = participant.story.tell(participant.job.before)
         log.log(
-            rank.level(),
+            participant.level(),
             "%s%d ranks are too few: waiting %.0f s for processes that replace initial ranks %s",
             f"{told}; " if told else "",
             len(membership.roster),
@@ -213,64 +221,64 @@ class Starting:
             free,
         )
         emit("too_few", patience=patience)
-        waiting = rank.do(verbs.want(membership.iteration, membership.roster))
+        waiting = participant.do(verbs.want(membership.iteration, membership.roster))
         if assigned := assign_slots(membership.taken, waiting):
             slot = min(assigned.values())
             record = InterruptionRecord(slot, Interruption.JOINED, initial_rank=slot, message="it was waited for")
-            rank.do(verbs.interrupt(membership.iteration, record))
+            participant.do(verbs.interrupt(membership.iteration, record))
         progress = Progress()
         while (left := patience - progress.seconds) > 0:
             sleep_with_progress(max(0.0, min(left, progress.left)))
             if progress.due():
                 log.log(
-                    rank.level(),
+                    participant.level(),
                     "waiting for processes that replace initial ranks %s, for %.0f of %.0f s",
                     *(free, progress.seconds, patience),
                 )
 
     def check(self) -> Event:
         """The health check before the function runs."""
-        if self._rank.hooks.health_check is None:
+        if self._participant.hooks.health_check is None:
             return Event.OK
         return self._user.in_window(lambda: self._user.hook("health_check"))
 
     def next_iteration(self, decision: Decision) -> None:
         """Go on as the end round has decided."""
-        rank = self._rank
-        rank.failures.settle(rank.who, decision)
+        participant = self._participant
+        participant.failures.settle(participant.who, decision)
         if decision.abort:  # the roster stays as it is, on every rank, for another call
-            rank.said_so = True
-            rank.parts.everybody_leaves()
+            participant.said_so = True
+            participant.parts.everybody_leaves()
             emit("abort", why=decision.abort, records=[record.to_dict() for record in decision.records])
-            raise RestartAbort(decision.abort) from rank.failures.cause(decision)
-        rank.failures.begin()
-        rank.membership.apply(decision)
-        if not rank.membership.included:
-            raise Fenced(f"{rank.who} was declared dead by the others and must not run again")
+            raise RestartAbort(decision.abort) from participant.failures.cause(decision)
+        participant.failures.begin()
+        participant.membership.apply(decision)
+        if not participant.membership.included:
+            raise Fenced(f"{participant.who} was declared dead by the others and must not run again")
         why = self._why(decision)
-        rank.story.note(rank.membership.iteration, why)
+        participant.story.note(participant.membership.iteration, why)
         self._emit(decision, why)
         if decision.hangs > 1:
             log.log(
-                rank.level(),
+                participant.level(),
                 "the same hang again, %d times in a row before the first ping(): the job ends after %d of them",
                 decision.hangs,
                 TRIES,
             )
-        rank.has_returned = False
-        rank.controls.begin_iteration()
-        rank.store = rank.value = None
-        rank.parts.next_iteration()
-        rank.agents.board.begin(rank.membership.iteration)
+        participant.has_returned = False
+        participant.controls.begin_iteration()
+        participant.store = participant.value = None
+        participant.parts.next_iteration()
+        participant.agents.board.begin(participant.membership.iteration)
 
     def _emit(self, decision: Decision, why: str) -> None:
         """Of each iteration but the first."""
-        rank = self._rank
-        if rank.job.before + rank.membership.iteration <= 0:
+        participant = self._participant
+        if participant.job.before + participant.membership.iteration <= 0:
             return
         emit(
             "restart",
-            restart=rank.job.before + rank.membership.iteration,
+            restart=participant.job.before + participant.membership.iteration,
             why=why,
             records=[record.to_dict() for record in decision.records],
             record_count=decision.record_count,
@@ -279,17 +287,17 @@ class Starting:
             waiting=decision.waiting,
             removed=decision.removed,
             joined=[slot for _, slot in decision.joined],
-            roster=ranges(map(rank.membership.slot_of, rank.membership.roster)),
-            world_size=len(rank.membership.roster),
+            roster=ranges(map(participant.membership.slot_of, participant.membership.roster)),
+            world_size=len(participant.membership.roster),
             repeats=decision.repeats,
             pause=decision.pause / 1e3,
             hangs=decision.hangs,
-            pings=rank.counts.pings,
-            kept=rank.counts.kept,
+            pings=participant.counts.pings,
+            kept=participant.counts.kept,
         )
 
     def _why(self, decision: Decision) -> str:
-        if self._rank.job.moved and self._rank.membership.iteration == 0:
+        if self._participant.job.moved and self._participant.membership.iteration == 0:
             return "the host of the store was lost"
         if decision.stuck:
             return standstill(decision.records, decision.stuck, decision.stuck_count, decision.waiting)

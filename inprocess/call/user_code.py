@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from inprocess.call.rank import Hook, Rank
+from inprocess.call.participant import Hook, Participant
 from inprocess.call_wrapper import set_current
 from inprocess.collectives.coalescing import contexts
 from inprocess.collectives.gloo import shutdown_gloo_connections
@@ -34,77 +34,83 @@ LONG_INSIDE = 60.0
 class UserCode:
     """The phases of the function, and what the other phases need to run a hook."""
 
-    def __init__(self, rank: Rank) -> None:
-        self._rank = rank
+    def __init__(self, participant: Participant) -> None:
+        self._participant = participant
         #: torch's of the main thread, before it last ran the user's code
         self._torch_state: torch_state.TorchState | None = None
 
     def run(self) -> Event:
         """The wrapped function; a reserve waits in its place."""
-        rank = self._rank
+        participant = self._participant
         interpreter.relax()
-        rank.failures.drop()
-        size, reserve = rank.placed.active_world_size, rank.is_reserve
+        participant.failures.drop()
+        size, reserve = participant.placed.active_world_size, participant.is_reserve
         now = clock.monotonic()
-        emit("run", world_size=size, before=rank.size_before, reserve=reserve, **rank.fault.told(now))
-        rank.goodput.called(now)
-        rank.log_restart()
-        if rank.is_reserve:
+        emit("run", world_size=size, before=participant.size_before, reserve=reserve, **participant.fault.told(now))
+        participant.goodput.called(now)
+        participant.log_restart()
+        if participant.is_reserve:
             return self._await_outcome(None)
-        rank.parts.function_begins()
-        set_current(rank.call)
-        begin = rank.counts.entered = clock.monotonic()
+        participant.parts.function_begins()
+        set_current(participant.call)
+        begin = participant.counts.entered = clock.monotonic()
         try:
-            return self.in_window(rank.fn, keep=True)
+            return self.in_window(participant.fn, keep=True)
         finally:
-            rank.counts.ran_long = clock.monotonic() - begin >= LONG_INSIDE and not rank.stood_at_once()
+            participant.counts.ran_long = clock.monotonic() - begin >= LONG_INSIDE and not participant.stood_at_once()
 
     def finish(self) -> Event:
         """The function has returned here: wait for the others."""
-        rank = self._rank
-        if rank.is_reserve:
+        participant = self._participant
+        if participant.is_reserve:
             return self._await_outcome(None)
-        rank.has_returned = True
-        rank.do(verbs.finish(rank.membership.iteration, rank.placed.active_world_size, rank.membership.roster))
-        return self._await_outcome(rank.options.completion_timeout)
+        participant.has_returned = True
+        participant.do(
+            verbs.finish(
+                participant.membership.iteration, participant.placed.active_world_size, participant.membership.roster
+            )
+        )
+        return self._await_outcome(participant.options.completion_timeout)
 
     def _await_outcome(self, timeout: float | None) -> Event:
-        rank = self._rank
-        outcome = rank.take("outcome", rank.membership.iteration, timeout, self._completion_overdue)
+        participant = self._participant
+        outcome = participant.take("outcome", participant.membership.iteration, timeout, self._completion_overdue)
         if not outcome.completed:
-            rank.note_interruption()
+            participant.note_interruption()
             return Event.INTERRUPTED
-        rank.job.removed(outcome.removed)
-        return Event.COMPLETED if rank.phase is Phase.FINISH else Event.OK
+        participant.job.removed(outcome.removed)
+        return Event.COMPLETED if participant.phase is Phase.FINISH else Event.OK
 
     def _completion_overdue(self, timeout: float) -> str:
         return (
-            f"{self._rank.who} returned, and the others did not within completion_timeout={timeout:g}s; raise "
+            f"{self._participant.who} returned, and the others did not within completion_timeout={timeout:g}s; raise "
             "completion_timeout where ranks finish at very different times"
         )
 
     def complete(self) -> Event:
         """Everybody has returned."""
         # before anybody can see that it has returned: should the store be lost now, the others learn it there
-        if self._rank.loss is None and not self._may_return():
-            raise Fenced(f"{self._rank.who}: the store was lost, and the others may have gone on without this rank")
+        if self._participant.loss is None and not self._may_return():
+            raise Fenced(
+                f"{self._participant.who}: the store was lost, and the others may have gone on without this rank"
+            )
         self.hook("completion")
         return Event.OK
 
     def _may_return(self) -> bool:
-        agents = self._rank.agents
-        return agents.successor.may_return(self._rank.membership.iteration, lambda: agents.do(verbs.has_begun()))
+        agents = self._participant.agents
+        return agents.successor.may_return(self._participant.membership.iteration, lambda: agents.do(verbs.has_begun()))
 
     def in_window(self, fn: Callable[[], Any], keep: bool = False) -> Event:
         """Run user code that a restart may interrupt."""
-        rank = self._rank
-        gate = rank.agents.thread.enter()
+        participant = self._participant
+        gate = participant.agents.thread.enter()
         if gate is None:
-            rank.note_interruption()
+            participant.note_interruption()
             return Event.INTERRUPTED
-        if lease.remaining(rank.agents.board) <= 0:
+        if lease.remaining(participant.agents.board) <= 0:
             lease.kill_self()
-        rank.controls.gate, gate.who = gate, rank.who
+        participant.controls.gate, gate.who = gate, participant.who
         self._torch_state = torch_state.capture()
         outcome = gate.run(fn)
         contexts.close()  # before the others are told, and the groups aborted
@@ -117,22 +123,24 @@ class UserCode:
             del outcome
 
     def _settle(self, outcome: Returned | Raised | Interrupted, keep: bool) -> Event:
-        rank = self._rank
+        participant = self._participant
         if isinstance(outcome, Returned):
-            rank.value = outcome.value if keep else rank.value
+            participant.value = outcome.value if keep else participant.value
             return Event.OK
         if isinstance(outcome, Interrupted):
-            rank.note_interruption()
-            rank.agents.mailbox.take("outcome", rank.membership.iteration)  # raises where the store is lost
+            participant.note_interruption()
+            participant.agents.mailbox.take(
+                "outcome", participant.membership.iteration
+            )  # raises where the store is lost
             return Event.INTERRUPTED
         return self._raised(outcome.exception)
 
     def _raised(self, error: BaseException) -> Event:
         # of a hook every BaseException does
-        ends = asks_for_end(error) if self._rank.phase is Phase.RUN else not isinstance(error, Exception)
+        ends = asks_for_end(error) if self._participant.phase is Phase.RUN else not isinstance(error, Exception)
         if ends and not isinstance(error, RankShouldRestart):
             raise error
-        self._rank.note_interruption()
+        self._participant.note_interruption()
         counts = self._ask_for_restart(error) if isinstance(error, RankShouldRestart) else self._fail(error)
         if counts:
             return Event.INTERRUPTED
@@ -140,27 +148,29 @@ class UserCode:
         return Event.OK  # a reserve's hook failed after the others had completed
 
     def _fail(self, error: BaseException) -> bool:
-        rank = self._rank
-        rank.state = dataclasses.replace(rank.state, fn_exception=error)  # before the abort, which may look at it
-        record = rank.failures.note(error, rank.membership, rank.counts.pings)
-        emit("raised", **record.to_dict(), lines=rank.failures.lines())
+        participant = self._participant
+        participant.state = dataclasses.replace(
+            participant.state, fn_exception=error
+        )  # before the abort, which may look at it
+        record = participant.failures.note(error, participant.membership, participant.counts.pings)
+        emit("raised", **record.to_dict(), lines=participant.failures.lines())
         try:
-            return rank.interrupt(record)
+            return participant.interrupt(record)
         finally:  # once the others know; they and this rank's abort do not wait for the log
-            rank.failures.tell(rank.who, record)
+            participant.failures.tell(participant.who, record)
 
     def _ask_for_restart(self, request: RankShouldRestart) -> bool:
         """The function, or a hook before it, raised it by itself."""
-        record = self._rank.request(request)
+        record = self._participant.request(request)
         let_go(request, sys.exc_info()[1])
-        return self._rank.interrupt(record)
+        return self._participant.interrupt(record)
 
     def hook(self, name: str) -> None:
         """Run the user's hook of this name, if there is one."""
-        rank = self._rank
-        hook: Hook = getattr(rank.hooks, name)
+        participant = self._participant
+        hook: Hook = getattr(participant.hooks, name)
         if hook is not None:
-            rank.state = forks.guarded(hook, rank.state)
+            participant.state = forks.guarded(hook, participant.state)
 
     def abort(self, iteration: int) -> None:
         """End waits on the iteration's own store, then the abort hook; in the MonitorThread.
@@ -168,38 +178,38 @@ class UserCode:
         And once more in the main thread, for what was made meanwhile. A function that must not run on does not even
         unwind.
         """
-        rank = self._rank
-        lease.enforce(rank.agents.board)
-        shut_connections(*rank.rendezvous)
-        if rank.hooks.abort is None:
+        participant = self._participant
+        lease.enforce(participant.agents.board)
+        shut_connections(*participant.rendezvous)
+        if participant.hooks.abort is None:
             return
         try:
-            forks.guarded(rank.hooks.abort, rank.state)
+            forks.guarded(participant.hooks.abort, participant.state)
         except BaseException:
-            log.exception("%s: the abort hook failed in iteration %d; the restart goes on", rank.who, iteration)
+            log.exception("%s: the abort hook failed in iteration %d; the restart goes on", participant.who, iteration)
 
     def release(self) -> None:
         """End waits on the iteration's own store, and what began after the abort; in the MonitorThread."""
-        rank = self._rank
-        shut_connections(*rank.rendezvous)
-        if rank.hooks.abort is not None:
-            shutdown_gloo_connections(rank.placed.world_size)
+        participant = self._participant
+        shut_connections(*participant.rendezvous)
+        if participant.hooks.abort is not None:
+            shutdown_gloo_connections(participant.placed.world_size)
             lost_operations.release()
             bootstrap.cut()
 
     def forget_exception(self) -> None:
         """A kept traceback would keep the function's frames, and with them tensors and process groups, alive."""
-        rank = self._rank
-        for error in (rank.state.fn_exception, rank.failures.error):
+        participant = self._participant
+        for error in (participant.state.fn_exception, participant.failures.error):
             if error is not None:
                 let_go(error, sys.exc_info()[1])
-        if rank.state.fn_exception is not None:
-            rank.state = dataclasses.replace(rank.state, fn_exception=None)
+        if participant.state.fn_exception is not None:
+            participant.state = dataclasses.replace(participant.state, fn_exception=None)
 
     def collect(self) -> None:
         """Free what is in reference cycles, as far as it matters."""
         torch_state.forget_backward()
-        self._rank.parts.collect()
+        self._participant.parts.collect()
         self._restore_torch_state()  # again: something in a cycle may have changed it on its way out
 
     def _restore_torch_state(self) -> None:

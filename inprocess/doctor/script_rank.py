@@ -17,7 +17,7 @@ from typing import Any
 from torch.optim import optimizer as optimizers
 
 from inprocess import events
-from inprocess.call.rank import Rank
+from inprocess.call.participant import Participant
 from inprocess.call_wrapper import Controls
 from inprocess.doctor.script_mending import Mending
 from inprocess.interrupt.signals import Interrupter
@@ -110,8 +110,8 @@ class Observer(Instruments):
         self.values.append(value)
         return value
 
-    def _run(self, rank: Rank, fn: Callable[[], Any]) -> Any:
-        call = rank.call
+    def _run(self, participant: Participant, fn: Callable[[], Any]) -> Any:
+        call = participant.call
 
         def watched() -> Any:
             self._steps = self._optimized = 0
@@ -131,7 +131,7 @@ class Observer(Instruments):
         self._mending.entered()
         self._mending.inside = True
         try:
-            return super()._run(rank, watched)
+            return super()._run(participant, watched)
         finally:
             self._mending.inside = False
 

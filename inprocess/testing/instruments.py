@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 
 from inprocess import call_wrapper, wrap
 from inprocess.call.instrument import Step
-from inprocess.call.rank import Rank
+from inprocess.call.participant import Participant
 from inprocess.call_wrapper import Controls
 from inprocess.live import state as live
 from inprocess.protocol.phases import Phase
@@ -95,37 +95,37 @@ class Instruments:
         finally:
             self._context.store_port = _unknown
 
-    def begin(self, rank: Rank, steps: Mapping[Phase, Step]) -> dict[Phase, Step]:
+    def begin(self, participant: Participant, steps: Mapping[Phase, Step]) -> dict[Phase, Step]:
         """See `inprocess.call.instrument.Instrument`."""
         wanted: dict[str, Any] = {
-            name: self._hook(rank, getattr(rank.hooks, name), phases)
+            name: self._hook(participant, getattr(participant.hooks, name), phases)
             for name, phases in _HOOKS.items()
             if any(phase.value in self._phases for phase in phases)
         }
-        rank.hooks = dataclasses.replace(rank.hooks, **wanted)
-        rank.fn = functools.partial(self._run, rank, rank.fn)
-        self._context.store_port = lambda: rank.agents.served_port
-        return {phase: functools.partial(self._step, rank, phase, step) for phase, step in steps.items()}
+        participant.hooks = dataclasses.replace(participant.hooks, **wanted)
+        participant.fn = functools.partial(self._run, participant, participant.fn)
+        self._context.store_port = lambda: participant.agents.served_port
+        return {phase: functools.partial(self._step, participant, phase, step) for phase, step in steps.items()}
 
-    def _hook(self, rank: Rank, hook: Any, phases: Sequence[Phase]) -> Callable[[Any], Any]:
+    def _hook(self, participant: Participant, hook: Any, phases: Sequence[Phase]) -> Callable[[Any], Any]:
         def struck(state: Any) -> Any:
             # `abort` runs in another thread, at the end of the phase before
-            phase = rank.phase if rank.phase in phases else phases[0]
+            phase = participant.phase if participant.phase in phases else phases[0]
             self._reach(iteration=state.iteration, phase=phase.value)
             return state if hook is None else hook(state)
 
         return struck
 
-    def _step(self, rank: Rank, phase: Phase, step: Step) -> Any:
-        iteration = rank.job.before + rank.membership.iteration
+    def _step(self, participant: Participant, phase: Phase, step: Step) -> Any:
+        iteration = participant.job.before + participant.membership.iteration
         self._context.emit("phase", name=phase.value, iteration=iteration)
         if phase is not Phase.RUN and phase not in _HOOKED:
             self._reach(iteration=iteration, phase=phase.value)
         return step()
 
-    def _run(self, rank: Rank, fn: Callable[[], Any]) -> Any:
+    def _run(self, participant: Participant, fn: Callable[[], Any]) -> Any:
         """The wrapped function."""
-        context, call = self._context, rank.call
+        context, call = self._context, participant.call
         state = call.state
         context.iteration, context.slow = state.iteration, (0.0, 0)
         self._growth.count()

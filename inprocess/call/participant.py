@@ -69,7 +69,7 @@ class Handover:
     goodput: Goodput
 
 
-class Rank:
+class Participant:
     """This process in one call: what more than one group of phases reads or changes."""
 
     #: set once, by the loop, before the first phase
