@@ -5,7 +5,7 @@ from __future__ import annotations
 from inprocess.system import extensions
 
 EXTENSIONS = {
-    "Successor": ("inprocess.failover.member:Member",),
+    "Successor": ("inprocess.failover.client:FailoverClient",),
     "StandbyRole": ("inprocess.failover.standby:StandbyRole",),
     "Witness": ("inprocess.events.witness:Witness",),
     "Observer": ("inprocess.events:stream",),

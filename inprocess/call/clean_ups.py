@@ -22,7 +22,7 @@ from inprocess.protocol import verbs
 from inprocess.protocol.phases import Phase
 from inprocess.stores.driver import execute
 from inprocess.system import clock
-from inprocess.system.errors import Portrait, in_words
+from inprocess.system.errors import ErrorSnapshot, in_words
 from inprocess.system.logs import get_logger
 
 __all__ = ["CleanUps"]
@@ -97,7 +97,7 @@ class CleanUps:
         if isinstance(error, RankShouldRestart):
             return participant.request(error)
         if not asks_for_end(error):
-            return record_of(Portrait(error), participant.membership, participant.counts.pings)
+            return record_of(ErrorSnapshot(error), participant.membership, participant.counts.pings)
         # others have more to say as they leave, see `Loop._quit`
         is_plain = not isinstance(error, Preempted | StateLost)
         return participant.record(Interruption.BASE_EXCEPTION, error, in_words(error)) if is_plain else None

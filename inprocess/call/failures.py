@@ -11,7 +11,7 @@ from inprocess.attribution import Interruption, InterruptionRecord, is_echo
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import Decision
 from inprocess.system import clock
-from inprocess.system.errors import Portrait, inside
+from inprocess.system.errors import ErrorSnapshot, inside
 from inprocess.system.logs import get_logger
 
 __all__ = ["Failures", "record_of"]
@@ -30,7 +30,7 @@ class Failures:
         self.limit = limit
         #: type and line of the errors whose traceback is in the log
         self._told: deque[tuple[str, str]] = deque(maxlen=TOLD)
-        self._portrait: Portrait | None = None
+        self._snapshot: ErrorSnapshot | None = None
         #: of the iteration that ends: how many times in a row its error is the same; 0: it has none, or none counts
         self.repeats = 0
         #: the last error, until the function runs again: its frames are empty by then, what it refers to itself is not
@@ -38,17 +38,17 @@ class Failures:
 
     def note(self, error: BaseException, membership: Membership, pings: int) -> InterruptionRecord:
         """The function of this iteration raised."""
-        portrait = self._portrait = Portrait(error)
-        record = record_of(portrait, membership, pings)
+        snapshot = self._snapshot = ErrorSnapshot(error)
+        record = record_of(snapshot, membership, pings)
         self.error = error
         if self._max_repeats is not None:
-            self.repeats = membership.row.count_with(record)
-            self.limit = membership.row.limit_with(record, self._max_repeats)
+            self.repeats = membership.streak.count_with(record)
+            self.limit = membership.streak.limit_with(record, self._max_repeats)
         return record
 
     def lines(self) -> list[str]:
         """The traceback of the error that was noted last, without source lines; outermost first."""
-        return [] if self._portrait is None else self._portrait.places()
+        return [] if self._snapshot is None else self._snapshot.places()
 
     def tell(self, who: str, record: InterruptionRecord) -> None:
         """Log the traceback of an error that is new. Of one that may only be the echo of another rank's: later."""
@@ -56,16 +56,16 @@ class Failures:
             self._tell(who)
 
     def _tell(self, who: str) -> None:
-        assert self._portrait is not None
-        key = (self._portrait.words.partition(":")[0], self._portrait.where)
+        assert self._snapshot is not None
+        key = (self._snapshot.words.partition(":")[0], self._snapshot.where)
         if key in self._told:
             return
         self._told.append(key)
-        log.warning("%s: an error that is new in this call; its traceback, once:", who, extra={"trace": self._portrait})
+        log.warning("%s: an error that is new in this call; its traceback, once:", who, extra={"trace": self._snapshot})
 
     def settle(self, who: str, decision: Decision) -> None:
         """The end round has decided what it was that ended the iteration."""
-        if self._portrait is None:
+        if self._snapshot is None:
             return
         if decision.records and all(map(is_echo, decision.records)):
             self._tell(who)
@@ -76,7 +76,7 @@ class Failures:
                 "waits, and %s. Its traceback:",
                 who,
                 ends,
-                extra={"trace": self._portrait},
+                extra={"trace": self._snapshot},
             )
 
     def cause(self, decision: Decision) -> BaseException | None:
@@ -90,21 +90,21 @@ class Failures:
 
     def begin(self) -> None:
         """Another iteration begins; what it is interrupted for before the function runs may still be that error."""
-        self.repeats, self.limit, self._portrait = 0, self._max_repeats, None
+        self.repeats, self.limit, self._snapshot = 0, self._max_repeats, None
 
     def drop(self) -> None:
         """The function runs again, or the call is over."""
         self.error = None
 
 
-def record_of(portrait: Portrait, membership: Membership, pings: int) -> InterruptionRecord:
+def record_of(snapshot: ErrorSnapshot, membership: Membership, pings: int) -> InterruptionRecord:
     """Of what the function of this iteration raises, noticed now."""
     record = InterruptionRecord(
         membership.rank,
         Interruption.EXCEPTION,
         initial_rank=membership.slot,
-        message=portrait.words,
-        where=portrait.where,
+        message=snapshot.words,
+        where=snapshot.where,
         pings=pings,
     )
     return record.noticed(clock.monotonic(), clock.name())

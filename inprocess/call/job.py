@@ -20,7 +20,7 @@ from inprocess.exception import RestartError
 from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import JoinMode, Ticket, Verdict
-from inprocess.protocol.repeats import Row
+from inprocess.protocol.repeats import ErrorStreak
 from inprocess.state import FrozenState, State
 from inprocess.stores.owner import Owner, kinship
 
@@ -52,7 +52,7 @@ class Job:
     moved: bool = False
     before: int = 0
     #: and what was known of the errors of this call
-    row: Row = field(default_factory=Row)
+    streak: ErrorStreak = field(default_factory=ErrorStreak)
     #: what the process drew that served the store first; empty: not known yet
     drawn: str = ""
     #: tells this process apart from another one that claims the same rank
@@ -89,7 +89,7 @@ class Job:
         if job is None:
             job = _jobs[launch] = cls(launch, tuple(range(launch.world_size)), launch.rank, launch.world_size)
         job.calls += 1
-        job.before, job.moved, job.row = 0, False, Row()
+        job.before, job.moved, job.streak = 0, False, ErrorStreak()
         return job
 
     def uncount(self) -> None:
@@ -142,7 +142,7 @@ class Job:
 
     def membership(self) -> Membership:
         membership = Membership.founder(self.slot, self.members, self.world_size)
-        membership.row = self.row
+        membership.streak = self.streak
         return membership
 
     def state(self) -> FrozenState:
@@ -161,7 +161,7 @@ class Job:
 
     def move(self, membership: Membership, verdict: Verdict, host: str, progressed: bool) -> None:
         """The call goes on, with these members and over another store. ``progressed``: in the iteration that ends."""
-        self.row = Row(progressed=True) if progressed else membership.row
+        self.streak = ErrorStreak(progressed=True) if progressed else membership.streak
         self.members, self.slot, self.gone = verdict.members, membership.slot, frozenset()
         self.world_size = self.members[-1] + 1  # the same for all, also where they were started with different ones
         self.base, self.base_host = (host, verdict.port), verdict.host

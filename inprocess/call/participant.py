@@ -17,8 +17,8 @@ from inprocess.call.fault import Fault
 from inprocess.call.goodput import Goodput
 from inprocess.call.job import Job
 from inprocess.call.parts import Parts
-from inprocess.call.story import Story
 from inprocess.call.successor import Contact
+from inprocess.call.untold_restarts import UntoldRestarts
 from inprocess.call_wrapper import CallWrapper, Controls, Counts
 from inprocess.exception import BadMessage, Fenced, RankShouldRestart, StoreLost, TimeoutError
 from inprocess.monitor.board import PING
@@ -106,7 +106,7 @@ class Participant:
         self.fault = Fault() if since is None else since.fault
         self.size_before = 0 if since is None else since.active_world_size
         #: restarts that are still to be logged; over another store iteration 0 is one
-        self.story = Story(0 if since is None else -1)
+        self.untold = UntoldRestarts(0 if since is None else -1)
         #: the loss of the store
         self.loss: StoreLost | None = None
         #: the call goes on in another loop
@@ -249,7 +249,7 @@ class Participant:
         """One line for every restart, on the first rank; that may be a process that has just joined."""
         took = self.fault.took(clock.monotonic())
         self.fault = Fault()
-        if not (told := self.story.tell(self.job.before)):
+        if not (told := self.untold.tell(self.job.before)):
             return
         now, before = self.placed.active_world_size, self.size_before
         size = f"{now} rank{'s' if now != 1 else ''}{f' ({before} before)' if before else ''}"

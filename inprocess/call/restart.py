@@ -127,7 +127,7 @@ class Restarting:
         )
         if spot is None or not counts or not participant.stood_at_once():
             return 0
-        return participant.membership.row.hangs_with(spot.where)
+        return participant.membership.streak.hangs_with(spot.where)
 
     def fail_over(self) -> Event:
         """Ask whether the job goes on over another store. This rank has left the function."""

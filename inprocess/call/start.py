@@ -72,7 +72,7 @@ class Starting:
         participant.agents.connect(timeout)
         self._local_place.register(participant)
         if not entered.was_founder:
-            participant.story.join(participant.membership.iteration + 1)
+            participant.untold.join(participant.membership.iteration + 1)
         participant.explain(let_in.decision.records)
         self.next_iteration(let_in.decision)
         return Event.OK
@@ -151,7 +151,7 @@ class Starting:
         """Wait, after the same error again and again, for anything to happen: a death, a process that joins, Ctrl-C.
         True: this iteration does not start."""
         participant = self._participant
-        count, limit = participant.membership.row.count, participant.options.max_repeats
+        count, limit = participant.membership.streak.count, participant.options.max_repeats
         reached = limit is not None and count >= limit
         log.log(
             logging.WARNING if self._proposed.active_rank == 0 else logging.DEBUG,
@@ -211,7 +211,7 @@ class Starting:
                 membership.taken
             )
         )
-        told = participant.story.tell(participant.job.before)
+        told = participant.untold.tell(participant.job.before)
         log.log(
             participant.level(),
             "%s%d ranks are too few: waiting %.0f s for processes that replace initial ranks %s",
@@ -256,7 +256,7 @@ class Starting:
         if not participant.membership.included:
             raise Fenced(f"{participant.who} was declared dead by the others and must not run again")
         why = self._why(decision)
-        participant.story.note(participant.membership.iteration, why)
+        participant.untold.note(participant.membership.iteration, why)
         self._emit(decision, why)
         if decision.hangs > 1:
             log.log(

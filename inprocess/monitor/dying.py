@@ -20,10 +20,10 @@ from inprocess.monitor.link import Link
 from inprocess.protocol.phases import RUNNING
 from inprocess.system import clock
 
-__all__ = ["LastMoments"]
+__all__ = ["DyingRank"]
 
 
-class LastMoments:
+class DyingRank:
     """Of a training process, as the main thread of its monitor sees them."""
 
     def __init__(self, config: MonitorConfig, board: Board, training: int) -> None:

@@ -20,7 +20,6 @@ from inprocess.monitor import policy
 from inprocess.monitor.board import LEASE, Board
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.connections import Connections, driving
-from inprocess.monitor.errands import Errands
 from inprocess.monitor.events import (
     Connected,
     Decided,
@@ -33,6 +32,7 @@ from inprocess.monitor.events import (
     Unbegun,
     Woken,
 )
+from inprocess.monitor.heartbeat_tasks import HeartbeatTasks
 from inprocess.monitor.roles import StandbyRole
 from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
@@ -65,7 +65,7 @@ class Link:
         self._standby: StandbyRole | None = None
         #: no heartbeats any more: the rank votes
         self._moves = threading.Event()
-        self._errands = Errands()
+        self._tasks = HeartbeatTasks()
         self._rendezvous = IterationServers(config.rendezvous_host, config.serve_host, config.bind)
         #: the member's view of the job
         self.membership = config.membership()
@@ -101,7 +101,7 @@ class Link:
 
     def foretell(self, iteration: int, record: InterruptionRecord, died: threading.Event) -> None:
         """The training process is dying: interrupt the others, and get ready to speak for it once it has ``died``."""
-        self._errands.ask(verbs.foretell(iteration, record))
+        self._tasks.ask(verbs.foretell(iteration, record))
         self._speak_for(self.member, record, died)
 
     def speak(self, record: InterruptionRecord) -> None:
@@ -359,7 +359,7 @@ class Link:
             try:
                 self._stand_by(connection, again=True)  # before the first heartbeat: then others may ask where it is
                 watch = watching.keep_watch(ring, lambda: self.membership, self._beaten, lost, self._moves.is_set)
-                execute(self._errands.within(watch), connection)
+                execute(self._tasks.within(watch), connection)
                 return
             except BadMessage:
                 raise

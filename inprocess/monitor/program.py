@@ -23,7 +23,7 @@ from inprocess.attribution import Interruption, InterruptionRecord, one_line
 from inprocess.monitor import events, policy, roles, stacks
 from inprocess.monitor.board import WATCHED, Board
 from inprocess.monitor.configuration import MonitorConfig
-from inprocess.monitor.dying import LastMoments
+from inprocess.monitor.dying import DyingRank
 from inprocess.monitor.endings import codes, how_died
 from inprocess.monitor.files import Files
 from inprocess.monitor.link import Link
@@ -67,7 +67,7 @@ class Monitor:
         observers.begin(config.run_dir, config.job, "monitor", config.rank)
         emit("watching", training_pid=config.training_pid)
         self._oom_kills = cgroup.oom_kills()
-        self._last = LastMoments(config, board, training)
+        self._last = DyingRank(config, board, training)
         self._is_process_one = config.training_pid == 1
         self._deadly = config.deadly_signal or int(signal.SIGKILL)
         self._view = policy.View(config.rank, self._link.limits, config.iteration)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from inprocess.attribution import stretches, within
 from inprocess.protocol.messages import FIRST_JOINER, Decision, Roster
-from inprocess.protocol.repeats import Row
+from inprocess.protocol.repeats import ErrorStreak
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Membership:
     #: the slots of those that joined: member -> slot
     slots: dict[int, int] = field(default_factory=dict)
     #: the errors of this call
-    row: Row = field(default_factory=Row)
+    streak: ErrorStreak = field(default_factory=ErrorStreak)
 
     def __post_init__(self) -> None:
         self.known = self.known or frozenset(self.roster)
@@ -83,7 +83,7 @@ class Membership:
         if joined:
             self.rank, self.world_size = self.slot, decision.slots
         self.iteration += 1
-        self.last, self.row = decision, self.row.after(decision)
+        self.last, self.streak = decision, self.streak.after(decision)
 
     def jump(self, roster: Roster) -> None:
         """Go to a much later iteration, as a monitor or before joining: what ranks have become it need not know."""

@@ -31,7 +31,17 @@ from inprocess.attribution import (
 )
 from inprocess.protocol.messages import MAX_PAUSE_MS, Arrival, Decision
 
-__all__ = ["TRIES", "Finding", "Row", "explains_standstill", "find", "hangs", "hopeless_hang", "pause", "stood_at_once"]
+__all__ = [
+    "TRIES",
+    "Finding",
+    "ErrorStreak",
+    "explains_standstill",
+    "find",
+    "hangs",
+    "hopeless_hang",
+    "pause",
+    "stood_at_once",
+]
 
 #: what only an edit of the program mends, in an iteration without a ping() of a call that never made progress: it may
 #: come so many times in a row
@@ -68,7 +78,7 @@ class Error(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class ErrorStreak:
     """What a member knows of the errors of this call. Changed only by decisions."""
 
     #: iterations in a row that ended with the same error; 0: the last one that counts made progress, or none does yet
@@ -95,17 +105,17 @@ class Row:
             return 0
         return self.hangs + 1 if where in self.hung else 1
 
-    def after(self, decision: Decision) -> Row:
+    def after(self, decision: Decision) -> ErrorStreak:
         """What is known with the verdict on an iteration."""
         progressed = self.progressed or decision.ran or decision.progressed
         if decision.progressed:
-            return Row(progressed=progressed)
+            return ErrorStreak(progressed=progressed)
         if decision.hangs:
             hung = frozenset(record.where for record in decision.stuck)
-            return Row(self.count, self.errors, progressed, decision.hangs, hung)
+            return ErrorStreak(self.count, self.errors, progressed, decision.hangs, hung)
         if not decision.repeats:
-            return Row(self.count, self.errors, progressed)
-        return Row(decision.repeats, frozenset(map(_identity, _causes(decision.records))), progressed)
+            return ErrorStreak(self.count, self.errors, progressed)
+        return ErrorStreak(decision.repeats, frozenset(map(_identity, _causes(decision.records))), progressed)
 
 
 class Finding(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple
 
-__all__ = ["PACKAGE", "Portrait", "first_line", "in_words", "inside", "shown", "where"]
+__all__ = ["PACKAGE", "ErrorSnapshot", "first_line", "in_words", "inside", "shown", "where"]
 
 #: this package's own folder, whose lines are no place of the user's
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -69,7 +69,7 @@ class _One(NamedTuple):
     words: str
 
 
-class Portrait:
+class ErrorSnapshot:
     """What is shown of an error, without the error itself: a traceback refers to frames, and they to tensors."""
 
     def __init__(self, error: BaseException) -> None:

@@ -159,8 +159,8 @@ PROTOCOL = (
     repeats(
         "a_death_ends_a_row",
         "a death between two errors sets the count back",
-        "if not decision.repeats:\n            return Row(self.count, self.errors, progressed)",
-        "if not decision.repeats:\n            return Row(progressed=progressed)",
+        "if not decision.repeats:\n            return ErrorStreak(self.count, self.errors, progressed)",
+        "if not decision.repeats:\n            return ErrorStreak(progressed=progressed)",
     ),
     repeats(
         "who_waits_for_a_hang_hangs",
@@ -189,8 +189,8 @@ PROTOCOL = (
     repeats(
         "hangs_far_apart",
         "hangs count as a row though something else ended an iteration between them",
-        "return Row(self.count, self.errors, progressed)",
-        "return Row(self.count, self.errors, progressed, self.hangs, self.hung)",
+        "return ErrorStreak(self.count, self.errors, progressed)",
+        "return ErrorStreak(self.count, self.errors, progressed, self.hangs, self.hung)",
     ),
     _in("protocol/rounds.py", "tests/unit/test_repeats.py")(
         "who_joins_comes_too_late",
@@ -1609,7 +1609,8 @@ LOOP = (
         "test_spares",
         "reserves_run",
         "a reserve calls the function",
-        "        participant.log_restart()\n        if participant.is_reserve:\n            return self._await_outcome(None)",
+        "        participant.log_restart()\n        if participant.is_reserve:\n"
+        "            return self._await_outcome(None)",
         "        participant.log_restart()",
     ),
     _loop(
@@ -1705,8 +1706,8 @@ LOOP = (
         "initialize_ends_all",
         "a rank that leaves in initialize takes all others with it",
         "            record = record_of(participant, error)",
-        "            record, abort = record_of(participant, error), participant.who if participant.phase is Phase.INITIALIZE "
-        "else ''",
+        "            record = record_of(participant, error)\n"
+        "            abort = participant.who if participant.phase is Phase.INITIALIZE else ''",
     ),
     _loop(
         "test_preemption",

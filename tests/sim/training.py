@@ -19,7 +19,7 @@ from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import Arrival, ArrivalKind, FailoverOutcome, JoinMode, Spot, Ticket, Verdict, Vote
 from inprocess.protocol.ops import Pause
 from inprocess.protocol.phases import RUNNING, Event, Phase, next_phase
-from inprocess.protocol.repeats import Row, stood_at_once
+from inprocess.protocol.repeats import ErrorStreak, stood_at_once
 from inprocess.protocol.rounds import assign_slots
 from inprocess.protocol.timing import LEASE_SHARE
 from inprocess.protocol.verbs import joining
@@ -335,7 +335,7 @@ class Training(Process):
         pings = 0 if what == AGAIN else 1 + self.membership.iteration
         record = InterruptionRecord(self.placed.rank, kind, self.ticket.slot, what, pings=pings)
         if not leaves and self.world.scenario.max_repeats is not None:
-            self.repeats = self.membership.row.count_with(record)
+            self.repeats = self.membership.streak.count_with(record)
         return record
 
     def _hook_time(self) -> Work:
@@ -712,7 +712,7 @@ class Training(Process):
         counts = self.world.scenario.max_repeats is not None and not self.repeats and not self.progressed
         if self.spot is None or not counts or not self.stood_at_once:
             return 0
-        return self.membership.row.hangs_with(self.spot.where)
+        return self.membership.streak.hangs_with(self.spot.where)
 
     # --- the store is lost --------------------------------------------------------------------------------------
 
@@ -767,10 +767,10 @@ class Training(Process):
         self.world.keep(self.contacts)
         self.view, self.store, self.contacts = view, view.store, []
         self.entry = JoinMode.EITHER
-        row = Row(progressed=True) if self.progressed else self.membership.row
+        streak = ErrorStreak(progressed=True) if self.progressed else self.membership.streak
         self._begin()
         self.membership = self.founder_book()
-        self.membership.row = row
+        self.membership.streak = streak
         self.follower = self.spawn(self._follow())
         self.world.new_monitor(self)
 

@@ -529,7 +529,7 @@ class World:
         numbering = (membership.roster, membership.world_size, membership.terminated, membership.fresh)
         self.agree(training.view, "roster", membership.iteration, numbering)
         if membership.was_founder and not training.view.number:  # who joins learns of a row with the next error of it
-            self.agree(training.view, "errors in a row", membership.iteration, membership.row)
+            self.agree(training.view, "errors in a row", membership.iteration, membership.streak)
 
     def declared(self, by: Monitor, member: int) -> None:
         """``by`` found ``member`` silent. Only a member that was cut off, or has lost its monitor, may be."""

@@ -11,7 +11,7 @@ import pytest
 from inprocess.monitor import events, program
 from inprocess.monitor.board import WATCHED, Board
 from inprocess.monitor.configuration import MonitorConfig
-from inprocess.monitor.dying import LastMoments
+from inprocess.monitor.dying import DyingRank
 from inprocess.protocol.membership import Membership
 
 
@@ -30,7 +30,7 @@ class Monitor(program.Monitor):
 def monitor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Monitor]:
     for name in ("locate", "observers"):
         monkeypatch.setattr(program, name, _Nothing())
-    monkeypatch.setattr(LastMoments, "await_them", lambda self, dying: None)
+    monkeypatch.setattr(DyingRank, "await_them", lambda self, dying: None)
     board, training = Board.create(), os.pidfd_open(os.getpid())
     ours, theirs = socket.socketpair()
     config = MonitorConfig(member=1, rank=1, roster=(0, 1), store="", training_pid=os.getpid())

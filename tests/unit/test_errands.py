@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inprocess.monitor import errands as module
-from inprocess.monitor.errands import Errands
+from inprocess.monitor.heartbeat_tasks import HeartbeatTasks
 from inprocess.protocol.ops import Add, Pause, Set, Verb
 
 
@@ -27,7 +27,7 @@ def interrupt() -> Verb[None]:
 
 
 def test_what_is_asked_is_done_within_a_pause() -> None:
-    errands = Errands()
+    errands = HeartbeatTasks()
     errands.ask(interrupt())
     verb = errands.within(beats())
     assert next(verb) == Add("beat", 1)

@@ -11,7 +11,7 @@ import pytest
 import inprocess
 from inprocess.interrupt.forks import guarded
 from inprocess.system import errors
-from inprocess.system.errors import Portrait, in_words, inside, shown, where
+from inprocess.system.errors import ErrorSnapshot, in_words, inside, shown, where
 
 
 class Hostile(Exception):
@@ -68,7 +68,7 @@ def test_a_traceback_begins_in_the_users_code() -> None:
     for code, file in ((source, "/home/me/train.py"), ("def fail():\n    1 / 0\n", ours)):
         error = raised(code, ours)
         assert error.__traceback__ is not None
-        text = shown_in_full(Portrait(error.with_traceback(error.__traceback__.tb_next)))
+        text = shown_in_full(ErrorSnapshot(error.with_traceback(error.__traceback__.tb_next)))
         places = [line for line in text.splitlines() if line.startswith("  File ")]
         assert places == [f'  File "{file}", line 2, in {"inner" if file != ours else "fail"}']
 
@@ -85,9 +85,9 @@ class Thing:
     """What a frame holds."""
 
 
-def shown_in_full(portrait: Portrait) -> str:
+def shown_in_full(snapshot: ErrorSnapshot) -> str:
     """As the log shows it."""
-    return "".join(portrait.format()).rstrip("\n")
+    return "".join(snapshot.format()).rstrip("\n")
 
 
 def caught(depth: int = 0) -> ValueError:
@@ -99,7 +99,7 @@ def caught(depth: int = 0) -> ValueError:
 
 
 def test_a_traceback_as_python_prints_it() -> None:
-    text = shown_in_full(Portrait(caught()))
+    text = shown_in_full(ErrorSnapshot(caught()))
     assert text.startswith("Traceback (most recent call last):\n")
     assert f'File "{__file__}", line ' in text
     assert '    raise ValueError("the words")\n' in text
@@ -113,7 +113,7 @@ def test_causes_come_first() -> None:
         except ValueError as error:
             raise Hostile(SystemExit()) from error
     except Hostile as error:
-        text = shown_in_full(Portrait(error))
+        text = shown_in_full(ErrorSnapshot(error))
     assert text.index("ValueError: the words") < text.index("direct cause") < text.index("Hostile: (its __str__")
     try:
         try:
@@ -121,18 +121,18 @@ def test_causes_come_first() -> None:
         except ValueError:
             raise KeyError("k")  # noqa: B904
     except KeyError as error:
-        assert "During handling" in shown_in_full(Portrait(error))
+        assert "During handling" in shown_in_full(ErrorSnapshot(error))
 
 
 def test_an_error_that_is_its_own_cause() -> None:
     error = caught()
     error.__context__ = other = ValueError("other")
     other.__context__ = error
-    assert shown_in_full(Portrait(error)).count("\nValueError: the words") == 1
+    assert shown_in_full(ErrorSnapshot(error)).count("\nValueError: the words") == 1
 
 
 def test_a_deep_recursion_is_cut() -> None:
-    text = shown_in_full(Portrait(caught(500)))
+    text = shown_in_full(ErrorSnapshot(caught(500)))
     assert text.count("  File ") == errors.FRAMES
     assert "more frames" in text
 
@@ -141,10 +141,10 @@ def test_nothing_of_the_users_is_kept() -> None:
     error = caught()
     thing = weakref.ref(error.__traceback__.tb_next.tb_frame.f_locals["tensor"])  # type: ignore[union-attr]
     assert thing() is not None
-    portrait = Portrait(error)
+    snapshot = ErrorSnapshot(error)
     del error
     assert thing() is None
-    assert "the words" in shown_in_full(portrait)
+    assert "the words" in shown_in_full(snapshot)
 
 
 def test_a_disk_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_a_disk_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "_read_all", hang)
     monkeypatch.setattr(errors, "READING", 0.01)
     monkeypatch.setattr(errors.linecache, "cache", {})
-    texts = [shown_in_full(Portrait(caught())) for _ in range(3)]
+    texts = [shown_in_full(ErrorSnapshot(caught())) for _ in range(3)]
     answers.set()
     assert errors._reader is not None
     errors._reader.join()

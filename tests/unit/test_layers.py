@@ -20,7 +20,7 @@ ROOT_FILES, LINES = 27, 800
 FACES = {"etcd_store", "learned", "monitor_process", "monitor_thread", "progress_watchdog", "run", "store", "watch"}
 #: no clock, socket, thread, torch
 PURE = re.compile(
-    r"(exception|attribution|state|options|compose|rank_filter|system/strict_json|failover/rules|call/story"
+    r"(exception|attribution|state|options|compose|rank_filter|system/strict_json|failover/rules|call/untold_restarts"
     r"|monitor/(policy|configuration|timeouts)|(rank_assignment|protocol)/.*)\.py"
 )
 #: one of the verbs' keys inside a text: a braced iteration or a fixed word before the slash

@@ -10,7 +10,7 @@ import pytest
 from inprocess.attribution import RETURNED, Interruption, InterruptionRecord
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import MAX_PAUSE_MS, Arrival, ArrivalKind, Decision, Ticket
-from inprocess.protocol.repeats import Finding, Row, find, hangs, pause, stood_at_once
+from inprocess.protocol.repeats import ErrorStreak, Finding, find, hangs, pause, stood_at_once
 from inprocess.protocol.rounds import decide_end
 from inprocess.protocol.verbs.rounds import alive
 
@@ -30,8 +30,8 @@ def other(**fields: object) -> InterruptionRecord:
     return dataclasses.replace(A, **fields)  # type: ignore[arg-type]
 
 
-def after(*decisions: Decision) -> Row:
-    row = Row()
+def after(*decisions: Decision) -> ErrorStreak:
+    row = ErrorStreak()
     for decision in decisions:
         row = row.after(decision)
     return row
@@ -61,7 +61,7 @@ def test_what_is_the_same_error(record: InterruptionRecord, count: int) -> None:
 
 
 def test_the_first_error_is_none_that_came_before() -> None:
-    assert Row().count_with(A) == 1
+    assert ErrorStreak().count_with(A) == 1
 
 
 def test_any_of_several_that_raised() -> None:
@@ -95,9 +95,9 @@ def test_an_echo_counts_where_there_is_nothing_else() -> None:
 )
 def test_a_mistake_before_anything_ran_is_tried_three_times(change: dict[str, object], limit: int) -> None:
     record = other(**{"pings": 0} | change)
-    assert Row().limit_with(record, 10) == limit
-    assert Row().limit_with(record, 2) == 2
-    assert Row(progressed=True).limit_with(record, 10) == 10
+    assert ErrorStreak().limit_with(record, 10) == limit
+    assert ErrorStreak().limit_with(record, 2) == 2
+    assert ErrorStreak(progressed=True).limit_with(record, 10) == 10
 
 
 def test_the_end_after_a_mistake_names_the_remedy_that_helps() -> None:
@@ -282,7 +282,7 @@ def test_what_is_the_same_hang(decisions: list[Decision], count: int) -> None:
 
 
 def test_a_rank_that_returned_or_waits_in_the_library_does_not_hang() -> None:
-    assert [Row().hangs_with(where) for where in ("", RETURNED, LINE)] == [0, 0, 1]
+    assert [ErrorStreak().hangs_with(where) for where in ("", RETURNED, LINE)] == [0, 0, 1]
 
 
 def test_a_hang_leaves_the_count_of_errors_as_it_is() -> None:

@@ -65,7 +65,11 @@ def join(
             raise RestartAbort(why)
         return _may_join(_is_by((yield Read(key)), key, (by,)), membership, entry, remedy)
     arrival = Arrival(
-        ArrivalKind.ALIVE, rank=membership.rank, world_size=membership.world_size, by=by, ran=membership.row.progressed
+        ArrivalKind.ALIVE,
+        rank=membership.rank,
+        world_size=membership.world_size,
+        by=by,
+        ran=membership.streak.progressed,
     )
     found = yield from _arrive(membership.iteration, "end", membership.member, arrival, membership.roster)
     if found.kind is ArrivalKind.ALIVE and found.by != by and entry is not JoinMode.REPLACE:
@@ -160,7 +164,7 @@ def alive(
         repeats=repeats,
         limit=limit if limit is not None and repeats >= limit else 0,
         progressed=progressed,
-        ran=membership.row.progressed,
+        ran=membership.streak.progressed,
         where=spot.where,
         waits=spot.waits,
         hangs=hangs,

@@ -1,6 +1,6 @@
 """What a training process does for the case that the host of the store is lost. The call asks this object, nobody else.
 
-`Member.meet` runs in the MonitorThread, `Member.close` wherever the call ends, everything else in the main thread.
+``meet`` runs in the MonitorThread, ``close`` wherever the call ends, everything else in the main thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from inprocess.system import clock
 from inprocess.system.interpreter import SLICE, sleep_with_progress
 from inprocess.system.logs import get_logger
 
-__all__ = ["Member"]
+__all__ = ["FailoverClient"]
 
 log = get_logger("inprocess.failover")
 #: how long the first entry waits for contacts (seconds): a standby may not answer
@@ -46,7 +46,7 @@ class Found:
     contact: ArbiterClient
 
 
-class Member:
+class FailoverClient:
     """A training process, as the arbiters of its job see it.
 
     Args:

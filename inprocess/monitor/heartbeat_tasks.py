@@ -12,12 +12,12 @@ from typing import TypeVar
 from inprocess.protocol.ops import Pause, Verb
 from inprocess.system import clock
 
-__all__ = ["Errands"]
+__all__ = ["HeartbeatTasks"]
 
 T = TypeVar("T")
 
 
-class Errands:
+class HeartbeatTasks:
     """Asked for by any thread, done by one."""
 
     def __init__(self) -> None:

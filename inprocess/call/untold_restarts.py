@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-__all__ = ["Story"]
+__all__ = ["UntoldRestarts"]
 
 #: so many reasons are told; earlier ones are left out
 REASONS = 3
 
 
-class Story:
+class UntoldRestarts:
     """``told``: the last iteration of this call whose restart is told; iteration 0 is no restart."""
 
     def __init__(self, told: int = 0) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from inprocess.call.story import REASONS, Story
+from inprocess.call.untold_restarts import REASONS, UntoldRestarts
 
 
 def test_one_restart_after_the_other() -> None:
-    story = Story()
+    story = UntoldRestarts()
     story.note(0, "everybody has come")
     assert story.tell(0) == ""
     for iteration in (1, 2):
@@ -18,7 +18,7 @@ def test_one_restart_after_the_other() -> None:
 
 
 def test_iterations_whose_function_was_not_called() -> None:
-    story = Story()
+    story = UntoldRestarts()
     story.note(1, "one died")
     story.note(2, "another died")
     story.note(3, "another died")
@@ -26,7 +26,7 @@ def test_iterations_whose_function_was_not_called() -> None:
 
 
 def test_only_the_last_reasons_are_told() -> None:
-    story = Story()
+    story = UntoldRestarts()
     for iteration in range(1, 1000):
         story.note(iteration, f"reason {iteration}")
     text = story.tell(0)
@@ -35,7 +35,7 @@ def test_only_the_last_reasons_are_told() -> None:
 
 
 def test_another_store_is_a_restart() -> None:
-    story = Story(-1)
+    story = UntoldRestarts(-1)
     story.note(0, "the host of the store was lost")
     assert story.tell(3) == "restart 3: the host of the store was lost"
 
@@ -44,7 +44,7 @@ class Job:
     """A roster of processes, the first of which is the first rank; it alone is heard."""
 
     def __init__(self, size: int) -> None:
-        self.ranks = [Story() for _ in range(size)]
+        self.ranks = [UntoldRestarts() for _ in range(size)]
         self.iteration, self.heard = 0, list[str]()
 
     def restart(self, dies: int | None = None, joins: int | None = None, runs: bool = True) -> None:
@@ -53,7 +53,7 @@ class Job:
         if dies is not None:
             del self.ranks[dies]
         if joins is not None:
-            self.ranks.insert(joins, Story())
+            self.ranks.insert(joins, UntoldRestarts())
             self.ranks[joins].join(self.iteration)
         for story in self.ranks:
             story.note(self.iteration, f"{dies} {joins}")
