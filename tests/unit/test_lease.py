@@ -66,8 +66,8 @@ def test_no_section_begins_after_the_lease(call: CallWrapper, board: Board) -> N
 def test_no_user_code_begins_after_the_lease(call: CallWrapper, board: Board) -> None:
     """A rank that had agreed to the iteration and stood still just before its function."""
     thread = SimpleNamespace(enter=lambda: Gate(Interrupter()))
-    rank = SimpleNamespace(agents=SimpleNamespace(thread=thread, board=board), call=call)
-    user: Any = SimpleNamespace(_rank=rank)
+    participant = SimpleNamespace(agents=SimpleNamespace(thread=thread, board=board), call=call)
+    user: Any = SimpleNamespace(_participant=participant)
     ran: list[int] = []
     board.slots[LEASE] = monotonic_ns()
     with pytest.raises(Killed):

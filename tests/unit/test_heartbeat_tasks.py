@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inprocess.monitor import errands as module
+from inprocess.monitor import heartbeat_tasks as module
 from inprocess.monitor.heartbeat_tasks import HeartbeatTasks
 from inprocess.protocol.ops import Add, Pause, Set, Verb
 
@@ -27,12 +27,12 @@ def interrupt() -> Verb[None]:
 
 
 def test_what_is_asked_is_done_within_a_pause() -> None:
-    errands = HeartbeatTasks()
-    errands.ask(interrupt())
-    verb = errands.within(beats())
+    tasks = HeartbeatTasks()
+    tasks.ask(interrupt())
+    verb = tasks.within(beats())
     assert next(verb) == Add("beat", 1)
     assert verb.send(7) == Set("outcome", "x")
-    errands.ask(interrupt())
+    tasks.ask(interrupt())
     assert verb.send(None) == Set("outcome", "x")
     assert verb.send(None) == Add("beat", 1)
     with pytest.raises(StopIteration) as end:
