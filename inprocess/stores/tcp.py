@@ -118,12 +118,6 @@ class PrefixStore(StoreMixin, _PrefixStore):
         self._kept = store
 
 
-# --- connecting and serving ---------------------------------------------------------------------------------------
-
-
-# --- carrying out verbs -------------------------------------------------------------------------------------------
-
-
 # --- the two kinds of TCPStore servers ----------------------------------------------------------------------------
 
 # torch has two, with libuv and without. The second is served where the environment variable USE_LIBUV is 0, torch's own

@@ -33,12 +33,6 @@ from inprocess.protocol.verbs.tickets import await_begun, is_founder, waiting
 _NOBODY = "nobody was left to call the function"
 
 
-# --- what a follower waits for, in this order --------------------------------------------------------------------
-
-
-# --- values that none of us wrote ---------------------------------------------------------------------------------
-
-
 # --- the rounds ---------------------------------------------------------------------------------------------------
 
 
@@ -243,9 +237,6 @@ def _terminated(member: int, arrivals: Mapping[int, Arrival], why: str) -> Inter
     return InterruptionRecord(slot, Interruption.TERMINATED, initial_rank=slot, message=why)
 
 
-# --- the outcome --------------------------------------------------------------------------------------------------
-
-
 # --- for a member that cannot speak for itself --------------------------------------------------------------------
 
 
@@ -301,9 +292,6 @@ def missing(iteration: int, name: str, roster: Iterable[int]) -> Verb[list[int]]
 def arrived(iteration: int, name: str) -> Verb[int]:
     """How many members have arrived in a round, for progress lines."""
     return read_count(f"{iteration}/{name}#")
-
-
-# --- around the rounds --------------------------------------------------------------------------------------------
 
 
 # --- joining a job that runs --------------------------------------------------------------------------------------
