@@ -4,7 +4,8 @@ One of two ranks raises while the other waits for it in the backward pass: a sma
 AdamW, a loader, in processes with a million objects. Beside it the same fault in a function that does nothing but one
 all-reduce, in processes without these objects. Times are from the fault to the function's entry on the last rank, and
 to the end of its first optimizer step (for the empty function: of its first all-reduce). The first restart of a job
-is told apart from later ones, since faults are rare: the first is what users get.
+is told apart from later ones, since faults are rare: the first is what users get. A second table has what the training
+does between its entry and that step, which is the program's own time.
 
 ``--against`` measures another revision, or another checkout, in turn with this one. ``--write`` keeps what was found in
 ``benchmarks/training.json``, and renews the pages and pictures that quote it.
@@ -81,6 +82,7 @@ class Rank:
         def function(call: inprocess.CallWrapper = None) -> None:  # type: ignore[assignment]
             mark("entry", self._rank, call.iteration)
             self._place.init_process_group()
+            mark("group", self._rank, call.iteration)
             getattr(self, self._request.body)(call)
             dist.destroy_process_group()
 
@@ -92,7 +94,10 @@ class Rank:
     def training(self, call: Any) -> None:
         """A few steps, then the fault after a forward pass."""
         training = Training(self._device)
+        mark("model", self._rank, call.iteration)
         for step, words in zip(range(STEPS + 1), training.batches(), strict=False):
+            if step == 0:
+                mark("batch", self._rank, call.iteration)
             call.ping()
             loss = training.loss(words)
             if step == STEPS:
@@ -129,10 +134,11 @@ def measure(request: Request) -> dict[str, Any]:
         job.let_end()
         for iteration in range(request.restarts):
             fault = last(job.marks, "fault", iteration, {VICTIM})
-            times = [last(job.marks, name, iteration + 1, everybody) for name in ("entry", "stepped")]
-            if fault is not None and None not in times:
-                entry, stepped = (in_ms((each or 0) - fault) for each in times)
-                found.append({"first": iteration == 0, "entry": entry, "step": stepped})
+            names = ("entry", "group", "model", "batch", "stepped")
+            times = {name: last(job.marks, name, iteration + 1, everybody) for name in names}
+            ms = {name: in_ms(at - fault) for name, at in times.items() if at is not None and fault is not None}
+            if {"entry", "stepped"} <= ms.keys():
+                found.append({"first": iteration == 0, "entry": ms["entry"], "step": ms["stepped"], "marks": ms})
         note = "" if ended else explain(LIMIT, job, everybody, []) + "".join(f"; {each}" for each in job.errors())
     return {"restarts": found, "note": note}
 
@@ -275,7 +281,7 @@ def main() -> None:
     if options.results:
         options.results.write_text(json.dumps(found, indent=1) + "\n")
     kept = training_report.condense(found, machine() if options.write else None)
-    print(json.dumps(found) if options.json else training_report.table(kept))
+    print(json.dumps(found) if options.json else f"{training_report.table(kept)}\n\n{training_report.steps(found)}")
     if options.write:
         training_report.write(kept)
         pictures.write()

@@ -9,6 +9,7 @@ import json
 import re
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,14 @@ WHICH = ("first", "later")
 #: until when: the entry of the function, and what it does first
 VALUES = ("entry", "step")
 ROWS = [(body, value, which) for body in BODIES for value in VALUES for which in WHICH]
+#: marks in a training, in their order
+STEPS = {
+    "entry": "fault to entry",
+    "group": "entry to process group",
+    "model": "to model and optimizer",
+    "batch": "to first batch",
+    "stepped": "to first optimizer step",
+}
 NOTHING = "not measured yet"
 NUMBER = r"\d+(?:[.,]\d+)*"
 
@@ -95,6 +104,22 @@ def table(kept: Kept) -> str:
         body.append([f"training / empty function: fault to entry, {restarts}", *ratios, *("" for _ in names[1:])])
     headings = ["ms: median (least to greatest)", *names, *(f"{name} / {names[0]}" for name in names[1:])]
     return report.table(headings, body)
+
+
+def steps(found: Found) -> str:
+    """What the training does after its entry, until the last rank has done it: medians, each since the one before."""
+    body = []
+    for name, bodies in found.items():
+        for which, first in (("first restart", True), ("later restarts", False)):
+            marks = [
+                each["marks"]
+                for job in bodies["training"]
+                for each in job["restarts"]
+                if each["first"] is first and each.get("marks", {}).keys() >= STEPS.keys()
+            ]
+            taken = [[each[now] - each[before] for each in marks] for before, now in pairwise(STEPS)]
+            body.append([f"{name}, {which}", *(report.number(statistics.median(each)) for each in taken if each)])
+    return report.table(["in a training, ms", *list(STEPS.values())[1:]], body)
 
 
 def cell(found: Sequence[float]) -> str:
