@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from inprocess.interrupt.frames import leave_alone
-from inprocess.testing.faults import Exit, Raise
+from inprocess.testing.faults import Exit, Kill, Raise
 from tests.chaos.schedule import OPTIONS, Job, Signal
 from tests.harness.child import Context
 from tests.ranks.targets import LONG, place_in_world
@@ -298,7 +298,7 @@ class Strikes:
             if strike.place == place and (strike.at < 0 or self._now() >= strike.at):
                 self._left.remove(entry)
                 told = {"strike": number, "kind": strike.kind}
-                if isinstance(strike.fault, (Raise, Exit)):
+                if isinstance(strike.fault, (Raise, Exit, Kill)):
                     _tell_and_raise(self._context, strike.fault, told)
                 else:
                     self._context.emit("struck", **told)
@@ -310,7 +310,7 @@ class Strikes:
         return time.monotonic() - float(Path(path).read_text()) if os.path.exists(path) else 0.0
 
 
-def _tell_and_raise(context: Context, fault: Raise | Exit, told: dict[str, Any]) -> None:
+def _tell_and_raise(context: Context, fault: Raise | Exit | Kill, told: dict[str, Any]) -> None:
     """Not interrupted in between: a rank that has told of an exit, and has not come to it, would rightly go on."""
     context.emit("struck", **told)
     fault.strike(context)
