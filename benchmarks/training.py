@@ -105,7 +105,7 @@ class Rank:
             training.learn(loss)
             if step == 0:
                 self._place.synchronize()
-                mark("stepped", self._rank, call.iteration)
+                mark("step", self._rank, call.iteration)
         del training  # before the group: as its last owner the model would end it with Python's lock held
 
     def empty(self, call: Any) -> None:
@@ -113,7 +113,7 @@ class Rank:
         number = torch.ones(1, device=self._device)
         dist.all_reduce(number)
         self._place.synchronize()
-        mark("stepped", self._rank, call.iteration)
+        mark("step", self._rank, call.iteration)
         self._fail(call.iteration)
         dist.all_reduce(number)
 
@@ -130,15 +130,14 @@ def measure(request: Request) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     with Job(WORLD_SIZE) as job:
         job.start(lambda rank: Rank(request, rank).run(), free_port())
-        ended = job.wait(lambda marks: last(marks, "stepped", request.restarts, everybody) is not None, LIMIT)
+        ended = job.wait(lambda marks: last(marks, "step", request.restarts, everybody) is not None, LIMIT)
         job.let_end()
         for iteration in range(request.restarts):
             fault = last(job.marks, "fault", iteration, {VICTIM})
-            names = ("entry", "group", "model", "batch", "stepped")
-            times = {name: last(job.marks, name, iteration + 1, everybody) for name in names}
+            times = {name: last(job.marks, name, iteration + 1, everybody) for name in training_report.MARKS}
             ms = {name: in_ms(at - fault) for name, at in times.items() if at is not None and fault is not None}
-            if {"entry", "stepped"} <= ms.keys():
-                found.append({"first": iteration == 0, "entry": ms["entry"], "step": ms["stepped"], "marks": ms})
+            if {"entry", "step"} <= ms.keys():
+                found.append({"first": iteration == 0, **ms})
         note = "" if ended else explain(LIMIT, job, everybody, []) + "".join(f"; {each}" for each in job.errors())
     return {"restarts": found, "note": note}
 

@@ -29,14 +29,9 @@ WHICH = ("first", "later")
 #: until when: the entry of the function, and what it does first
 VALUES = ("entry", "step")
 ROWS = [(body, value, which) for body in BODIES for value in VALUES for which in WHICH]
-#: marks in a training, in their order
-STEPS = {
-    "entry": "fault to entry",
-    "group": "entry to process group",
-    "model": "to model and optimizer",
-    "batch": "to first batch",
-    "stepped": "to first optimizer step",
-}
+#: what a training does, in this order, and the columns of the table of that; in an empty function only the ends
+MARKS = ("entry", "group", "model", "batch", "step")
+BETWEEN = ("entry to process group", "to model and optimizer", "to first batch", "to first optimizer step")
 NOTHING = "not measured yet"
 NUMBER = r"\d+(?:[.,]\d+)*"
 
@@ -107,19 +102,15 @@ def table(kept: Kept) -> str:
 
 
 def steps(found: Found) -> str:
-    """What the training does after its entry, until the last rank has done it: medians, each since the one before."""
+    """What the training does after its entry, until the last rank has done it: each since what is before it."""
     body = []
     for name, bodies in found.items():
-        for which, first in (("first restart", True), ("later restarts", False)):
-            marks = [
-                each["marks"]
-                for job in bodies["training"]
-                for each in job["restarts"]
-                if each["first"] is first and each.get("marks", {}).keys() >= STEPS.keys()
-            ]
-            taken = [[each[now] - each[before] for each in marks] for before, now in pairwise(STEPS)]
-            body.append([f"{name}, {which}", *(report.number(statistics.median(each)) for each in taken if each)])
-    return report.table(["in a training, ms", *list(STEPS.values())[1:]], body)
+        whole = [each for job in bodies["training"] for each in job["restarts"] if each.keys() >= {*MARKS}]
+        for label, first in (("first restart", True), ("later restarts", False)):
+            restarts = [each for each in whole if each["first"] is first]
+            taken = (sorted(each[now] - each[before] for each in restarts) for before, now in pairwise(MARKS))
+            body.append([f"{name}, {label}", *map(cell, taken)])
+    return report.table(["in a training, ms", *BETWEEN], body)
 
 
 def cell(found: Sequence[float]) -> str:

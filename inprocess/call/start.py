@@ -108,9 +108,8 @@ class Starting:
             self._proposed = forks.guarded(participant.hooks.assign, ctx).state.freeze()
         except (DIST_ERROR, StoreLost):
             # the iteration's store was shut down while the assignment talked over it?
-            if (
-                start := participant.agents.mailbox.take("start", participant.membership.iteration, VERDICT)
-            ) and not start.go:
+            start = participant.agents.mailbox.take("start", participant.membership.iteration, VERDICT)
+            if start is not None and not start.go:
                 return self._not_started()
             raise
         finally:
@@ -206,11 +205,8 @@ class Starting:
     def _await_replacements(self, patience: float) -> None:
         participant = self._participant
         membership = participant.membership
-        free = ranges(
-            set(range(max(participant.job.world_size, *[slot + 1 for slot in membership.taken]))).difference(
-                membership.taken
-            )
-        )
+        slots = max(participant.job.world_size, *[slot + 1 for slot in membership.taken])
+        free = ranges(set(range(slots)).difference(membership.taken))
         told = participant.untold.tell(participant.job.before)
         log.log(
             participant.level(),

@@ -9,9 +9,9 @@ import signal
 import time
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
+from inprocess.monitor.pidfile import is_monitor
 from inprocess.testing import leaks
 from tests.chaos.schedule import Job, Signal, Strike
 from tests.harness import Run
@@ -106,22 +106,15 @@ class Outside:
 
     @staticmethod
     def _monitor(rank: Any) -> int | None:
-        """A rank's only child that runs another program; one that the function has forked runs the rank's."""
-        not_this = {b"", _program(rank.process.pid)}
+        """Among the children of a rank; the others are those that its function has forked."""
         for pid in leaks.children_of(rank.process.pid):
             with suppress(ProcessLookupError):
                 pidfd = os.pidfd_open(pid)
                 # still a child, so the number was not given to another
-                if pid in leaks.children_of(rank.process.pid) and _program(pid) not in not_this:
+                if pid in leaks.children_of(rank.process.pid) and is_monitor(pid):
                     return pidfd
                 os.close(pidfd)
         return None
-
-
-def _program(pid: int) -> bytes:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
 
 
 def _signal(strike: Strike) -> Signal:

@@ -299,7 +299,7 @@ class Strikes:
                 self._left.remove(entry)
                 told = {"strike": number, "kind": strike.kind}
                 if isinstance(strike.fault, (Raise, Exit, Kill)):
-                    _tell_and_raise(self._context, strike.fault, told)
+                    _tell_and_strike(self._context, strike.fault, told)
                 else:
                     self._context.emit("struck", **told)
                     strike.fault.strike(self._context)
@@ -310,13 +310,13 @@ class Strikes:
         return time.monotonic() - float(Path(path).read_text()) if os.path.exists(path) else 0.0
 
 
-def _tell_and_raise(context: Context, fault: Raise | Exit | Kill, told: dict[str, Any]) -> None:
-    """Not interrupted in between: a rank that has told of an exit, and has not come to it, would rightly go on."""
+def _tell_and_strike(context: Context, fault: Raise | Exit | Kill, told: dict[str, Any]) -> None:
+    """Not interrupted in between: a rank that has told of its end, and has not come to it, would rightly go on."""
     context.emit("struck", **told)
     fault.strike(context)
 
 
-leave_alone(_tell_and_raise.__code__)
+leave_alone(_tell_and_strike.__code__)
 
 
 def options(context: Context) -> dict[str, Any]:

@@ -79,16 +79,27 @@ def test_medians_spread_and_the_empty_function() -> None:
 
 def test_what_the_training_does_after_its_entry() -> None:
     """Between two marks of the last rank each, not since the fault; a restart without all marks is left out."""
-    marks = {"entry": 10.0, "group": 14.0, "model": 20.0, "batch": 21.0, "stepped": 51.0}
+    marks = {"entry": 10.0, "group": 14.0, "model": 20.0, "batch": 21.0, "step": 51.0}
     restarts = [
-        {"first": True, "entry": 10.0, "step": 51.0, "marks": marks},
-        {"first": False, "entry": 10.0, "step": 51.0, "marks": marks | {"group": 15.0}},
-        {"first": False, "entry": 10.0, "step": 51.0, "marks": {"entry": 10.0}},
+        {"first": True, **marks},
+        {"first": False, **marks, "group": 15.0},
+        {"first": False, "entry": 10.0, "step": 51.0},
     ]
-    text = training_report.steps({HERE: {"training": [{"restarts": restarts, "note": ""}], "empty": []}})
-    found = rows(text)
-    assert found[f"{HERE}, first restart"] == ["4", "6", "1", "30"]
-    assert found[f"{HERE}, later restarts"] == ["5", "5", "1", "30"]
+    jobs = {"training": [{"restarts": restarts, "note": ""}], "empty": []}
+    found = rows(training_report.steps({HERE: jobs, "before": ours()}))
+    assert found[f"{HERE}, first restart"] == [
+        "**4** (4 to 4)",
+        "**6** (6 to 6)",
+        "**1** (1 to 1)",
+        "**30** (30 to 30)",
+    ]
+    assert found[f"{HERE}, later restarts"] == [
+        "**5** (5 to 5)",
+        "**5** (5 to 5)",
+        "**1** (1 to 1)",
+        "**30** (30 to 30)",
+    ]
+    assert found["before, first restart"] == [training_report.NOTHING] * 4
     assert len(found["in a training, ms"]) == 4
 
 
