@@ -116,6 +116,8 @@ class MonitorThread(threading.Thread):
         # under the lock: the gate of the running iteration; whether that iteration is over; the store and sockets to it
         self._gate: Gate | None = None
         self._over = False
+        #: the gate that the main thread has been given last; its own
+        self._given: Gate | None = None
         self._store: Any = None
         self._sockets: list[int] = []
         self._ending = threading.Event()
@@ -138,8 +140,13 @@ class MonitorThread(threading.Thread):
         with self._lock:
             if self._over:
                 return None
-            self._gate = self._new_gate()
+            self._given = self._gate = self._new_gate()
             return self._gate
+
+    def stay_out(self) -> None:
+        """The main thread runs no user code any more. Ctrl-C may have kept it from coming to its gate."""
+        if self._given is not None:
+            self._given.leave()
 
     def spot(self, iteration: int) -> Spot | None:
         """Where the main thread was when it was known that this iteration ends with a soft timeout."""
@@ -151,6 +158,7 @@ class MonitorThread(threading.Thread):
 
     def leave_after_outcome(self) -> None:
         """The rank leaves the job: do not follow it into another iteration."""
+        self.stay_out()
         self._ending.set()
 
     def lose(self, timeout: float) -> bool:
@@ -160,6 +168,7 @@ class MonitorThread(threading.Thread):
 
     def stop(self, cut: bool) -> None:
         """End the thread. It usually has ended by itself; otherwise its connection is cut, at once with ``cut``."""
+        self.stay_out()
         self._ending.set()
         self.assigned.set()  # never will be, where the call ended before that
         if self.ident is None:

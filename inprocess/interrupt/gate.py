@@ -156,15 +156,15 @@ class Gate:
             try:
                 if sys.exc_info()[1] is not handled:
                     set_handled(handled)
-                self._leave()
+                self.leave()
             finally:
                 if not self.left.is_set():  # Ctrl-C came before that
-                    self._leave()
+                    self.leave()
                 # this frame lives as long as a traceback that somebody keeps
                 del self, handled, fn, args, kwargs
 
-    def _leave(self) -> None:
-        """The monitor thread waits for this, without a limit."""
+    def leave(self) -> None:
+        """The main thread is out, or will never enter. The monitor thread waits for this, without a limit."""
         self._in_flight = None
         self.atomic.drop()
         self._running = False

@@ -1328,6 +1328,12 @@ LADDER = (
         "groups of earlier iterations, with their threads and sockets, stay until the call ends",
         "            self._after_start()\n",
     ),
+    _in("call/thread.py", "tests/ranks/test_entering.py")(
+        "ctrl_c_before_the_function",
+        "Ctrl-C just before the function is entered leaves a monitor thread that waits until the function is left",
+        "            self._given.leave()\n",
+        "            pass\n",
+    ),
     _in("call/mailbox.py", "tests/threads/test_mailbox.py")(
         "ctrl_c_leaves_a_lock",
         "Ctrl-C on a rank that waits for a round leaves its monitor thread waiting for ever",

@@ -38,7 +38,7 @@ FAULTS = {At(1, step=1): Raise(ValueError), At(2, 1, step=1): Kill()}
 
 
 def test_ranks_as_they_are(tmp_path: Path) -> None:
-    told = live(0, wall_time=clock.wall(), progress_age=100.0)
+    told = live(0, wall_time=clock.wall(), progress_age=100.0, interval=LIMIT)
     put(tmp_path, told, live(1, state="dead"))
     with serving(tmp_path) as where:
         text = until(f"{where}/metrics", "inprocess_rank_up", time.monotonic() + LIMIT)

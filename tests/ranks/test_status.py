@@ -87,9 +87,13 @@ def test_where_a_rank_is(launch, tmp_path, capsys, place):
 def test_before_the_function_begins(launch, tmp_path, capsys):
     watched = Watched(launch, tmp_path, capsys, "join")
     until(lambda: [rank["phase"] for rank in watched.ranks()] == ["join"] * 2)
-    answers = json.loads(watched.out("--dump", "--json", code=0))["ranks"]
-    assert [answer["initial_rank"] for answer in answers] == [0, 2]
-    assert all("mailbox.py" in thread["frames"][0] for answer in answers for thread in answer["threads"][:1])
+
+    def waiting() -> list[int]:
+        """The ranks that wait for the others: the phase begins some lines before."""
+        answers = json.loads(watched.out("--dump", "--json", code=0))["ranks"]
+        return [each["initial_rank"] for each in answers if "mailbox.py" in each["threads"][0]["frames"][0]]
+
+    until(lambda: waiting() == [0, 2])
     watched.undisturbed()
 
 
