@@ -475,6 +475,6 @@ def restarting_call() -> CallWrapper | None:
 
 
 def set_current(call: CallWrapper | None) -> None:
-    """For the loop: what :func:`current_call` answers."""
+    """For the loop: what :func:`current_call` returns."""
     global _current  # one function at a time, in the main thread
     _current = call

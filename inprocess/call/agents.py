@@ -294,7 +294,7 @@ class Agents:
             shut_connections(numeric_address(self._store), self._spec.port)
 
     def _monitor_died(self) -> bool:
-        """In the watchdog's thread. Answers whether there is another one now."""
+        """In the watchdog's thread. Returns whether there is another one now."""
         if self._monitor.config.serve_port is not None:
             if self._monitor.failed is None:
                 log.error("the monitor process of rank %d, which serves the store, is gone", self._membership.member)

@@ -89,7 +89,7 @@ class CleanUps:
             log.debug("%s: the others could not be told of an error whose clean-up waits: %s", participant.who, error)
 
     def _record(self) -> InterruptionRecord | None:
-        """Of what the others are to be told; the error is let go here."""
+        """Of what the others are to be told; the error is dropped here."""
         participant, found, self._found = self._participant, self._found, None
         spot, error = whereabouts.look(), None if found is None else found.leaving()
         if error is None or spot is None or not spot.waits:

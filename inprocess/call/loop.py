@@ -1,6 +1,6 @@
 """The loop of one call of a wrapped function: one method per phase, walked by the table in ``protocol.phases``.
 
-Each method does its phase and answers with an event. ``_step`` is the one place that turns exceptions into events.
+Each method does its phase and returns an event. ``_step`` is the one place that turns exceptions into events.
 Before the function they are in ``start``, around it in ``user_code``, after an interruption in ``restart``; what they
 all know is in ``rank``.
 """

@@ -52,7 +52,7 @@ def _nothing(*_: object) -> None:
 @dataclass(frozen=True)
 class Part:
     """Something in this process that has to know of a call: what is replaced in torch or Python for its time, what a
-    library keeps per process, whoever is to be told. In the order of the fields, and in the main thread, but for
+    library keeps per process, whoever is to be told. In the order of the fields, and in the main thread, except for
     `started`."""
 
     #: before the store is connected

@@ -1,4 +1,4 @@
-"""Threads for what may take long and nobody waits for, but for a moment at the end of a call."""
+"""Threads for what may take long and nobody waits for, except for a moment at the end of a call."""
 
 from __future__ import annotations
 

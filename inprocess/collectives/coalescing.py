@@ -104,7 +104,7 @@ class Contexts:
         self._aborted.clear()
 
     def close(self, keep: int = 0) -> None:
-        """End what this thread has begun and not ended, but for the outermost contexts, so many."""
+        """End what this thread has begun and not ended, except the outermost contexts, so many."""
         while len(self._here.open) > keep:
             context = self._here.open.pop()
             _end_group_call(context)

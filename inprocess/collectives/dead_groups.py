@@ -39,14 +39,14 @@ class DeadGroups:
         self._kept = 0
 
     def begin(self) -> None:
-        """Let go of what is held, for `free`, but for groups that others have; hold what comes from now on."""
+        """Release what is held, for `free`, except groups that others have; hold what comes from now on."""
         self._let_go([*_shared(self._groups), *_shared(self._destroyed)])
         self._active = True
 
     def free(self) -> list[threading.Thread]:
-        """Free the groups that were let go of, once the function runs: to begin it before took a restart up to 1.8 ms.
+        """Free the groups that were released, once the function runs: to begin it before took a restart up to 1.8 ms.
 
-        Any thread. Answers the threads that do it.
+        Any thread. Returns the threads that do it.
         """
         unused, self._unused = self._unused, []
         try:
@@ -87,7 +87,7 @@ class DeadGroups:
         self._kept = len(_shared(self._groups))
 
     def end(self) -> None:
-        """The call is over: let go of all, and hold nothing more."""
+        """The call is over: release all, and hold nothing more."""
         self._active = False
         self._kept = 0
         if _shared(self._groups):  # a collection that found one in use for a moment skips the next one in a cycle

@@ -53,7 +53,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 def shutdown_gloo_connections(pairs: int = 0) -> int:
-    """Shut down every connection that Gloo has in this process; answers how many.
+    """Shut down every connection that Gloo has in this process; returns how many.
 
     Pending collectives then fail at once, here and on the peers. The sockets stay open until their group is destroyed.
 

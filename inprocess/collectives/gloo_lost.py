@@ -80,7 +80,7 @@ class LostOperations:
             self._looked = self._looked or clock.monotonic()
 
     def release(self) -> int:
-        """Called again and again while the function is being left: end what is lost; answers how many waits."""
+        """Called again and again while the function is being left: end what is lost; returns how many waits."""
         if self._looked is None or clock.monotonic() - self._looked < LOOK_EVERY_S:
             return 0
         return self._release(None)

@@ -224,7 +224,7 @@ class Graphs:
         self._captured.clear()
 
     def reset(self, patience: float = REPLAY_LIMIT_S) -> int:
-        """Reset them all; answers how many. Which ones captured a collective cannot be told.
+        """Reset them all; returns how many. Which ones captured a collective cannot be told.
 
         Args:
             patience: seconds; after that no graph is reset any more: it may be one that the next iteration has

@@ -95,7 +95,7 @@ class Bootstrap:
         return self._before is not None
 
     def cut(self) -> int:
-        """End the bootstrap's connections, if a thread may be inside it; answers how many. Takes 20 ms if so."""
+        """End the bootstrap's connections, if a thread may be inside it; returns how many. Takes 20 ms if so."""
         if self._before is None or not self.allowed or not _may_be_inside():
             return 0
         try:
@@ -119,7 +119,7 @@ class Bootstrap:
         """Beside the aborts, since connections may still be made.
 
         Args:
-            ended: waits for the end of the aborts, so many seconds, and answers whether they have ended.
+            ended: waits for the end of the aborts, so many seconds, and returns whether they have ended.
             seconds: when to give up in any case.
         """
         end = clock.monotonic() + seconds

@@ -38,7 +38,7 @@ def until(ended: Callable[[float], object]) -> None:
     """Wake NCCL's threads again and again.
 
     Args:
-        ended: waits for the end of the aborts, so many seconds, and answers whether they have ended.
+        ended: waits for the end of the aborts, so many seconds, and returns whether they have ended.
     """
     end, pause = clock.monotonic() + WAKE_LIMIT_S, FIRST_PAUSE_S
     while not ended(pause) and clock.monotonic() < end:
@@ -63,7 +63,7 @@ def is_wanted(hook: Any) -> bool:
 
 
 def wake() -> int:
-    """Wake NCCL's threads once; answers how many were spoken to."""
+    """Wake NCCL's threads once; returns how many were spoken to."""
     return sum(map(_connect_to, _listeners())) + wake_receivers()
 
 
@@ -100,7 +100,7 @@ def _connect_to(descriptor: int) -> bool:
 
 
 def wake_receivers() -> int:
-    """Wake the threads that wait for datagrams; answers how many were spoken to."""
+    """Wake the threads that wait for datagrams; returns how many were spoken to."""
     return sum(map(_send_to, _datagram_names()))
 
 

@@ -76,7 +76,7 @@ class Results:
 
     def collect(self) -> list[threading.Thread]:
         """The function was left: torch lets go of an operation when somebody begins to wait for it. That may last as
-        long as the timeout of the group. Answers the threads that do it."""
+        long as the timeout of the group. Returns the threads that do it."""
         self._kept = None
         pending, self._pending = self._pending, []
         return [background.run(functools.partial(_wait_for, tensor)) for tensor in pending]

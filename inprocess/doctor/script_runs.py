@@ -268,7 +268,7 @@ class _EnoughError(Exception):
 
 
 class _Watch:
-    """Called while ranks run; answers when it wants to be called again (monotonic)."""
+    """Called while ranks run; returns when it wants to be called again (monotonic)."""
 
     def __init__(self, run: Run, faults: Mapping[At, Fault], may_end: bool, replaces: bool) -> None:
         self._run, self._faults, self._may_end, self._replaces = run, faults, may_end, replaces

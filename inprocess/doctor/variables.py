@@ -118,7 +118,7 @@ CHECKS = (
     ),
     Check(
         "variables.nccl",
-        "NCCL_* with which NCCL waits long for a rank that is gone, or crashes where it is let go",
+        "NCCL_* with which NCCL waits long for a rank that is gone, or crashes where it is released",
         "unset what the finding names",
         nccl,
     ),

@@ -117,7 +117,7 @@ class EtcdStore(StoreMixin, _Store):
         return value
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter; answers the new value. Adding 0 reads it."""
+        """Add to a counter; returns the new value. Adding 0 reads it."""
         if amount == 0:  # a read, in which an absent key is one that holds 0
             return _number(self.compare_set(key, b"0", b"0"), key)
         with self._adding:
@@ -127,7 +127,7 @@ class EtcdStore(StoreMixin, _Store):
             return number
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Set the key where it holds ``expected``, or, where that is empty, where it is absent. Answers what it holds
+        """Set the key where it holds ``expected``, or, where that is empty, where it is absent. Returns what it holds
         then; ``expected`` where it is absent and something was expected."""
         expected, desired = raw(expected), raw(desired)
         place = self._place(key)
@@ -179,7 +179,7 @@ class EtcdStore(StoreMixin, _Store):
 
     @classmethod
     def inprocess_enter(cls, kwargs: dict[str, Any], seat: JobIdentity, timeout: float) -> tuple[dict[str, Any], bool]:
-        """Come into this job's generation: with all ranks, or later, where it runs already. Answers its connections'
+        """Come into this job's generation: with all ranks, or later, where it runs already. Returns its connections'
         arguments, and whether the call begins with this process.
 
         Raises:

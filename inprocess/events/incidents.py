@@ -52,14 +52,14 @@ class IncidentReports:
         self._latest: tuple[int, int] | None = None
 
     def happened(self, iteration: int, turn: int) -> float | None:
-        """An iteration was interrupted; answers in how many seconds to call `write` (None: others do that)."""
+        """An iteration was interrupted; returns in how many seconds to call `write` (None: others do that)."""
         if self._run_dir is None:
             return None
         self._latest = (iteration, turn)
         return FIRST_S + turn * NEXT_S if turn < WRITERS else None
 
     def write(self) -> float | None:
-        """Start the program; answers in how many seconds to call this again, None: it has been started."""
+        """Start the program; returns in how many seconds to call this again, None: it has been started."""
         if self._running() is not None:
             return RETRY_S
         self._start(self._command())

@@ -5,7 +5,7 @@ an incident each monitor looks whether the events of those who write reports lie
 puts what is most important, 4 kB at most, into the store; and those who write reports fetch what they do not have, and
 lay it beside their own events.
 
-All of it runs in threads of its own that nobody waits for, but for a moment at the end of the process: a disk or a
+All of it runs in threads of its own that nobody waits for, except for a moment at the end of the process: a disk or a
 store that does not answer costs a line in the report. They begin when the restart is over: to start two threads in
 each monitor while the ranks go on made it 1 ms longer (4 ranks on 2 cores).
 """

@@ -1,7 +1,7 @@
 """How the rank is now, as a small file in the run directory, and its stacks where somebody asks for them.
 
 One daemon thread of the monitor does all of it, and nobody waits for that: a disk that hangs keeps this thread alone.
-Everything that it tells comes from the board, the job and ``/proc``. The rank itself does nothing for it, but for its
+Everything that it tells comes from the board, the job and ``/proc``. The rank itself does nothing for it, except its
 stacks: these its watchdog takes. Where no answer comes, the main thread of the monitor takes them from outside, since
 it alone knows that the rank has not left the call. ``events/status_files`` has the format.
 """

@@ -45,7 +45,7 @@ class ArbiterServer(Server[_Peer]):
         slot: of the member whose monitor this is.
         arbiter: decides.
         heard: when the last heartbeat of this standby that got through in time was begun (s); None: it has no lease.
-        serve: starts the store with which the job goes on; answers its port.
+        serve: starts the store with which the job goes on; returns its port.
         left: told the slot of a member that voted here, and has ended.
         changed: called when `is_needed` may have changed, or the job goes on here.
     """

@@ -150,7 +150,7 @@ def _allocated() -> int:
 
 
 def _find(kind: str, before: Sequence[weakref.ref[Any]], grown: int) -> tuple[int, int, list[str]]:
-    """New bytes but for what is kept on purpose, those of no tensor of Python's, and a line for each large tensor."""
+    """New bytes except what is kept on purpose, those of no tensor of Python's, and a line for each large tensor."""
     size, hidden, largest = _new(kind, before, grown)
     texts = [f"{in_words(memory)}, {_shape(tensor)}" for memory, tensor in largest]
     tensors = [largest.pop(0)[1] for _ in texts]  # a list that still has them would be found as their owner

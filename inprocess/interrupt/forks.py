@@ -55,7 +55,7 @@ def guarded(fn: Callable[..., T], *args: Any) -> T:
 
 
 def _end(error: BaseException | None) -> NoReturn:
-    """End this process, as Python would have ended it, but for its exit handlers."""
+    """End this process, as Python would have ended it, except for its exit handlers."""
     status = 1
     try:
         status = _status(error)

@@ -39,7 +39,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def behind(error: BaseException, *outside: BaseException | None) -> Iterator[BaseException]:
-    """This one and all that are behind it or in it, but for these and what is behind them alone."""
+    """This one and all that are behind it or in it, except these and what is behind them alone."""
     seen, waiting = set(map(id, outside)), [error]
     while waiting:
         each = waiting.pop()

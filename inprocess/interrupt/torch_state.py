@@ -52,7 +52,7 @@ def forget_backward() -> None:
         with torch.enable_grad():
             torch.autograd.backward(torch.zeros((), device="cpu", requires_grad=True))
     except Exception as error:
-        log.debug("what a backward pass has left could not be let go of: %s", in_words(error))
+        log.debug("what a backward pass has left could not be released: %s", in_words(error))
 
 
 class TorchState:

@@ -83,7 +83,7 @@ class Setup:
 
 
 class Agent(LocalElasticAgent):
-    """Starts and watches the workers of this node; `run` answers torch's RunResult.
+    """Starts and watches the workers of this node; `run` returns torch's RunResult.
 
     Raises JobOver, NodeExcluded, and torch's SignalException for a signal to the launcher.
     """

@@ -1,6 +1,6 @@
 """What the launcher does about a worker that failed, and who gets which node rank. Nothing here does IO.
 
-`after_failure` answers with an instruction; `agent` carries it out.
+`after_failure` returns an instruction; `agent` carries it out.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class RunDirectory:
         """Before workers start; the first time it is made where that is to be done, and named in the log.
 
         Args:
-            agree: takes a key and a proposal; answers the proposal that all nodes follow.
+            agree: takes a key and a proposal; returns the proposal that all nodes follow.
         """
         if self._is_open:
             return
@@ -144,7 +144,7 @@ class RunDirectory:
 
 
 def _within(action: Callable[[], object]) -> str:
-    """Do it in a thread of its own; answers why it failed, or an empty text."""
+    """Do it in a thread of its own; returns why it failed, or an empty text."""
     said = ["it does not answer"]
 
     def run() -> None:

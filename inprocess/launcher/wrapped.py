@@ -96,7 +96,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _function(run: Callable[[], object], name: str) -> Callable[[], None]:
-    """``run`` is what `program` answers."""
+    """``run`` is what `program` returns."""
     argv, folder, ours = list(sys.argv), os.getcwd(), sys.modules["__main__"]
 
     def clear() -> None:

@@ -150,7 +150,7 @@ class KeptLoader:
                     "batch_sampler=...), or use an ElasticSampler"
                 )
 
-    # what follows is not interrupted half-way, but for `_hire`
+    # what follows is not interrupted half-way, except `_hire`
 
     def _aim(self, stream: _Stream) -> None:
         """From now on this is what is wanted."""

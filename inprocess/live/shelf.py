@@ -76,7 +76,7 @@ class Shelf:
         return list(itertools.takewhile(lambda name: name.step > after, names))
 
     def tidy(self, saved: Name, keep: int) -> None:
-        """All that were written before this one go, but for the last ``keep`` finished ones."""
+        """All that were written before this one go, except the last ``keep`` finished ones."""
         before = [(name, finished) for name, finished in self.all() if name <= saved]
         kept = [name for name, finished in before if finished][:keep]
         for name, _ in before:

@@ -1,6 +1,6 @@
 """The board: a page of shared memory on which a rank shows its monitor process how it is. No decisions here.
 
-Every slot is one aligned 64-bit integer with one writer: the training process, but for LEASE, WATCHED and ASKED. It
+Every slot is one aligned 64-bit integer with one writer: the training process, except for LEASE, WATCHED and ASKED. It
 sets what belongs to an iteration before it sets ITERATION, and the reader looks at ITERATION and PHASE before and after
 its copy: a copy is never half of one iteration and half of the next. The memory has no name on disk (memfd).
 """
@@ -158,7 +158,7 @@ class Board:
         self.slots[PROGRESS] = monotonic_ns()
 
     def unprotect(self) -> int:
-        """Enter a block without hang protection; any thread. Answers the iteration, for `protect`."""
+        """Enter a block without hang protection; any thread. Returns the iteration, for `protect`."""
         with self._counting:
             self.slots[UNHANG] += 1
             return self.slots[ITERATION]
@@ -217,7 +217,7 @@ class Board:
     # --- the monitor reads -------------------------------------------------------------------------------------
 
     def ask_stacks(self) -> int:
-        """Ask for them; answers the number for `stacks`. One thread of the monitor alone may do that."""
+        """Ask for them; returns the number for `stacks`. One thread of the monitor alone may do that."""
         self.slots[ASKED] += 1
         return self.slots[ASKED]
 

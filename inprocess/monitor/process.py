@@ -179,7 +179,7 @@ class MonitorProcess:
         return [os.pidfd_open(pid) for pid in pids[-1:]]
 
     def wait_serving(self, timeout: float) -> int:
-        """Wait until the base store is up (only where ``serve_port`` is set); answers its port.
+        """Wait until the base store is up (only where ``serve_port`` is set); returns its port.
 
         Raises:
             OptionError: the port is taken, or another option is wrong.

@@ -96,7 +96,7 @@ class Monitor:
         os.eventfd_write(self._wake, 1)
 
     def run(self) -> int:
-        """Protect the rank until there is nothing left to do; answers the exit code."""
+        """Protect the rank until there is nothing left to do; returns the exit code."""
         self.tell(ready=os.getpid())
         self._link.start()
         self._witness.start()

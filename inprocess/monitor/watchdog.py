@@ -6,7 +6,7 @@ room for 32.
 
 Why the pending call is ``sem_post`` of the C library and no Python function. A Python callback would be a piece of
 library code that runs anywhere in the user's function: an interruption raised while it runs would be swallowed there.
-``sem_post`` takes one pointer, answers 0 and runs no bytecode. This thread takes the semaphore and writes the stamp.
+``sem_post`` takes one pointer, returns 0 and runs no bytecode. This thread takes the semaphore and writes the stamp.
 
 A monitor that has stopped (SIGSTOP, or it is starved) protects nobody: the others declare this rank dead, and it would
 not be killed for that. So a monitor that shows no life on the board is killed, which makes it one that has died.
@@ -128,7 +128,7 @@ class ProgressWatchdog(threading.Thread):
             standstill is known to begin no earlier than that before the first question that gets no answer.
         monitor: its ``pidfd`` is watched; read again after each death. It is killed after ``silence`` seconds without
             life.
-        on_monitor_death: called in this thread when the monitor has died; it may start a new one, and answers whether
+        on_monitor_death: called in this thread when the monitor has died; it may start a new one, and returns whether
             it did, also where that one has died meanwhile. Where it did not, or raises, which is logged, no monitor is
             watched any more.
         unheard: says from the lease whether heartbeats do not get through.

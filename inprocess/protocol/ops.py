@@ -15,7 +15,7 @@ class Set:
 
 @dataclass(frozen=True)
 class Add:
-    """Add ``amount`` to a counter (absent counts as 0); answers the new value. Adding 0 reads it."""
+    """Add ``amount`` to a counter (absent counts as 0); returns the new value. Adding 0 reads it."""
 
     key: str
     amount: int
@@ -23,7 +23,7 @@ class Add:
 
 @dataclass(frozen=True)
 class Claim:
-    """Compare-and-set: write ``value`` if the key is absent, or holds ``instead``. Answers what it holds then (bytes).
+    """Compare-and-set: write ``value`` if the key is absent, or holds ``instead``. Returns what it holds then (bytes).
 
     Nobody waits for a key that is written ``instead`` of something, or is not ``awaited``: such a claim is one
     operation in every store, so nothing that is written after it is lost.
@@ -58,7 +58,7 @@ class Exist:
 
 @dataclass(frozen=True)
 class Wait:
-    """Wait until the key exists; answers what it holds (bytes), or None after ``timeout`` seconds (None: no limit).
+    """Wait until the key exists; returns what it holds (bytes), or None after ``timeout`` seconds (None: no limit).
 
     Only followers and guardians yield it: it occupies their connection.
     """

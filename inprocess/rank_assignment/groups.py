@@ -1,4 +1,4 @@
-"""Groups of ranks that live and die together, such as the ranks of one host. Pure, but for gathering the keys."""
+"""Groups of ranks that live and die together, such as the ranks of one host. Pure, except for gathering the keys."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class History:
     """The earlier incidents, by number, to which one is similar.
 
     Attributes:
-        same_error: of the same class, with the same message but for numbers.
+        same_error: of the same class, with the same message except for numbers.
         same_place: at the same line of the program.
         same_host: on the same host.
         in_a_row: how many incidents up to this one, without another one between them, had the same error at the same

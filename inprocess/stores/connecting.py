@@ -47,7 +47,7 @@ def connect(spec: StoreSpec, timeout: float, stopped: threading.Event | None = N
 
 
 def prefixed(spec: StoreSpec, base: Any) -> Any:
-    """What `connect` answers, over a connection to the base store that is there already."""
+    """What `connect` returns, over a connection to the base store that is there already."""
     return PrefixStore(spec.prefix, base) if spec.prefix else base
 
 

@@ -57,7 +57,7 @@ def send_again_soon(connection: socket.socket) -> None:
 
 
 def shut_connections(address: str, port: int) -> int:
-    """Shut down this process' connections to a server: whoever is blocked on one gets an error. Answers how many."""
+    """Shut down this process' connections to a server: whoever is blocked on one gets an error. Returns how many."""
     found = [descriptor for descriptor, peer in connections() if peer == (address, port)]
     for descriptor in found:
         shut(descriptor)

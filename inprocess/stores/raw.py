@@ -17,7 +17,7 @@ LOST = "Its host is gone, or cannot be reached from here"
 
 
 def read(store: Any, key: str) -> bytes | None:
-    # one round trip: a compare-and-set that expects what is never there answers the value, or what it expected
+    # one round trip: a compare-and-set that expects what is never there returns the value, or what it expected
     found = store.compare_set(key, ABSENT, ABSENT)
     return None if found == ABSENT.encode() else bytes(found)
 

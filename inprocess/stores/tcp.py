@@ -33,7 +33,7 @@ class StoreMixin:
         return read(self, key)
 
     def inprocess_claim(self, key: str, value: str) -> bytes:
-        """Write ``value`` where ``key`` is absent; answers what it holds afterwards."""
+        """Write ``value`` where ``key`` is absent; returns what it holds afterwards."""
         return claim(self, Claim(key, value))
 
 

@@ -55,7 +55,7 @@ def await_readable(descriptor: int | None, seconds: float | None = None) -> bool
 
 def raise_limit() -> DescriptorLimits:
     """Raise the soft limit of this process to the hard one: whoever serves a store has four connections to each rank.
-    Answers what both were before."""
+    Returns what both were before."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # a hard limit above the kernel's own maximum
         resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))

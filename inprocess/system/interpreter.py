@@ -45,8 +45,8 @@ def join_with_progress(thread: threading.Thread, seconds: float) -> bool:
 
 
 def repeat_with_progress(action: Callable[[], T], seconds: float, pause: float) -> T:
-    """In the main thread: repeat this until it answers nothing, and show now and then that this one runs. What it
-    answers last: something where the time was over."""
+    """In the main thread: repeat this until it returns nothing, and show now and then that this one runs. What it
+    returns last: something where the time was over."""
     until = clock.monotonic() + seconds
     while (found := action()) and clock.monotonic() <= until:
         sleep_with_progress(pause)

@@ -29,7 +29,7 @@ class HalfLoaded(RuntimeError):
 
 
 def load(full: bool = False) -> str:
-    """Make ``torch._C._distributed_c10d`` importable; answers ``"light"`` or ``"full"``, whichever it was.
+    """Make ``torch._C._distributed_c10d`` importable; returns ``"light"`` or ``"full"``, whichever it was.
 
     Args:
         full: import torch in full; so it is where torch has been imported already.

@@ -66,7 +66,7 @@ _position: Callable[[], Position] | None = None
 
 
 def locate(position: Callable[[], Position] | None) -> None:
-    """From now on lines say what this answers, whatever thread logs them; None: `NO_CALL`, as after `leave`."""
+    """From now on lines say what this returns, whatever thread logs them; None: `NO_CALL`, as after `leave`."""
     global _position
     _position = position
 
@@ -196,7 +196,7 @@ def _handlers_in_use(thread: threading.Thread) -> list[Any]:
 def _divert(fd: int, writer: threading.Thread) -> None:
     """End a write that blocks: a signal makes Python repeat it, and by then the descriptor leads nowhere.
 
-    Not a file's: to let go of it may take as long as to write to it, and no signal ends that.
+    Not a file's: to release it may take as long as to write to it, and no signal ends that.
     """
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return

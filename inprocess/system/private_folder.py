@@ -2,7 +2,7 @@
 
 Whoever may write to a folder above it may put a link, or a folder, in its place. So the last folders of a path have to
 belong to this user, and not everybody may write to them. A group may, as it is made on volumes of Kubernetes
-(``fsGroup``). What is on the way there may be anybody's, but for links.
+(``fsGroup``). What is on the way there may be anybody's, except links.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Result:
     def assert_resumed_from(self, step: int) -> None:
         """After the last restart every rank went on from this step.
 
-        The step is the one that `LiveState.recover` answers, or that the program tells:
+        The step is the one that `LiveState.recover` returns, or that the program tells:
         ``inprocess.testing.here("resume", step=step)``, once in each run of the function.
         """
         __tracebackhide__ = True

@@ -202,7 +202,7 @@ class Run:
         Args:
             deadline: seconds.
             check: whether problems are errors; the results have them in any case.
-            act: called again and again meanwhile; answers when it wants to be called at the latest (monotonic).
+            act: called again and again meanwhile; returns when it wants to be called at the latest (monotonic).
             fenced: see `invariants.broken`.
 
         Raises:

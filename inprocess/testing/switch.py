@@ -57,7 +57,7 @@ class Switch(threading.Thread):
         self._wires = self._wires | dict.fromkeys(everything if pairs is None else pairs, wire)
 
     def unplug(self, host: int) -> float:
-        """Nothing reaches this host any more, and nothing comes from it. Answers when (monotonic)."""
+        """Nothing reaches this host any more, and nothing comes from it. Returns when (monotonic)."""
         return self.split([host])
 
     def plug_in(self, host: int) -> None:
@@ -65,7 +65,7 @@ class Switch(threading.Thread):
         self.set(Wire(), self._between([host]))
 
     def split(self, side: Collection[int]) -> float:
-        """Cut all wires between these hosts and the others. Answers when (monotonic)."""
+        """Cut all wires between these hosts and the others. Returns when (monotonic)."""
         self.set(Wire(cut=True), self._between(side))
         return time.monotonic()
 

@@ -78,7 +78,7 @@ def join(
 
 
 def _may_join(founds: bool, membership: Membership, entry: JoinMode, remedy: str) -> bool:
-    """What `join` answers."""
+    """What `join` returns."""
     if not founds and entry is JoinMode.FOUND:
         raise OptionError(f"a job runs here in which this process, RANK={membership.member}, has no part. {remedy}")
     return founds
@@ -175,7 +175,7 @@ def _refuse_fenced(found: Arrival, slot: int) -> None:
 
 @tells_everybody
 def _arrive(iteration: int, name: str, member: int, arrival: Arrival, roster: Sequence[int]) -> Verb[Arrival]:
-    """Enter a round once; the last to arrive decides it. Answers the entry that stands, perhaps somebody else's."""
+    """Enter a round once; the last to arrive decides it. Returns the entry that stands, perhaps somebody else's."""
     key = f"{iteration}/{name}/{member}"
     text = dump(arrival)
     found = yield Claim(key, text)

@@ -35,7 +35,7 @@ __all__ = [
 
 
 def publish_rendezvous(iteration: int, address: str) -> Verb[str]:
-    """Offer a store server for this iteration; answers the address that stands (the first one offered)."""
+    """Offer a store server for this iteration; returns the address that stands (the first one offered)."""
     key = f"{iteration}/rendezvous"
     return load_address((yield Claim(key, address)), key)
 
