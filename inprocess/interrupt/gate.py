@@ -34,9 +34,9 @@ from inprocess.interrupt.frames import (
 )
 from inprocess.interrupt.in_flight import InFlight
 from inprocess.interrupt.judging import answers_interruption, behind, let_go, set_handled, under_way
-from inprocess.interrupt.latch import Latch
 from inprocess.system import clock
 from inprocess.system.errors import in_words
+from inprocess.system.latch import Latch
 
 __all__ = ["Gate", "Interrupted", "Outcome", "Raised", "Returned"]
 

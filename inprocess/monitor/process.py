@@ -31,6 +31,7 @@ from inprocess.protocol.membership import Membership
 from inprocess.system import clock, descriptors
 from inprocess.system.interpreter import SLICE
 from inprocess.system.json_lines import Lines, send_now
+from inprocess.system.latch import Latch
 
 __all__ = ["MonitorConfig", "MonitorProcess", "reap_lingering"]
 
@@ -95,9 +96,8 @@ class MonitorProcess:
         self._lines = Lines()
         # protects the fields below and reading from the socket
         self._lock = threading.RLock()
-        self._another = threading.Condition(self._lock)
-        #: how many there have been
-        self._started = 0
+        # set when the next one has started; replaced by then
+        self._another = Latch()
         self._said: dict[str, Any] = {}
         self._deaths: list[float] = []
         self._closed = False
@@ -169,8 +169,8 @@ class MonitorProcess:
             finally:
                 for fd in mine:
                     os.close(fd)
-            self._started += 1
-            self._another.notify_all()
+            another, self._another = self._another, Latch()
+            another.set()
 
     def _predecessor(self) -> list[int]:
         """A descriptor of the monitor that still serves our port for an earlier call, if there is one."""
@@ -190,10 +190,9 @@ class MonitorProcess:
 
     def listen(self, timeout: float) -> None:
         """Wait until the monitor says something, or another one takes its place; ``timeout`` seconds at most."""
-        number = self._started
+        another = self._another
         if not self._hear(timeout):
-            with self._lock:
-                self._another.wait_for(lambda: self._started != number, timeout)
+            another.wait(timeout)
 
     def _await(self, what: str, timeout: float) -> Any:
         deadline = clock.monotonic() + timeout

@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-import dis
 import sys
 import threading
-from types import FrameType
-from typing import Any
 
 import pytest
 
 from inprocess.call.mailbox import Mailbox
 from inprocess.exception import RestartError
+from tests.harness.strike import Strike
 
 WAIT_S, BLOCKED_S = 20.0, 5.0  # ceilings
-
-
-#: behind these CPython looks whether a signal has come
-LOOKS = ("CALL", "RESUME", "JUMP_BACKWARD", "POP_JUMP_BACKWARD")
-
-
-class Strike:
-    """Raises KeyboardInterrupt at the n-th moment at which a signal's handler may run, as that of SIGINT does."""
-
-    def __init__(self, number: int) -> None:
-        self._left = number
-        #: frame -> its latest instruction
-        self._latest: dict[FrameType, str] = {}
-
-    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "opcode":
-            latest = self._latest.get(frame, "")
-            self._latest[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-            if latest.startswith(LOOKS):
-                if not self._left:
-                    sys.settrace(None)
-                    raise KeyboardInterrupt
-                self._left -= 1
-        return self
 
 
 def _put_and_wait(mailbox: Mailbox) -> None:
