@@ -1,7 +1,7 @@
 """What NCCL's groups need around them, so that a rank outlives their abort.
 
 Read in the sources of torch 2.6 and NCCL 2.29, and in the library of torch 2.11; not yet run on a GPU.
-docs/design/nccl.md has the places.
+docs/notebook/nccl.md has the places.
 
 All groups at once
     ``ncclCommAbort`` tells a group's kernels to end, and then waits for its streams; where these wait for a kernel of

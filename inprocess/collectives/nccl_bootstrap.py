@@ -14,7 +14,8 @@ Nothing tells which sockets are the bootstrap's. So what is ended is a TCP socke
 * is watched by no epoll instance: Gloo, gRPC, asyncio, libuv and the AWS runtime wait there,
 * belongs to no socket object of Python's,
 
-and only while a thread is inside code of torch's that may make a communicator. docs/design/nccl.md has what was tried.
+and only while a thread is inside code of torch's that may make a communicator. docs/notebook/nccl.md has what was
+tried.
 """
 
 from __future__ import annotations

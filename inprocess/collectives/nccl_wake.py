@@ -3,7 +3,7 @@
 ``ncclCommAbort`` ends what runs on the GPU at once, and then waits for the threads that serve a communicator's
 connections. These look at the abort flag only between two calls of ``poll``, each of which lasts 500 ms (NCCL 2.29,
 ``proxy.cc``). Whatever arrives ends the call: a connection to the socket on which the one thread listens, a message
-for the other one's. docs/design/nccl.md has what was measured.
+for the other one's. docs/notebook/nccl.md has what was measured.
 
 ``destroy_process_group()`` waits for the same threads. It tells the first by itself, so only the second is woken then.
 

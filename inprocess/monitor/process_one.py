@@ -2,8 +2,8 @@
 
 The kernel drops SIGKILL, and every other signal without a handler, that comes to process 1 from inside. A signal that
 has a handler it delivers. So such a rank lends its monitor a signal whose handler is ``_exit`` of the C library, which
-needs no interpreter lock and runs before the thread that gets it runs anything else. ``docs/design/process_one.md`` has
-what else was tried.
+needs no interpreter lock and runs before the thread that gets it runs anything else. ``docs/notebook/process_one.md``
+has what else was tried.
 """
 
 from __future__ import annotations

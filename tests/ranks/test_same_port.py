@@ -83,7 +83,7 @@ def test_a_rank_of_the_first_one_has_died(jobs):
 def test_both_start_at_once(jobs, second):
     """As long as one trains, no other one does: all others end with an error, and nobody without having trained. That
     it is one with its own processes alone is certain only where something tells them apart, here the folder: see
-    docs/design/joining.md."""
+    docs/notebook/joining.md."""
     # whose own rank 0 has gone learns so at barrier_timeout
     wrapper = PATIENT | {"soft_timeout": 15, "hard_timeout": 16, "heartbeat_timeout": 10, "barrier_timeout": 20}
     runs = [jobs.start("first", 2, wrapper=wrapper), jobs.start("second", 2, second, wrapper)]

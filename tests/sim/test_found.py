@@ -1,4 +1,4 @@
-"""Schedules that broke an invariant once, as small as they got. The protocol's answer to each is in `docs/design`."""
+"""Schedules that broke an invariant once, as small as they got. The protocol's answer to each is in `docs/notebook`."""
 
 from __future__ import annotations
 
