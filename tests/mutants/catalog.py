@@ -301,6 +301,17 @@ FENCED_FIRST = """    yield from _arrive(iteration, "end", member, dead, roster)
     if interrupted:
         yield from wake(iteration)
 """
+#: for what is a plain set there
+SETS = Edit(
+    "inprocess/protocol/verbs/rounds.py",
+    "import Claim, Exist, Read, ReadAll, Verb",
+    "import Claim, Exist, Read, ReadAll, Set, Verb",
+)
+WAKE_SETS = Edit(
+    "inprocess/protocol/verbs/shared.py",
+    "import Add, Claim, Exist, Read, ReadAll, Verb",
+    "import Add, Claim, Exist, Read, ReadAll, Set, Verb",
+)
 verbs = _in("protocol/verbs/*.py", "tests/unit/test_verbs_over_a_dict.py")
 seeds = _in("protocol/verbs/*.py", SIM, seeds=True)
 COORDINATOR = (
@@ -314,6 +325,7 @@ COORDINATOR = (
         "an entry is set, so a late riser overwrites that it was declared dead",
         "    found = yield Claim(key, text)\n    if found != text.encode():\n        return",
         "    yield Set(key, text)\n    found = text.encode()\n    if found != text.encode():\n        return",
+        SETS,
     ),
     seeds(
         "count_before_entry",
@@ -351,12 +363,15 @@ COORDINATOR = (
         'yield Claim(f"{iteration}/start", dump(start))',
         'yield Set(f"{iteration}/start", dump(start))',
         Edit(_with("inprocess/protocol/verbs/*.py", WAKE), WAKE, WAKE.replace("Claim(f", "Set(f")),
+        SETS,
+        WAKE_SETS,
     ),
     verbs(
         "last_decision_wins",
         "the end round's verdict is a plain set",
         'yield Claim(f"{iteration}/next", dump(decision))',
         'yield Set(f"{iteration}/next", dump(decision))',
+        SETS,
     ),
     verbs(
         "hopeless_goes_on",
@@ -699,7 +714,7 @@ JOINERS = (
         "one_broken_ticket",
         "a ticket of another version ends the job",
         "    except BadMessage:\n        return CLOSED\n",
-        "    except OptionError:\n        return CLOSED\n",
+        "    except RestartAbort:\n        return CLOSED\n",
     ),
     tickets(
         "closed_tickets_count",

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import dis
 from collections import Counter
+from collections.abc import Iterator
+from types import CodeType
 
 import pytest
 
@@ -17,8 +21,34 @@ from tests.mutants.catalog import MUTANTS
 def test_mutant_fits_the_code(mutant: Mutant) -> None:
     for file, broken in mutant.sources().items():
         assert ast.dump(ast.parse(broken)) != ast.dump(ast.parse((ROOT / file).read_text()))
+        assert not undefined(broken, file), "a NameError would be noticed, in place of what is wrong"
     for test in mutant.tests:
         assert (ROOT / test.partition("::")[0]).is_file()
+
+
+def undefined(source: str, file: str) -> set[str]:
+    """The global names that a module uses and has not."""
+    module = compile(source, file, "exec", dont_inherit=True)
+    known, used = {*dir(builtins), "__annotations__", "__file__"}, set()
+    for code in inside(module):
+        for instruction in dis.get_instructions(code):
+            name = instruction.argval
+            if instruction.opname == "STORE_GLOBAL" or (code is module and instruction.opname == "STORE_NAME"):
+                known.add(name)
+            elif instruction.opname == "LOAD_GLOBAL" or (code is module and instruction.opname == "LOAD_NAME"):
+                used.add(name)
+    return used - known
+
+
+def inside(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from inside(each)
+
+
+def test_a_name_that_is_not_there_is_noticed() -> None:
+    assert undefined("import os\ndef f(a):\n    return os, a, len, Missing\n", "f.py") == {"Missing"}
 
 
 def test_names_are_unique() -> None:
