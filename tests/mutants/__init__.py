@@ -79,6 +79,9 @@ def applied(mutant: Mutant) -> Iterator[None]:
             for name, function in _functions(module).items():
                 stack.callback(setattr, function, "__code__", function.__code__)
                 function.__code__ = changed[name].__code__
+            for name in vars(mutated).keys() - vars(module).keys():  # what it imports beyond
+                stack.callback(delattr, module, name)
+                setattr(module, name, getattr(mutated, name))
         yield
 
 
