@@ -43,22 +43,30 @@ def parser(description: str | None, *libraries: str) -> argparse.ArgumentParser:
     """What every script wants to know: which library, with which setting."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--library", choices=libraries, default="inprocess")
-    parser.add_argument("--setting", choices=("default", "tuned", "tree"), default="default")
+    parser.add_argument("--setting", choices=("default", "tuned", "tree", "warm"), default="default")
     return parser
 
 
 def wrap(
-    library: str, setting: str, rank: int, fn: Callable[[Call], Any], timeouts: Mapping[str, float], active: int = 0
+    library: str,
+    setting: str,
+    rank: int,
+    fn: Callable[[Call], Any],
+    timeouts: Mapping[str, float],
+    active: int = 0,
+    warm_up: Callable[[Any], None] | None = None,
 ) -> Callable[[], Any]:
     """The function, restarted by a library; ``rank`` is the initial one, ``active`` limits the active ranks (0: all);
-    with the setting "tree" by a `Tree` of hosts of four, where the library has one.
+    with the setting "tree" by a `Tree` of hosts of four, where the library has one. With the setting "warm" a reserve
+    runs ``warm_up``.
 
     Marks ``abort``, ``aborted`` (in the library's own thread), ``left`` (the function), ``assign``, ``assigned`` and
     ``initialize`` in between.
     """
     durations = {name: datetime.timedelta(seconds=value) for name, value in timeouts.items()}
     if library == "inprocess":
-        return _inprocess(rank, fn, durations, active, setting == "tree")
+        hooks = {"warm_up": warm_up} if setting == "warm" else {}
+        return _inprocess(rank, fn, durations | hooks, active, setting == "tree")
     if setting == "tuned":
         durations = {name: datetime.timedelta(seconds=value) for name, value in SHORT.items()} | durations
     return _nvrx(rank, fn, durations, active)
@@ -110,7 +118,7 @@ class Marks:
 
 
 def _inprocess(
-    rank: int, fn: Callable[[Call], Any], durations: Mapping[str, Any], active: int, tree: bool
+    rank: int, fn: Callable[[Call], Any], options: Mapping[str, Any], active: int, tree: bool
 ) -> Callable[[], Any]:
     import inprocess  # noqa: PLC0415
     from inprocess.rank_assignment import Layer, LayerFlag, MaxActiveWorldSize, ShiftRanks, Tree  # noqa: PLC0415
@@ -130,7 +138,7 @@ def _inprocess(
         initialize=marks.hook("initialize"),
         rank_assignment=marks.around("assign", order, "assigned"),
         max_repeats=None,  # the same fault again and again is what is measured
-        **durations,
+        **options,
     )(call)
 
 

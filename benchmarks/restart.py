@@ -67,8 +67,8 @@ def parser() -> argparse.ArgumentParser:
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """``arguments``: default: those of the program. Exits where they do not fit together."""
     options = parser().parse_args(arguments)
-    if options.setting == "tree" and (options.library != "inprocess" or not options.spares):
-        parser().error("--setting tree needs --library inprocess and --spares 1: the reserve in the tree")
+    if options.setting in ("tree", "warm") and (options.library != "inprocess" or not options.spares):
+        parser().error(f"--setting {options.setting} needs --library inprocess and --spares 1: a reserve")
     return options
 
 
@@ -87,6 +87,7 @@ def main(options: argparse.Namespace, rank: int) -> None:
         lambda call: body(options, call.rank, call.iteration),
         TIMEOUTS if timed else {},
         active,
+        lambda state: warm_up(options),
     )
     mark("call", rank, 0)
     train()
@@ -115,6 +116,15 @@ def body(options: argparse.Namespace, rank: int, iteration: int) -> None:
             fail(options.fault, rank)
         idle(options.where, work)
     del work  # before the group: as its last owner a model would end it with Python's lock held
+    dist.destroy_process_group()
+
+
+def warm_up(options: argparse.Namespace) -> None:
+    """What a reserve does meanwhile: the function's first step, in a group of its own."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    work = Steps() if options.body == "training" else Empty()
+    work.first()
+    del work
     dist.destroy_process_group()
 
 

@@ -113,6 +113,7 @@ HOOKS = (
     "completion",
     "terminate",
     "on_preemption",
+    "warm_up",
     "rank_assignment",
     "rank_filter",
 )

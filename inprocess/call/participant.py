@@ -52,6 +52,7 @@ class Hooks:
     completion: Hook
     terminate: Hook
     on_preemption: Hook
+    warm_up: Hook
     #: whether the abort has NCCL's threads woken
     wakes_nccl: bool = False
 

@@ -50,7 +50,7 @@ class UserCode:
         participant.goodput.called(now)
         participant.log_restart()
         if participant.is_reserve:
-            return self._await_outcome(None)
+            return self._stand_by()
         participant.parts.function_begins()
         set_current(participant.call)
         begin = participant.counts.entered = clock.monotonic()
@@ -58,6 +58,16 @@ class UserCode:
             return self.in_window(participant.fn, keep=True)
         finally:
             participant.counts.ran_long = clock.monotonic() - begin >= LONG_INSIDE and not participant.stood_at_once()
+
+    def _stand_by(self) -> Event:
+        """A reserve: `warm_up`, which the next restart ends, then the wait for that."""
+        participant = self._participant
+        if participant.hooks.warm_up is not None:
+            begin = clock.monotonic()
+            if (event := self.in_window(lambda: self.hook("warm_up"))) is not Event.OK:
+                return event
+            log.info("%s, a reserve, has warmed up in %.1f s", participant.who, clock.monotonic() - begin)
+        return self._await_outcome(None)
 
     def finish(self) -> Event:
         """The function has returned here: wait for the others."""
@@ -136,6 +146,8 @@ class UserCode:
         return self._raised(outcome.exception)
 
     def _raised(self, error: BaseException) -> Event:
+        if self._participant.phase is Phase.RUN and self._participant.is_reserve:
+            raise error  # nobody waits for a reserve: it leaves, and that is all
         # of a hook every BaseException does
         ends = asks_for_end(error) if self._participant.phase is Phase.RUN else not isinstance(error, Exception)
         if ends and not isinstance(error, RankShouldRestart):

@@ -159,15 +159,16 @@ def _rules(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
 
 
 def _soft(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
-    """No progress: everybody restarts. Once per iteration, and not where it is interrupted already."""
+    """No progress: everybody restarts. Once per iteration, and not where it is interrupted already, or nobody waits."""
     iteration = max(seen.iteration, view.iteration)
     interrupted = view.interrupted_at is not None and view.iteration == iteration
-    if iteration < 0 or iteration <= view.reported or interrupted or not seen.hang_protection:
+    stands_by = seen.reserve and seen.phase is Phase.RUN
+    if iteration < 0 or iteration <= view.reported or interrupted or stands_by or not seen.hang_protection:
         return
     soft, _ = _timeouts(seen, view)
     record = _record(seen, view, Interruption.SOFT_TIMEOUT, f"no progress for {_seconds(soft)} (soft_timeout)")
     yield _still_since(seen, view) + soft, Report(iteration, record)
-    if seen.ping and seen.phase is Phase.RUN and not seen.reserve:
+    if seen.ping and seen.phase is Phase.RUN:
         record = _record(seen, view, Interruption.SOFT_TIMEOUT, f"no ping() for {_seconds(soft)} (soft_timeout)")
         yield max(seen.ping, view.awake_since) + soft, Report(iteration, record)
 

@@ -1343,6 +1343,18 @@ LADDER = (
         "groups of earlier iterations, with their threads and sockets, stay until the call ends",
         "            self._after_start()\n",
     ),
+    _in("call/user_code.py", "tests/ranks/test_warm_up.py")(
+        "a_spare_s_error_restarts_all",
+        "an error while a reserve warms up restarts the others",
+        "        if self._participant.phase is Phase.RUN and self._participant.is_reserve:\n            raise error",
+        "        if False:\n            raise error",
+    ),
+    _in("monitor/policy.py", "tests/unit/test_policy.py")(
+        "a_spare_that_hangs_restarts_all",
+        "a reserve that stands still restarts the others",
+        "seen.reserve and seen.phase is Phase.RUN",
+        "False",
+    ),
     _in("call/thread.py", "tests/ranks/test_entering.py")(
         "ctrl_c_before_the_function",
         "Ctrl-C just before the function is entered leaves a monitor thread that waits until the function is left",
