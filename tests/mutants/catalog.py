@@ -793,14 +793,14 @@ POLICY = (
     policy(
         "soft_after_interruption",
         "a hang is reported although the iteration is interrupted already",
-        " or interrupted or not",
-        " or not",
+        " or interrupted or stands_by",
+        " or stands_by",
     ),
     policy(
         "soft_in_spite_of_protection",
         "a hang is reported where hang protection is off",
-        "interrupted or not seen.hang_protection:",
-        "interrupted:",
+        "stands_by or not seen.hang_protection:",
+        "stands_by:",
     ),
     policy(
         "a_stamp_is_the_last_progress",
@@ -844,10 +844,9 @@ POLICY = (
     policy(
         "ping_outside_the_function",
         "ping() is asked for outside the function",
-        "seen.phase is Phase.RUN and not",
-        "not",
+        "if seen.ping and seen.phase is Phase.RUN:",
+        "if seen.ping:",
     ),
-    policy("ping_from_reserves", "ping() is asked for on a reserve", "Phase.RUN and not seen.reserve:", "Phase.RUN:"),
     policy(
         "hard_in_spite_of_protection",
         "a rank is killed although hang protection is off",
@@ -1642,8 +1641,7 @@ LOOP = (
         "test_spares",
         "reserves_run",
         "a reserve calls the function",
-        "        participant.log_restart()\n        if participant.is_reserve:\n"
-        "            return self._await_outcome(None)",
+        "        participant.log_restart()\n        if participant.is_reserve:\n            return self._stand_by()",
         "        participant.log_restart()",
     ),
     _loop(
