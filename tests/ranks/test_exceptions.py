@@ -99,8 +99,10 @@ def test_any_other_error_is_a_failure(launch, tmp_path, how, name):
     args = {"how": how, "run_dir": str(tmp_path)}
     ranks = launch(run_failing, 3, wrapper=PATIENT | {"run_dir": str(tmp_path)}, args=args).wait()
     checks.went_on(ranks)
-    assert ranks[1].of("finalized")[0]["error"] == name
-    assert "rank 1: an error that is new in this call" in ranks[1].log
+    # where all ranks raise it, the first may interrupt the others before that
+    raised = [rank for rank in ranks if rank.of("finalized")[0]["error"] == name]
+    assert raised and (how == "save" or [rank.rank for rank in raised] == [1])
+    assert any(f"rank {rank.rank}: an error that is new in this call" in rank.log for rank in raised)
     (incident,) = report(tmp_path)
     verdict = incident.verdict
     assert verdict.kind == "exception" and verdict.confidence > 0.9
