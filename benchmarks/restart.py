@@ -106,7 +106,7 @@ def body(options: argparse.Namespace, rank: int, iteration: int) -> None:
     """The function that is restarted."""
     mark("entry", rank, iteration)
     libraries.init_process_group(options.library, iteration)
-    work = Steps() if options.body == "training" else Empty()
+    work = work_of(options.body)
     work.first()
     mark("reduced", rank, iteration)
     if iteration == 0:
@@ -122,7 +122,7 @@ def body(options: argparse.Namespace, rank: int, iteration: int) -> None:
 def warm_up(options: argparse.Namespace) -> None:
     """What a reserve does meanwhile: the function's first step, in a group of its own."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    work = Steps() if options.body == "training" else Empty()
+    work = work_of(options.body)
     work.first()
     del work
     dist.destroy_process_group()
@@ -173,6 +173,11 @@ class Steps:
 
     def wait(self) -> None:
         self._training.learn(self._loss)
+
+
+def work_of(kind: str) -> Empty | Steps:
+    """What the function does, in the process group that is there."""
+    return Steps() if kind == "training" else Empty()
 
 
 def fail(fault: str, rank: int) -> None:

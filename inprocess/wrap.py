@@ -101,9 +101,9 @@ class Wrapper:
         leave_grace: from such a signal until the function is interrupted where no step has ended; 20 s. Less than what
             the scheduler grants before it kills.
         on_preemption: hook on a rank that leaves so, when the others know and go on.
-        warm_up: hook on a reserve rank while it waits, once in each iteration: what makes its first step like the
-            tenth. A restart ends it. What it raises takes this rank out of the job, and nobody else. See "Reserve
-            ranks" in the guide.
+        warm_up: hook on a reserve rank while it waits, once in each iteration: it loads and compiles what the first
+            step of the function would. A restart ends it. What it raises takes this rank out of the job, and nobody
+            else. See "Reserve ranks" in the guide.
         enabled: False: the function itself is returned, unchanged. Only where it has a parameter annotated plain
             ``CallWrapper`` it gets one that does nothing, if the caller leaves it out; it runs once, in any thread.
 

@@ -114,7 +114,7 @@ class LeaveSignals:
         participant, asked = self._participant, self.asked
         if asked is None or participant is None or participant.leaving is not None:
             return
-        idle = participant.phase is Phase.JOIN or (participant.phase is Phase.RUN and participant.is_reserve)
+        idle = participant.phase is Phase.JOIN or participant.stands_by
         if idle or participant.phase is Phase.RECHECK or (self._is_due and participant.phase in BEFORE):
             raise Preempted(asked.signum)
 
@@ -164,7 +164,7 @@ class LeaveSignals:
     def _waits(self, until: float) -> bool:
         """Whether there is something to wait for, until this moment."""
         participant = self._participant
-        if participant is not None and participant.phase is Phase.RUN and participant.is_reserve:
+        if participant is not None and participant.stands_by:
             return False
         return self._is_at_work and not self._is_urgent and clock.monotonic() < until
 

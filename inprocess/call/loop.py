@@ -247,9 +247,7 @@ class Loop:
 
     def _leaves_quietly(self, error: BaseException) -> bool:
         """A discarded rank is not missed, and neither is a reserve."""
-        return isinstance(error, RankDiscarded) or (
-            self._participant.phase is Phase.RUN and self._participant.is_reserve
-        )
+        return isinstance(error, RankDiscarded) or self._participant.stands_by
 
     def _leave(self) -> Event:
         if isinstance(self._participant.leaving, Preempted):

@@ -156,6 +156,11 @@ class Participant:
         return self.placed.mode is Mode.INACTIVE
 
     @property
+    def stands_by(self) -> bool:
+        """A reserve, while the others run the function: nobody waits for it."""
+        return self.phase is Phase.RUN and self.is_reserve
+
+    @property
     def is_cut_off(self) -> bool:
         """It leaves, and there is nobody left to talk to."""
         return isinstance(self.leaving, StoreLost | Fenced)

@@ -146,8 +146,8 @@ class UserCode:
         return self._raised(outcome.exception)
 
     def _raised(self, error: BaseException) -> Event:
-        if self._participant.phase is Phase.RUN and self._participant.is_reserve:
-            raise error  # nobody waits for a reserve: it leaves, and that is all
+        if self._participant.stands_by:
+            raise error  # it leaves, and that is all
         # of a hook every BaseException does
         ends = asks_for_end(error) if self._participant.phase is Phase.RUN else not isinstance(error, Exception)
         if ends and not isinstance(error, RankShouldRestart):

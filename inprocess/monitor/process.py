@@ -96,7 +96,7 @@ class MonitorProcess:
         self._lines = Lines()
         # protects the fields below and reading from the socket
         self._lock = threading.RLock()
-        # set when the next one has started; replaced by then
+        # set when the next one has started; replaced by then. Of two threads that wait, one is woken at once
         self._another = Latch()
         self._said: dict[str, Any] = {}
         self._deaths: list[float] = []

@@ -1345,7 +1345,7 @@ LADDER = (
     _in("call/user_code.py", "tests/ranks/test_warm_up.py")(
         "a_spare_s_error_restarts_all",
         "an error while a reserve warms up restarts the others",
-        "        if self._participant.phase is Phase.RUN and self._participant.is_reserve:\n            raise error",
+        "        if self._participant.stands_by:\n            raise error",
         "        if False:\n            raise error",
     ),
     _in("monitor/policy.py", "tests/unit/test_policy.py")(

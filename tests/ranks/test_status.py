@@ -91,7 +91,8 @@ def test_before_the_function_begins(launch, tmp_path, capsys):
     def waiting() -> list[int]:
         """The ranks that wait for the others: the phase begins some lines before."""
         answers = json.loads(watched.out("--dump", "--json", code=0))["ranks"]
-        return [each["initial_rank"] for each in answers if "mailbox.py" in each["threads"][0]["frames"][0]]
+        places = {each["initial_rank"]: thread["frames"][0] for each in answers for thread in each["threads"][:1]}
+        return [rank for rank, place in places.items() if "mailbox.py" in place]
 
     until(lambda: waiting() == [0, 2])
     watched.undisturbed()
