@@ -72,7 +72,9 @@ def work(library: str) -> None:
 def measure(library: str) -> dict[str, float]:
     """One job."""
     with Job(WORKERS) as job:
-        job.launch(MODULES[library], "benchmarks.respawn", ["--library", library, "--in-rank"], restarts=1)
+        options = ["--warm-workers=0"] if library == "inprocess" else []  # `benchmarks.warm` has them
+        args = ["--library", library, "--in-rank"]
+        job.launch(MODULES[library], "benchmarks.respawn", args, restarts=1, options=options)
         job.wait(lambda marks: sum(found.name == "whole" for found in marks) == WORKERS, LIMIT)
         job.let_end()
         fault = next(found.t for found in job.marks if found.name == "fault")

@@ -143,11 +143,8 @@ def shm(settings: Settings) -> Iterator[Finding]:
 
 
 def memory(settings: Settings) -> Iterator[Finding]:
-    left, name = psutil.virtual_memory().available, "this host"
-    for folder in cgroup.folders("memory", settings.root):
-        free = cgroup.free_memory(folder)
-        if free is not None and free < left:
-            left, name = free, "the control group (container)"
+    left, limited = cgroup.available_memory(settings.root)
+    name = "the control group (container)" if limited else "this host"
     needed = RANK_BYTES * settings.nproc
     if left < needed:
         yield Finding(

@@ -17,6 +17,7 @@ from inprocess.exception import OptionError
 from inprocess.launcher import ft_config, wrapped
 from inprocess.launcher.decisions import ANY_FAILED, DEFAULT_RESPAWNS, MIN_HEALTHY, Rules
 from inprocess.launcher.run_dir import chosen
+from inprocess.launcher.warm import ROOM_BYTES
 from inprocess.options import Options, did_you_mean
 from inprocess.system import slurm
 from inprocess.system.environment import LAUNCH
@@ -26,8 +27,6 @@ __all__ = ["options", "parse", "refuse", "rules"]
 
 #: options that SLURM may settle where they were not given; torch's defaults follow
 SETTLED = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr")
-#: how many wait where the user has not said
-WARM_WORKERS = 0
 #: seconds of grace where torch has no option for it
 GRACE = 30
 
@@ -131,10 +130,11 @@ def _add(parser: argparse.ArgumentParser) -> None:
         "--warm_workers",
         action=env,
         type=int,
-        default=WARM_WORKERS,
+        default=None,
         metavar="N",
         help="Spare interpreters on this node that have imported what the workers have, and take the place of one that "
-        f"failed within a second; 0: none. Default: {WARM_WORKERS}.",
+        f"failed within a second; 0: none. Default: 1 where {ROOM_BYTES >> 30} GiB of memory are available and a "
+        "worker can be replaced alone.",
     )
     group.add_argument(
         "--preload",
@@ -183,7 +183,7 @@ def _modules(text: str) -> tuple[str, ...]:
 
 
 def _check(given: argparse.Namespace) -> None:
-    if given.warm_workers < 0:
+    if given.warm_workers is not None and given.warm_workers < 0:
         refuse(f"--warm-workers={given.warm_workers}: must be 0 or more")
     for name in ("restart_backoff", "restart_backoff_limit"):
         value = getattr(given, name)

@@ -36,7 +36,7 @@ from inprocess.exception import OptionError
 from inprocess.launcher import arguments, ft_config, script, wrapped
 from inprocess.launcher.agent import Agent, JobOver, NodeExcluded, Setup
 from inprocess.launcher.control import ControlServer
-from inprocess.launcher.decisions import MIN_HEALTHY
+from inprocess.launcher.decisions import MIN_HEALTHY, Rules
 from inprocess.launcher.meeting import NodeRendezvous
 from inprocess.launcher.metrics import MetricsProgram
 from inprocess.launcher.run_dir import RunDirectory, chosen
@@ -92,10 +92,11 @@ def _run(given: argparse.Namespace) -> None:
         meeting = signals.interruptible(lambda: _meet(given, config))
         stack.callback(lambda: meeting.close(shutdown=not leaves))
         spec = _spec(config, entrypoint, args, meeting)
-        control = ControlServer(settings, learns=given.warm_workers > 0)
+        number = _warm_workers(given.warm_workers, rules, config)
+        control = ControlServer(settings, learns=number != 0)
         stack.callback(control.close)
         limits = descriptors.raise_limit()
-        warm = WarmWorkers(given.warm_workers, given.preload, limits)
+        warm = WarmWorkers(number, given.preload, limits)
         stack.callback(warm.close)
         metrics = MetricsProgram(given.metrics)
         stack.callback(metrics.close)
@@ -266,6 +267,14 @@ def _look_up(host: str, port: int) -> None:
             host,
             error.strerror,
         )
+
+
+def _warm_workers(given: int | None, rules: Rules, config: LaunchConfig) -> int | None:
+    """How many: as given; else one as memory allows (None), but none where no worker is ever replaced alone."""
+    if given is not None:
+        return given
+    alone = config.max_nodes * config.nproc_per_node == 1  # nobody is left whom a replacement could join
+    return 0 if alone or rules.policy != MIN_HEALTHY or not rules.respawns else None
 
 
 def _grace(config: LaunchConfig) -> float:

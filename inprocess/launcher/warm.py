@@ -7,6 +7,10 @@ run the program. It is a child of the launcher from the beginning, in a session 
 A failed worker is started cold where no warm one is ready, or where that one was started with other arguments or
 variables, apart from those in `SPECIFIC`; where a stopped or dead one does not answer; and always at the first start
 and when all workers are restarted, for their store is another one then.
+
+Where the user names no number, one waits as long as the node has memory for it: `ROOM_BYTES` must be available when it
+is started, and it ends where less than `LEAST_BYTES` are left. Where memory runs out at once, the kernel takes a warm
+worker before a rank (`warm_worker.first_to_go`).
 """
 
 from __future__ import annotations
@@ -21,15 +25,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+import psutil
+
 from inprocess.heartbeats.modules import Modules
 from inprocess.launcher.warm_worker import GO, MAX_BYTES, TAKEN
 from inprocess.launcher.workers import RESTART_VARIABLE
 from inprocess.monitor.starting import memory_file
-from inprocess.system import clock, descriptors, environment, strict_json
+from inprocess.system import cgroup, clock, descriptors, environment, strict_json
 from inprocess.system.logs import get_logger
 from inprocess.system.program import first_on_path
 
-__all__ = ["SPECIFIC", "WarmWorkers"]
+__all__ = ["ROOM_BYTES", "SPECIFIC", "WarmWorkers"]
 
 log = get_logger("inprocess.run")
 #: variables that differ between the processes of one program on a node
@@ -45,6 +51,8 @@ IMPORT_LIMIT_S, ANSWER_LIMIT_S = 600.0, 1.0
 KILL_LIMIT_S = 5.0
 #: so many in a row that ended before they were used are enough
 ATTEMPTS = 8
+#: memory that must be available before one is started, and while it waits; how often to look (seconds)
+ROOM_BYTES, LEAST_BYTES, LOOK_S = 4 << 30, 2 << 30, 10.0
 CODE = """
 import sys
 if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
@@ -58,13 +66,14 @@ class WarmWorkers:
     """Those of one launcher. Everything from its main thread, with which they end.
 
     Args:
-        number: how many wait at a time; 0: there are none.
+        number: how many wait at a time; 0: there are none; None: one, as memory allows.
         preload: modules to import besides those of the workers.
         limits: of open descriptors, as the launcher was given them.
     """
 
-    def __init__(self, number: int, preload: Sequence[str], limits: descriptors.DescriptorLimits) -> None:
-        self._number, self._preload, self._limits = number, tuple(preload), limits
+    def __init__(self, number: int | None, preload: Sequence[str], limits: descriptors.DescriptorLimits) -> None:
+        self._number, self._preload, self._limits = 1 if number is None else number, tuple(preload), limits
+        self._room = _Room() if number is None else None
         self._spares: list[_Spare] = []
         #: command and variables of the workers, and their ``sys.path[0]``
         self._start: tuple[tuple[str, ...], dict[str, str]] | None = None
@@ -111,8 +120,12 @@ class WarmWorkers:
                 self._spares.remove(spare)
                 spare.end()
                 self._learn(said)
+        if self._room and self._spares and not self._room.is_there(LEAST_BYTES, "is ended"):
+            self.close()
         missing = self._start is not None and modules is not None and len(self._spares) < self._number
         if not missing or clock.monotonic() < self._due:
+            return
+        if self._room and not self._room.is_there(ROOM_BYTES, "is not started"):
             return
         assert self._start is not None and modules is not None
         self._due = clock.monotonic() + PAUSE_S
@@ -157,6 +170,26 @@ class WarmWorkers:
         self._number = 0
 
 
+class _Room:
+    """Whether the node has memory for one; looks now and then."""
+
+    def __init__(self) -> None:
+        self._next, self._left, self._limited = 0.0, 0, False
+        self._said: set[str] = set()
+
+    def is_there(self, needed: int, otherwise: str) -> bool:
+        """Whether so many bytes are available; else it says once what follows."""
+        if clock.monotonic() >= self._next:
+            self._next = clock.monotonic() + LOOK_S
+            self._left, self._limited = cgroup.available_memory()
+        if self._left < needed and otherwise not in self._said:
+            self._said.add(otherwise)
+            whose = "the control group (container)" if self._limited else "this host"
+            short = f"{self._left / 2**30:.1f} GiB of memory available, {needed >> 30} are needed"
+            log.info("a warm worker %s: %s has %s. --warm-workers 1 keeps one all the same", otherwise, whose, short)
+        return self._left >= needed
+
+
 class _Spare:
     """One warm worker, until it has become a worker or has ended."""
 
@@ -192,7 +225,8 @@ class _Spare:
         if not said.get("ready"):
             return dict(said)
         self.ready = True
-        log.info("a warm worker waits (pid %d)", self.process.pid)
+        pid = self.process.pid
+        log.info("a warm worker waits (pid %d), with %d MB of memory", pid, _memory(pid) // 10**6)
         return None
 
     def hand_over(self, env: Mapping[str, str], out: int, err: int) -> bool:
@@ -226,3 +260,12 @@ def _with_parents(name: str) -> set[str]:
     """A module and the packages that it is in."""
     parts = name.split(".")
     return {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+
+
+def _memory(pid: int) -> int:
+    """What a warm worker and its monitor's program take (bytes), shared pages by their shares; 0: it has ended."""
+    try:
+        warm = psutil.Process(pid)
+        return sum(each.memory_full_info().pss for each in (warm, *warm.children(recursive=True)))
+    except psutil.Error:
+        return 0

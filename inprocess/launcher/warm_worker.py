@@ -22,6 +22,7 @@ Until GO it has done nothing that others see, so the launcher may end it at any 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import json
@@ -44,6 +45,8 @@ MAX_BYTES, MAX_NAMED = 1 << 16, 200
 #: how long its monitor's program may import before it is ready without (seconds)
 MONITOR_LIMIT_S = 30.0
 PR_SET_PDEATHSIG = 1
+#: how the kernel chooses whom it ends where memory runs out, and the value of the first to go
+OOM_SCORE, FIRST_TO_GO = "/proc/self/oom_score_adj", "1000"
 #: beginnings of variables that compiled libraries read as they are loaded
 COMPILED = (
     "BLIS_",
@@ -87,8 +90,10 @@ def main() -> None:
     sys.orig_argv[1:] = sys.argv[4:]
     sys.argv[:] = command[is_module:]
     end_with_launcher(signal.SIGKILL)
-    control.send(json.dumps(prepared(plan, control)).encode())
-    become_worker(control)
+    told = prepared(plan, control)
+    score = first_to_go()
+    control.send(json.dumps(told).encode())
+    become_worker(control, score)
     end_with_launcher(0)
     control.close()
     program.run(program.module(command[1:]) if is_module else program.script(command))
@@ -97,6 +102,25 @@ def main() -> None:
 def end_with_launcher(number: int) -> None:
     """The signal that comes when the thread ends that has started this process; 0: none."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def first_to_go() -> str | None:
+    """Let the kernel end this process before a rank, where memory runs out. Returns the value to put back; None: as
+    it was. The monitor's program, which is started before, keeps what it has."""
+    with contextlib.suppress(OSError, ValueError), open(OOM_SCORE, encoding="ascii") as file:
+        before = file.read().strip()
+        if int(before) < int(FIRST_TO_GO) and scored(FIRST_TO_GO):
+            return before
+    return None
+
+
+def scored(value: str) -> bool:
+    try:
+        with open(OOM_SCORE, "w", encoding="ascii") as file:
+            file.write(value)
+    except OSError:
+        return False
+    return True
 
 
 def prepared(plan: dict[str, Any], control: socket.socket) -> dict[str, object]:
@@ -164,10 +188,11 @@ def imports(name: str) -> bool:
     return True
 
 
-def become_worker(control: socket.socket) -> None:
-    """Wait until the launcher hands over; variables and streams. Ends the process where it does not."""
+def become_worker(control: socket.socket, score: str | None) -> None:
+    """Wait until the launcher hands over; variables and streams. Ends the process where it does not, or where it would
+    stay the first to go (``score``: see `first_to_go`)."""
     data, fds, _, _ = socket.recv_fds(control, MAX_BYTES, 2)
-    if len(fds) != 2:
+    if len(fds) != 2 or (score is not None and not scored(score)):
         os._exit(0)
     environment.put_back(strict_json.parse(data)["env"])
     for number, fd in zip((1, 2), fds, strict=True):

@@ -7,7 +7,9 @@ import os
 import re
 from collections.abc import Iterator
 
-__all__ = ["folders", "free_memory", "number", "oom_kills"]
+import psutil
+
+__all__ = ["available_memory", "folders", "free_memory", "number", "oom_kills"]
 
 _ROOT = "/sys/fs/cgroup"
 
@@ -64,6 +66,16 @@ def number(folder: str, name: str) -> int | None:
             return int(file.read())
     except (OSError, ValueError):
         return None
+
+
+def available_memory(root: str = "/") -> tuple[int, bool]:
+    """How much more memory this process may take (bytes), and whether a group limits it, rather than the host."""
+    left, limited = psutil.virtual_memory().available, False
+    for folder in folders("memory", root):
+        free = free_memory(folder)
+        if free is not None and free < left:
+            left, limited = free, True
+    return left, limited
 
 
 def free_memory(folder: str) -> int | None:

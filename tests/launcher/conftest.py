@@ -27,7 +27,7 @@ def start(hub: Hub, deadline: float) -> Iterator[Callable[..., Launcher]]:
     """`start("--standalone", "script.py")`: a launcher with these arguments."""
     launchers: list[Launcher] = []
 
-    def begin(*arguments: str, **env: str) -> Launcher:
+    def begin(*arguments: str, **env: str | None) -> Launcher:
         launchers.append(Launcher(list(arguments), env, deadline))
         return launchers[-1]
 

@@ -25,8 +25,8 @@ WORKER = str(Path(__file__).with_name("worker.py"))
 ROOT = Path(__file__).parents[2]
 #: what a launcher inherits, beside what a test adds
 KEPT = ("PATH", "HOME", "LANG", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
-#: else every launcher made a directory
-QUIET = {"INPROCESS_RUN_DIR": "none"}
+#: else every launcher made a directory, and imported a warm worker
+QUIET = {"INPROCESS_RUN_DIR": "none", "PET_WARM_WORKERS": "0"}
 #: a ceiling for a test's waits together (seconds)
 CEILING = 40.0
 #: a variable of the test's launchers: how late they tell of failures (seconds)
@@ -133,7 +133,7 @@ class Hub:
 class Launcher(Command):
     """`inprocess run` with these arguments."""
 
-    def __init__(self, arguments: list[str], env: Mapping[str, str], deadline: float) -> None:
+    def __init__(self, arguments: list[str], env: Mapping[str, str | None], deadline: float) -> None:
         # modules that other tests import have set some
         alien = {name: None for name in os.environ if name not in KEPT}
         super().__init__(
@@ -144,7 +144,7 @@ class Launcher(Command):
         """The process of the n-th warm worker, once it waits."""
 
         def pids() -> list[str]:
-            return re.findall(r"a warm worker waits \(pid (\d+)\)\n", self.err)
+            return re.findall(r"a warm worker waits \(pid (\d+)\), with \d+ MB of memory\n", self.err)
 
         self._read(lambda: len(pids()) >= number, f"warm worker {number}")
         return int(pids()[number - 1])

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.launcher.harness import PAUSE, WORKER, Hub, Launcher, Worker, await_readable
@@ -43,6 +44,12 @@ def end(launcher: Launcher, *workers: Worker) -> None:
     assert launcher.left() == []
 
 
+def scores(pid: int) -> list[str]:
+    """Of a worker and its monitor's program."""
+    pids = [pid, *(child.pid for child in psutil.Process(pid).children())]
+    return [Path(f"/proc/{each}/oom_score_adj").read_text() for each in pids]
+
+
 def seen(worker: Worker) -> dict[str, Any]:
     found = worker.ask("see")
     for name in OWN:
@@ -65,16 +72,20 @@ def test_nobody_can_tell_it_from_a_cold_one(begin: Run, hub: Hub, command: tuple
 
 
 def test_a_training(start: Run, deadline: float) -> None:
-    """What it has imported ahead works: a group of processes, and the restarts of the others."""
+    """With no option. What one has imported ahead works: a group of processes, and the restarts of the others. While it
+    waits the kernel takes it first, where memory runs out; later it is like the others."""
     script = str(Path(__file__).with_name("training_script.py"))
-    options = ["--nproc-per-node", "2", "--warm-workers", "1", script]
-    launcher = start("--standalone", *options, **{PAUSE: "0", "LOGLEVEL": "DEBUG"})
+    variables = {PAUSE: "0", "LOGLEVEL": "DEBUG", "PET_WARM_WORKERS": None}
+    launcher = start("--standalone", "--nproc-per-node", "2", script, **variables)
     for rank in range(2):
         launcher.expect(f"<rank {rank} of 2, ", stream="out")
     pid = launcher.warm()
+    ours = Path("/proc/self/oom_score_adj").read_text()
+    assert scores(pid) == ["1000\n", ours]
     victim = re.findall(r"<rank 1 of 2, pid (\d+)>", launcher.out)[-1]
     os.kill(int(victim), signal.SIGKILL)
     launcher.expect(f"<rank 1 of 2, pid {pid}>", stream="out")
+    assert scores(pid) == [ours, ours]
     launcher.signal(signal.SIGTERM)
     assert launcher.finish() == 128 + signal.SIGTERM
     assert "left out" not in launcher.err

@@ -1883,6 +1883,19 @@ WARM = (
         "            spare.end()\n        return None\n",
         "        return None\n",
     ),
+    spares(
+        "warm_whatever_the_memory",
+        "a spare that nobody asked for stays where memory is short",
+        "        return self._left >= needed\n",
+        "        return True\n",
+    ),
+    spares(
+        "warm_by_memory_where_asked",
+        "a number of spares that was given depends on memory",
+        "_Room() if number is None else None",
+        "_Room()",
+    ),
+    ahead("dies_before_others", "a worker stays the first to go", " or (score is not None and not scored(score))", ""),
     ahead("rank_of_another", "a module keeps the rank that was read as it was imported ahead", ".union(specific)", ""),
     ahead("module_of_another", "a module takes the place of the program's own", "if now != foreign:", "if False:"),
     ahead(

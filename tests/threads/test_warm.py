@@ -36,17 +36,18 @@ BAD = {
     "does not answer": "take(); control.recv(9)",
 }
 ENV = {"PATH": os.environ["PATH"], "RANK": "3", "OMP_NUM_THREADS": "1"}
+Begin = Callable[..., WarmWorkers]
 
 
 @pytest.fixture
-def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], WarmWorkers]]:
+def begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Begin]:
     """`begin(program)`: a warm worker that runs this program."""
     made: list[WarmWorkers] = []
 
-    def begin(program: str) -> WarmWorkers:
+    def begin(program: str, number: int | None = 1) -> WarmWorkers:
         monkeypatch.setattr(warm, "CODE", program)
         monkeypatch.setattr(warm, "PAUSE_S", 0.0)
-        made.append(WarmWorkers(1, (), (256, 512)))
+        made.append(WarmWorkers(number, (), (256, 512)))
         assert made[-1].take(COMMAND, ENV, None, None) is None  # the first start is cold
         made[-1].tend(None)
         assert not made[-1]._spares  # nobody knows yet what to import
@@ -70,7 +71,7 @@ def ready(workers: WarmWorkers) -> subprocess.Popen[bytes]:
     return workers._spares[0].process
 
 
-def test_it_gets_what_is_its_own(begin: Callable[[str], WarmWorkers], tmp_path: Path) -> None:
+def test_it_gets_what_is_its_own(begin: Begin, tmp_path: Path) -> None:
     workers = begin(GOOD)
     process = ready(workers)
     with open(tmp_path / "out", "wb") as out:
@@ -81,7 +82,7 @@ def test_it_gets_what_is_its_own(begin: Callable[[str], WarmWorkers], tmp_path: 
 
 @pytest.mark.parametrize("what", BAD)
 def test_one_that_does_not_become_a_worker(
-    begin: Callable[[str], WarmWorkers], what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    begin: Begin, what: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is ended before the worker is started cold."""
     monkeypatch.setattr(warm, "ANSWER_LIMIT_S", 0.2)
@@ -101,7 +102,7 @@ def test_one_that_does_not_become_a_worker(
         (COMMAND, {**ENV, "MASTER_PORT": "1"}),
     ],
 )
-def test_another_start(begin: Callable[[str], WarmWorkers], command: tuple[str, ...], env: dict[str, str]) -> None:
+def test_another_start(begin: Begin, command: tuple[str, ...], env: dict[str, str]) -> None:
     """It would have read other variables, so it is of no use for the next one either."""
     workers = begin(GOOD)
     process = ready(workers)
@@ -111,25 +112,60 @@ def test_another_start(begin: Callable[[str], WarmWorkers], command: tuple[str, 
 
 
 @pytest.mark.parametrize("program", ["", "import sys; sys.exit(3)", BEGIN + "control.send(b'what?')"])
-def test_they_end_while_they_import(
-    begin: Callable[[str], WarmWorkers], program: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_they_end_while_they_import(begin: Begin, program: str, caplog: pytest.LogCaptureFixture) -> None:
     workers = begin(program)
     until(lambda: not workers._number, workers)
     assert "there are no warm workers from now on: 8 in a row" in caplog.text
     assert not workers._spares
 
 
-def test_an_import_that_hangs(begin: Callable[[str], WarmWorkers], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_that_hangs(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "IMPORT_LIMIT_S", 0.1)
     workers = begin(BEGIN + "control.recv(9)")
     process = workers._spares[0].process
     until(lambda: process.returncode is not None, workers)
 
 
-def test_none_can_be_started(
-    begin: Callable[[str], WarmWorkers], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_one_as_long_as_there_is_memory(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
+    left = [warm.ROOM_BYTES - 1]
+    monkeypatch.setattr(warm.cgroup, "available_memory", lambda: (left[0], True))
+    monkeypatch.setattr(warm, "LOOK_S", 0.0)
+    workers = begin(GOOD, None)
+    workers.tend(MODULES)
+    assert not workers._spares
+    assert (
+        caplog.text.count("is not started: the control group (container) has 4.0 GiB of memory available, 4 are") == 1
+    )
+    left[0] = warm.ROOM_BYTES
+    workers.tend(MODULES)
+    process = ready(workers)
+    left[0] = warm.LEAST_BYTES
+    workers.tend(MODULES)
+    assert process.poll() is None
+    left[0] -= 1
+    workers.tend(MODULES)
+    assert process.returncode is not None and not workers._spares
+    assert "is ended: the control group (container) has 2.0 GiB of memory available, 2 are needed" in caplog.text
+
+
+def test_the_memory_is_looked_at_now_and_then(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[bool] = []
+    monkeypatch.setattr(warm.cgroup, "available_memory", lambda: looks.append(True) or (0, False))
+    workers = begin(GOOD, None)
+    for _ in range(5):
+        workers.tend(MODULES)
+    assert len(looks) == 1
+
+
+def test_a_number_that_was_given_is_kept(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm.cgroup, "available_memory", lambda: (0, False))
+    ready(begin(GOOD, 1))
+
+
+def test_none_can_be_started(begin: Begin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def fail(*_: object, **__: object) -> None:
         raise BlockingIOError("no process is left")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -12,10 +13,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from torch.distributed.launcher.api import LaunchConfig
 
 from inprocess.heartbeats import modules
 from inprocess.launcher import warm, warm_worker
 from inprocess.launcher.arguments import parse
+from inprocess.launcher.decisions import Rules
+from inprocess.launcher.job import _warm_workers
 from inprocess.launcher.warm_worker import Spoiled, Unfit, load
 
 #: module -> what it does; all names begin so
@@ -215,3 +219,51 @@ def test_wrong_options(given: list[str], capsys: pytest.CaptureFixture[str]) -> 
 def test_options() -> None:
     parsed = parse(["--warm-workers", "2", "--preload", "a, b.c", "train.py"])
     assert (parsed.warm_workers, parsed.preload) == (2, ("a", "b.c"))
+
+
+@pytest.mark.parametrize(
+    ("given", "rules", "workers", "number"),
+    [
+        (None, Rules(), 2, None),
+        (None, Rules(), 1, 0),
+        (None, Rules(respawns=0), 2, 0),
+        (None, Rules(policy="any-failed"), 2, 0),
+        (0, Rules(), 2, 0),
+        (3, Rules(policy="any-failed"), 1, 3),
+    ],
+)
+def test_how_many(given: int | None, rules: Rules, workers: int, number: int | None) -> None:
+    """By default one, as memory allows, where a worker may be replaced alone and others are left that it can join."""
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=workers)
+    assert _warm_workers(given, rules, config) == number
+
+
+@pytest.mark.parametrize(
+    ("before", "writable", "returned", "after"),
+    [
+        ("-17\n", True, "-17", "1000"),
+        ("1000\n", True, None, "1000\n"),
+        ("0\n", False, None, "0\n"),
+        ("", True, None, ""),
+    ],
+)
+def test_the_first_to_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, writable: bool, returned: str | None, after: str
+) -> None:
+    file = tmp_path / "oom_score_adj"
+    file.write_text(before)
+    monkeypatch.setattr(warm_worker, "OOM_SCORE", str(file))
+    if not writable:
+        monkeypatch.setattr(warm_worker, "scored", lambda value: False)
+    assert warm_worker.first_to_go() == returned
+    assert file.read_text() == after
+
+
+def test_one_that_would_stay_the_first_to_go_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sandbox may let a process raise its score and not lower it again: the launcher then starts a cold worker."""
+    monkeypatch.setattr(warm_worker, "OOM_SCORE", str(tmp_path))
+    monkeypatch.setattr(warm_worker.socket, "recv_fds", lambda *_: (b'{"env": {}}', [1, 2], 0, None))
+    monkeypatch.setattr(warm_worker.os, "_exit", sys.exit)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(SystemExit):
+        warm_worker.become_worker(theirs, "0")
