@@ -81,10 +81,12 @@ class Registry:
             if (not entry.module or entry.module in sys.modules) and not (between_calls and entry.inside):
                 _apply(entry.name, entry.reset)
 
-    def enter(self, rank: int, world_size: int) -> None:
-        """An iteration begins, with this rank and world size in the environment."""
+    def enter(self, rank: int | None, world_size: int) -> None:
+        """An iteration begins, with this rank and world size in the environment; None: in which this is a reserve."""
         # also where it is not loaded yet: torch imports it with the first use, while the function runs
         _apply("torch.compile", lambda: dynamo.enter(rank, world_size))
+        if rank is None:
+            return
         _apply("torch's debug server", debug_server.enter)
         _apply("asyncio", asyncio_run.enter)
         if lightning.MODULE in sys.modules:
@@ -139,9 +141,7 @@ def _begin(call: CallContext) -> None:
 
 
 def _enter(iteration: IterationContext) -> None:
-    state = iteration.state
-    if state.active_rank is not None:
-        registry.enter(state.active_rank, state.active_world_size)
+    registry.enter(iteration.state.active_rank, iteration.state.active_world_size)
 
 
 part = Part(call_begins=_begin, iteration_begins=_enter, function_left=registry.reset)

@@ -64,7 +64,18 @@ def _trains(context: Context, state: Any) -> None:
     dist.destroy_process_group()
 
 
-WAYS = {each.__name__.strip("_"): each for each in (_returns, _raises, _loops, _blocks, _trains)}
+def _compiles(context: Context, state: Any) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert _compiled(torch.ones(1)).item() == 1
+    dist.destroy_process_group()
+
+
+@torch.compile(backend="eager")
+def _compiled(number: torch.Tensor) -> torch.Tensor:
+    return number * dist.get_world_size() + 10 * dist.get_rank()
+
+
+WAYS = {each.__name__.strip("_"): each for each in (_returns, _raises, _loops, _blocks, _trains, _compiles)}
 
 
 def _over_fake(context: Context) -> str:
@@ -96,6 +107,18 @@ def _train(context: Context, call: Any) -> list[int]:
     return targets.train(context, call)
 
 
+def _run_compiled(context: Context) -> Any:
+    return context.wrap(_multiply)()
+
+
+def _multiply(context: Context, call: Any) -> float:
+    _train(context, call)
+    dist.init_process_group("gloo")
+    value = _compiled(torch.ones(1)).item()
+    dist.destroy_process_group()
+    return value
+
+
 def _warmed(ranks: Any) -> list[int]:
     return [event["iteration"] for event in ranks[SPARE].of("warm_up")]
 
@@ -108,6 +131,13 @@ def test_a_spare_warms_up_and_takes_over(launch, way):
     assert [ranks[rank].value for rank in (0, SPARE)] == [[1, 0, 2], [1, 1, 2]]
     assert _warmed(ranks) == [0] and ranks[SPARE].of("warm_up")[0]["size"] == 2
     assert re.search(r"a reserve, has warmed up in \d+\.\d s", ranks[SPARE].log)
+
+
+def test_code_that_it_has_compiled_is_compiled_again(launch):
+    """torch 2.13 takes rank and world size for constants: the spare's were those of its own group."""
+    args = {"way": "compiles", "until": "warm"}
+    ranks = launch(_run_compiled, 3, faults={At(1, step=1): Kill()}, wrapper=_options, args=args).wait()
+    assert [ranks[rank].value for rank in (0, SPARE)] == [2.0, 12.0]
 
 
 def test_a_backward_pass_over_torch_s_fake_backend_fails(launch):

@@ -201,7 +201,7 @@ def test_compiled_code_stays_as_long_as_its_place_does(ours: Registry, monkeypat
     monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(1))
     monkeypatch.setattr(dynamo, "_place", None)
     monkeypatch.setitem(sys.modules, dynamo.MODULE, ModuleType("dynamo"))
-    for place, count in (((1, 3), 0), ((1, 3), 0), ((1, 2), 1), ((0, 2), 2), ((0, 2), 2)):
+    for place, count in (((1, 3), 0), ((1, 3), 0), ((1, 2), 1), ((0, 2), 2), ((0, 2), 2), ((None, 2), 3), ((0, 2), 4)):
         ours.enter(*place)
         assert len(resets) == count
 
