@@ -37,7 +37,6 @@ def run(context: Context) -> Any:
 
 def body(context: Context, call: Any) -> None:
     """In iteration 0 rank 1 meets its fault, the others compute or wait for it."""
-    context.emit("entered")
     dist.init_process_group("gloo", timeout=targets.LONG)
     dist.all_reduce(torch.ones(1))
     call.ping()
@@ -64,8 +63,17 @@ def the_line(ranks: Any, first: int = 0) -> tuple[float, float]:
 
 def measured(ranks: Any, victim: int = 1, first: int = 0) -> float:
     """From the fault to the first rank's entry."""
-    (fault,) = (event["t"] for event in ranks[victim].of("fault"))
-    return float(ranks[first].of("entered")[-1]["t"]) - float(fault)
+    return entry(ranks, first) - fault(ranks, victim)
+
+
+def fault(ranks: Any, victim: int = 1) -> float:
+    (found,) = (event["t"] for event in ranks[victim].of("fault"))
+    return float(found)
+
+
+def entry(ranks: Any, first: int = 0) -> float:
+    """Before anything that a busy machine may put off."""
+    return float(ranks[first].of("enter")[-1]["t"])
 
 
 def close(told: float, took: float) -> bool:
@@ -73,20 +81,23 @@ def close(told: float, took: float) -> bool:
 
 
 @pytest.mark.parametrize("others", ["wait", "compute"])
-@pytest.mark.parametrize("fault", [Raise, Kill])
-def test_a_fault(launch: Any, tmp_path: Path, fault: Callable[..., Any], others: str) -> None:
-    """A computing rank's threads learn late of it: the lock is taken."""
+@pytest.mark.parametrize("kind", [Raise, Kill])
+def test_a_fault(launch: Any, tmp_path: Path, kind: Callable[..., Any], others: str) -> None:
+    """A computing rank's threads learn late of it: the lock is taken. On a busy machine so does a monitor of a death,
+    of which nobody knows any earlier."""
     options = {**PATIENT, "run_dir": str(tmp_path)}
-    ranks = launch(run, 3, faults=strikes(fault), args={"others": others}, wrapper=options).wait()
+    ranks = launch(run, 3, faults=strikes(kind), args={"others": others}, wrapper=options).wait()
     told, standstill = the_line(ranks)
-    took = measured(ranks)
-    assert close(told, took), f"the line says {told} s, it took {took:.4f} s"
+    trails = read(str(tmp_path))[0]
+    ((_, (incident,)),) = all_incidents(trails)
+    took, known = measured(ranks), entry(ranks) - min(each.event.time for each in trails[0].of("raised", "interrupted"))
+    for what, seconds in (("line", told), ("report", incident.took)):
+        says = f"the {what} says {seconds} s, it took {took:.4f} s and {known:.4f} s since somebody knew"
+        assert close(seconds, min(max(seconds, known), took)), says
     assert not standstill
-    ((_, (incident,)),) = all_incidents(read(str(tmp_path))[0])
     assert incident.took == pytest.approx(
         sum(incident.phases[name] or 0.0 for name in incident.phases if name not in AROUND)
     )
-    assert close(incident.took, took), f"the report says {incident.took} s, it took {took:.4f} s"
 
 
 def test_a_hang(launch: Any, tmp_path: Path) -> None:
@@ -110,7 +121,7 @@ def test_a_replacement(launch: Any) -> None:
     joined = ranks[-1]
     (line,) = (found for found in LINE.findall(ranks[0].log))
     assert close(int(line[1]) / 1e3, measured(ranks)), line
-    assert joined.of("entered")
+    assert joined.of("enter")
 
 
 def test_the_host_of_the_store_is_lost(launch: Any) -> None:
@@ -118,5 +129,4 @@ def test_the_host_of_the_store_is_lost(launch: Any) -> None:
     ranks = launch(targets.run_train, 3, faults=faults, wrapper=BEATING).wait()
     checks.went_on(ranks, without=[0])
     told, _ = the_line(ranks, 1)
-    (lost,) = ranks[0].of("fault")
-    assert close(told, ranks[1].of("enter")[-1]["t"] - lost["t"])
+    assert close(told, measured(ranks, 0, 1))
