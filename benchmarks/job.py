@@ -126,7 +126,8 @@ class Job:
         command = [sys.executable, *agent, f"--max-restarts={restarts}", *options, "-m", script, *arguments]
         null = os.open(os.devnull, os.O_RDWR)
         actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, errors, 2)]
-        environment = os.environ | {"PYTHONPATH": str(here())}
+        # as this process has found them, in a checkout of another revision too
+        environment = os.environ | {"PYTHONPATH": os.getcwd()}
         self._started(-1, os.posix_spawn(command[0], command, environment, file_actions=actions))
         os.close(null)
 

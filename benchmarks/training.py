@@ -157,9 +157,9 @@ def serve() -> None:
 class Server:
     """A process that has loaded one revision, and measures with it."""
 
-    def __init__(self, name: str, root: Path, log: IO[bytes]) -> None:
+    def __init__(self, name: str, root: Path, log: IO[bytes], module: str = "benchmarks.training") -> None:
         self.name = name
-        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.training", "--serve"]
+        command = [sys.executable, "-W", "ignore", "-m", module, "--serve"]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=root,
             env=os.environ | ENVIRONMENT | WITHOUT_CUDA | {"INPROCESS_RUN_DIR": "none"},
@@ -172,7 +172,7 @@ class Server:
         if found.resolve() != self._root.resolve():
             raise SystemExit(f"{self.name}: the library was imported from {found} in place of {self._root}")
 
-    def ask(self, request: Request) -> dict[str, Any]:
+    def ask(self, request: Any) -> dict[str, Any]:
         assert self._process.stdin
         self._process.stdin.write(json.dumps(vars(request)) + "\n")
         self._process.stdin.flush()

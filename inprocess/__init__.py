@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from inprocess.heartbeats.launcher import ask_launcher
     from inprocess.heartbeats.watch import Watch, monitored
+    from inprocess.kept.dynamo import keep_compiled_code
     from inprocess.kept.registry import on_restart
     from inprocess.live.loader import KeptLoader
     from inprocess.live.sampler import ElasticSampler
@@ -63,6 +64,7 @@ _HOME = {
     "Wrapper": "wrap",
     "ask_launcher": "watch",
     "current_call": "call_wrapper",
+    "keep_compiled_code": "kept.dynamo",
     "monitored": "watch",
     "on_restart": "kept.registry",
 }
@@ -124,6 +126,7 @@ __all__ = [
     "__version__",
     "ask_launcher",
     "current_call",
+    "keep_compiled_code",
     "monitored",
     "on_restart",
 ]

@@ -47,6 +47,7 @@ NAMES = {
     "_utils": "torch.utils.data._utils",
     "_inductor": "torch._inductor",
     "_dynamo": "torch._dynamo",
+    "_debug_get_cache_entry_list": "torch._dynamo.eval_frame:_debug_get_cache_entry_list",
     "_functional_collectives": "torch.distributed._functional_collectives",
     "_symmetric_memory": "torch.distributed._symmetric_memory",
     "_collective_utils": "torch.distributed.tensor._collective_utils",

@@ -19,6 +19,7 @@ SLOW = (
     "sim/test_mutants.py",
     "sim/test_seeds.py::test_other_sizes",
     *(f"sim/test_seeds.py::test_seeds[{first}]" for first in (100, 200, 300, 400)),
+    "threads/test_compiled_code.py",
     "threads/test_abort_gloo.py::test_fifty_cycles_leave_no_threads_and_descriptors",
     "threads/test_interrupt.py::test_a_hundred_thousand_windows",
     "threads/test_kept_loader.py::test_two_hundred_restarts_leave_nothing",

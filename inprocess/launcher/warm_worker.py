@@ -115,9 +115,13 @@ def first_to_go() -> str | None:
 
 
 def scored(value: str) -> bool:
+    """Write it; whether that worked."""
     try:
-        with open(OOM_SCORE, "w", encoding="ascii") as file:
-            file.write(value)
+        fd = os.open(OOM_SCORE, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            os.write(fd, value.encode())
+        finally:
+            os.close(fd)
     except OSError:
         return False
     return True

@@ -2954,8 +2954,31 @@ alias = _in("compat/alias.py", "tests/unit/test_compat.py")
 default_group = _in("collectives/default_group.py", "tests/unit/test_default_group.py")
 local_place = _in("call/local_place.py", "tests/unit/test_local_place.py")
 debug_server = _in("kept/debug_server.py", "tests/unit/test_kept.py")
+compiled = _in("kept/dynamo.py", "tests/threads/test_compiled_code.py")
 ft_config = _in("launcher/ft_config.py", "tests/unit/test_ft_config.py")
 NEIGHBOURS = (
+    # what torch.compile takes for constants
+    compiled(
+        "places_are_not_looked_for",
+        "code that asks for its place is kept",
+        'if "distributed" in kind or "distributed" in source or int(number or 0) in known:',
+        "if False:",
+    ),
+    compiled(
+        "places_by_name_alone",
+        "a function that a helper has imported under its own name is not seen",
+        "or int(number or 0) in known:",
+        "or False:",
+    ),
+    compiled(
+        "kept_unasked", "compiled code is kept though nobody said that it may be", "    if _keeps:\n", "    if True:\n"
+    ),
+    compiled(
+        "unreadable_is_fine",
+        "code is kept whose guards cannot be read",
+        '        return f"its guards cannot be read with torch {torch.__version__} ({in_words(error)})"\n',
+        "        return f\"{'' and in_words(error)}\"\n",
+    ),
     # the other library's name
     alias(
         "what_their_launcher_needs_is_missing",

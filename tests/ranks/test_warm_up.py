@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+import inprocess
 from tests.harness import At, Kill, Raise
 from tests.harness.child import Context
 from tests.harness.launch import KILLING
@@ -75,7 +76,23 @@ def _compiled(number: torch.Tensor) -> torch.Tensor:
     return number * dist.get_world_size() + 10 * dist.get_rank()
 
 
-WAYS = {each.__name__.strip("_"): each for each in (_returns, _raises, _loops, _blocks, _trains, _compiles)}
+def _doubles(context: Context, state: Any) -> None:
+    _doubled(torch.ones(1))
+
+
+def _count(graph: torch.fx.GraphModule, _: object) -> Any:
+    """A compiler."""
+    COMPILED.append(graph)
+    return graph.forward
+
+
+@torch.compile(backend=_count)
+def _doubled(number: torch.Tensor) -> torch.Tensor:
+    return 2 * number
+
+
+COMPILED: list[torch.fx.GraphModule] = []
+WAYS = {each.__name__.strip("_"): each for each in (_returns, _raises, _loops, _blocks, _trains, _compiles, _doubles)}
 
 
 def _over_fake(context: Context) -> str:
@@ -119,6 +136,18 @@ def _multiply(context: Context, call: Any) -> float:
     return value
 
 
+def _run_doubled(context: Context) -> Any:
+    if context.args["keeps"]:
+        inprocess.keep_compiled_code()
+    return context.wrap(_double)()
+
+
+def _double(context: Context, call: Any) -> int:
+    _doubled(torch.ones(1))
+    _train(context, call)
+    return len(COMPILED)
+
+
 def _warmed(ranks: Any) -> list[int]:
     return [event["iteration"] for event in ranks[SPARE].of("warm_up")]
 
@@ -138,6 +167,13 @@ def test_code_that_it_has_compiled_is_compiled_again(launch):
     args = {"way": "compiles", "until": "warm"}
     ranks = launch(_run_compiled, 3, faults={At(1, step=1): Kill()}, wrapper=_options, args=args).wait()
     assert [ranks[rank].value for rank in (0, SPARE)] == [2.0, 12.0]
+
+
+@pytest.mark.parametrize(("keeps", "count"), [(True, 1), (False, 2)])
+def test_code_that_it_has_compiled_stays_where_the_program_says_so(launch, keeps, count):
+    args = {"way": "doubles", "until": "warm", "keeps": keeps}
+    ranks = launch(_run_doubled, 3, faults={At(1, step=1): Kill()}, wrapper=_options, args=args).wait()
+    assert [ranks[rank].value for rank in (0, SPARE)] == [1, count]
 
 
 def test_a_backward_pass_over_torch_s_fake_backend_fails(launch):

@@ -1,0 +1,431 @@
+"""From a fault to the next optimizer step of all ranks: ``python -m benchmarks.back_to_training --against REV``.
+
+Four ranks train a small GPT in DistributedDataParallel, compiled by inductor, with AdamW and four loader workers each
+that decode. Three programs do so:
+
+* *kept*: model, optimizer, compiled module and loader are made before the call, ``LiveState`` and ``KeptLoader`` bring
+  them to the right step, as docs/after_the_restart.md advises.
+* *fresh*: the function makes everything anew, and loads a checkpoint.
+* *torchrun*: the same as *fresh*, not wrapped; torchrun restarts all processes.
+
+Times are from the fault until the last rank is there: in the function, in its group, and so on. The first restart of a
+job is told apart from later ones. Compiled kernels come from inductor's cache on disk, which a job before those that
+count has filled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import statistics
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # what imports it later seems to hang
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+import inprocess
+from benchmarks.job import LIBUV, Job, Mark, free_port, here, last, mark
+from benchmarks.restart import in_ms
+from benchmarks.training import Server, checkout
+from benchmarks.training_report import HERE
+from benchmarks.work import SIZES, Transformer
+from inprocess.initialize import RetryController
+from inprocess.rank_assignment import FillGaps, MaxActiveWorldSize
+
+WORLD_SIZE, VICTIM, WORKERS = 4, 1, 4
+SIZE = SIZES["cpu"]
+SAMPLES = 10_000
+#: bytes that a worker unpacks for a sample
+PACKED = 3 * 320 * 320
+#: steps of each run of the function before its fault, and after which a checkpoint is written
+STEPS, SAVED = 5, 2
+#: seconds for one job, and between the moment at which everybody trains and a kill
+LIMIT, SETTLE = 240.0, 0.5
+#: what a rank reaches after a fault, in this order
+MOMENTS = {
+    "entry": "in the function",
+    "group": "process group",
+    "state": "state",
+    "model": "model",
+    "batch": "first batch",
+    "step": "first step",
+    "next": "second step",
+}
+#: the first step compiles, and takes no part in the search for ranks that hang (seconds)
+PATIENT = {"soft_timeout": 300, "hard_timeout": 400, "barrier_timeout": 500}
+
+
+@dataclass(frozen=True)
+class Request:
+    """One job."""
+
+    fault: str
+    program: str
+    restarts: int = 1
+
+    @property
+    def size(self) -> int:
+        """How many processes it has."""
+        return WORLD_SIZE + (self.fault == "spare")
+
+    @property
+    def after(self) -> int:
+        """How many ranks train after the fault."""
+        return WORLD_SIZE - (self.fault == "smaller")
+
+
+#: fault -> what the table calls it
+FAULTS = {
+    "raise": "one rank raises",
+    "spare": "SIGKILL, a hot spare that has warmed up",
+    "warm": "SIGKILL, a warm worker",
+    "cold": "SIGKILL, a new process",
+    "smaller": "SIGKILL, the world is smaller by one",
+}
+#: what runs: faults whose processes a launcher starts, and the others, which are forked
+LAUNCHED = {"warm": "1", "cold": "0"}
+ROWS = (
+    ("raise", "kept"),
+    ("raise", "fresh"),
+    ("raise", "torchrun"),
+    *((fault, "kept") for fault in ("spare", "warm", "cold", "smaller")),
+    ("cold", "torchrun"),
+)
+
+
+# --- inside a rank ------------------------------------------------------------------------------------------------
+
+
+class Texts(Dataset[Any]):
+    """Each is unpacked, as pictures or texts are, for some milliseconds."""
+
+    def __init__(self) -> None:
+        noise = torch.randint(0, 16, (PACKED,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+        self._packed = zlib.compress(noise.numpy().tobytes(), 6)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        found = torch.frombuffer(bytearray(zlib.decompress(self._packed)), dtype=torch.uint8)
+        return (found[: SIZE["length"] + 1].long() + index) % SIZE["words"]
+
+
+class Parts:
+    """What is trained, and with what."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.network = Transformer(SIZE["words"], SIZE["width"], SIZE["layers"])
+        self.compiled = torch.compile(self.network)
+        self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=1e-4)
+        self.sampler = inprocess.ElasticSampler(SAMPLES, SIZE["batch"])
+
+    def loader(self, workers: int = WORKERS) -> DataLoader[Any]:
+        return DataLoader(Texts(), batch_sampler=self.sampler, num_workers=workers, generator=torch.Generator())
+
+    def learn(self, model: torch.nn.Module, words: torch.Tensor) -> None:
+        """All of a step but the optimizer's."""
+        found = model(words[:, :-1])
+        self.optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(found.flatten(0, 1), words[:, 1:].flatten()).backward()
+
+
+class Rank:
+    """What one process of the job does."""
+
+    def __init__(self, request: Request, rank: int, folder: Path) -> None:
+        torch.set_num_threads(1)
+        self._request, self._rank, self._file = request, rank, folder / "checkpoint.pt"
+        self._iteration, self._before = 0, 0
+        self._parts = Parts() if request.program == "kept" else None
+        if self._parts is not None:
+            getattr(inprocess, "keep_compiled_code", lambda: None)()  # earlier revisions have it not
+            parts = self._parts
+            self._live = inprocess.LiveState(model=parts.network, optim=parts.optimizer, sampler=parts.sampler)
+            self._loader = inprocess.KeptLoader(parts.loader())
+
+    def run(self) -> None:
+        if self._request.program == "torchrun":
+            self._iteration = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+            self._fresh(lambda: None)
+            return
+
+        def function(call: inprocess.CallWrapper = None) -> None:  # type: ignore[assignment]
+            self._iteration = call.iteration
+            if self._parts is not None:
+                self._kept(call, self._parts)
+            else:
+                self._fresh(call.ping)
+
+        inprocess.Wrapper(max_repeats=None, **PATIENT, **self._options())(function)()
+
+    def _options(self) -> dict[str, Any]:
+        if self._request.fault == "spare":
+            order = inprocess.Compose(MaxActiveWorldSize(WORLD_SIZE), FillGaps())
+            return {"rank_assignment": order, "warm_up": lambda state: self._warm_up()}
+        if self._request.fault in LAUNCHED:  # the next run waits until the dead process is replaced
+            return {"initialize": RetryController(min_world_size=WORLD_SIZE, wait_for_replacement=LIMIT)}
+        return {}
+
+    def _mark(self, name: str, **fields: Any) -> None:
+        mark(name, self._rank, self._iteration, size=dist.get_world_size() if dist.is_initialized() else 0, **fields)
+
+    def _enter(self) -> None:
+        self._mark("entry", pid=os.getpid())
+        dist.init_process_group("gloo", **(self._torchrun() if self._request.program == "torchrun" else {}))
+        self._mark("group")
+
+    def _torchrun(self) -> dict[str, Any]:
+        """Keys of this attempt's own: from those of the one before, new ranks would read the addresses of the dead."""
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.PrefixStore(
+            f"attempt{self._iteration}", dist.TCPStore(host, port, is_master=False, use_libuv=LIBUV)
+        )
+        return {"store": store, "rank": self._rank, "world_size": int(os.environ["WORLD_SIZE"])}
+
+    def _kept(self, call: Any, parts: Parts) -> None:
+        self._enter()
+        step = self._live.recover(call)
+        self._mark("state")
+        model = DistributedDataParallel(parts.compiled)
+        self._mark("model")
+        for number, words in enumerate(self._loader.from_step(step)):
+            self._begin(number, call.ping)
+            parts.learn(model, words)
+            with self._live.commit(step + number + 1):
+                parts.optimizer.step()
+                parts.sampler.advance()
+            self._done(number)
+
+    def _fresh(self, ping: Any) -> None:
+        self._enter()
+        parts, step = Parts(), 0
+        if self._file.exists():
+            found = torch.load(self._file)
+            parts.network.load_state_dict(found["network"])
+            parts.optimizer.load_state_dict(found["optimizer"])
+            step, parts.sampler.position = found["step"], found["position"]
+        self._mark("state")
+        model = DistributedDataParallel(parts.compiled)
+        self._mark("model")
+        for number, words in enumerate(parts.loader()):
+            self._begin(number, ping)
+            parts.learn(model, words)
+            parts.optimizer.step()
+            parts.sampler.advance()
+            self._done(number)
+            if number == SAVED and dist.get_rank() == 0:
+                parts_of = {"network": parts.network.state_dict(), "optimizer": parts.optimizer.state_dict()}
+                rest = {"step": step + number + 1, "position": parts.sampler.position}
+                torch.save(parts_of | rest, self._file.with_suffix(".tmp"))
+                self._file.with_suffix(".tmp").replace(self._file)
+
+    def _begin(self, number: int, ping: Any) -> None:
+        """A batch is there; a rank that is to raise does so in the middle of its step."""
+        if number == 0:
+            self._mark("batch")
+        ping()
+        due = number == STEPS and self._iteration < self._request.restarts
+        if due and self._request.fault == "raise" and self._rank == VICTIM:
+            self._mark("fault", step=time.monotonic_ns() - self._before)
+            raise RuntimeError("injected by the benchmark")
+        self._before = time.monotonic_ns()
+
+    def _done(self, number: int) -> None:
+        if number < 2:
+            self._mark(("step", "next")[number])
+
+    def _warm_up(self) -> None:
+        """The function's first steps, in a group of this process alone."""
+        parts = self._parts
+        assert parts is not None
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        model = DistributedDataParallel(parts.compiled)
+        for words in (torch.stack([parts.loader(0).dataset[index] for index in range(SIZE["batch"])]),) * 2:
+            parts.learn(model, words)
+            parts.optimizer.zero_grad()
+        self._mark("warm")
+        del model
+        dist.destroy_process_group()
+
+
+# --- around a job -------------------------------------------------------------------------------------------------
+
+
+def measure(request: Request) -> dict[str, Any]:
+    """Run one job: for each of its restarts what was measured (ms), and why there is nothing where it failed."""
+    found: list[dict[str, Any]] = []
+    with Job(request.size) as job, open(job.folder / "errors", "w+b") as errors:
+        start(job, request, errors.fileno())
+        note = "" if follow(job, request, Path(errors.name), found) else f"not back within {LIMIT:g} s"
+        if note:
+            note += "".join(f"; {each}" for each in job.errors()) + Path(errors.name).read_text()[-500:]
+    return {"restarts": found, "note": note}
+
+
+def start(job: Job, request: Request, errors: int) -> None:
+    arguments = ["--in-rank", json.dumps(asdict(request)), "--folder", str(job.folder)]
+    if request.program == "torchrun":
+        launch = "torch.distributed.run", ()
+    elif request.fault in LAUNCHED:
+        launch = "inprocess.run", (f"--warm-workers={LAUNCHED[request.fault]}", "--restart-backoff=0")
+    else:
+        job.start(lambda rank: Rank(request, rank, job.folder).run(), free_port())
+        return
+    job.launch(launch[0], "benchmarks.back_to_training", arguments, restarts=request.restarts, options=launch[1],
+               errors=errors)  # fmt: skip
+
+
+def follow(job: Job, request: Request, errors: Path, found: list[dict[str, Any]]) -> bool:
+    """See every restart, and kill where the fault is a kill."""
+    if not job.wait(lambda marks: trained(marks, 0, WORLD_SIZE) is not None, LIMIT):
+        return False
+    for number in range(request.restarts):
+        if request.fault == "raise":
+            if not job.wait(lambda marks, number=number: fault_of(marks, number) is not None, LIMIT):
+                return False
+            fault = fault_of(job.marks, number)
+            assert fault is not None
+            at, step = fault.t, in_ms(fault.fields["step"])
+        else:
+            at, step = kill(job, request, errors), 0.0
+        if not job.wait(lambda marks, at=at: trained(marks, at, request.after) is not None, LIMIT):
+            return False
+        iteration = trained(job.marks, at, request.after)
+        assert iteration is not None
+        there = {each.rank for each in job.marks if (each.name, each.iteration) == ("next", iteration)}
+        times = {name: last(job.marks, name, iteration, there) for name in MOMENTS}
+        reached = {name: in_ms((t or 0) - at) for name, t in times.items()}
+        found.append({"first": number == 0, "a step before": step, **reached})
+    return True
+
+
+def fault_of(marks: Sequence[Mark], iteration: int) -> Mark | None:
+    return next((each for each in marks if (each.name, each.iteration) == ("fault", iteration)), None)
+
+
+def trained(marks: Sequence[Mark], since: int, size: int) -> int | None:
+    """The iteration in which so many ranks have done two steps since then; None: not yet."""
+    ends = [each.iteration for each in marks if each.name == "next" and each.t > since and each.fields["size"] == size]
+    return next((iteration for iteration in ends if ends.count(iteration) == size), None)
+
+
+def kill(job: Job, request: Request, errors: Path) -> int:
+    """When everybody is ready; the time of it (monotonic ns)."""
+    if request.fault == "spare":
+        job.wait(lambda marks: any(each.name == "warm" for each in marks), LIMIT)
+    end = time.monotonic() + LIMIT
+    while request.fault == "warm" and "a warm worker waits" not in errors.read_text() and time.monotonic() < end:
+        time.sleep(SETTLE)
+    time.sleep(SETTLE)
+    pid = [each.fields["pid"] for each in job.marks if each.name == "entry" and each.rank == VICTIM][-1]
+    at = time.monotonic_ns()
+    os.kill(pid, signal.SIGKILL)
+    return at
+
+
+def serve() -> None:
+    """Measure what is asked for on stdin, a line of JSON each."""
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)  # whatever else is printed is no answer
+        print(json.dumps(str(Path(inprocess.__file__).parents[1])), file=answers, flush=True)
+        for line in sys.stdin:
+            print(json.dumps(measure(Request(**json.loads(line)))), file=answers, flush=True)
+
+
+# --- outside ------------------------------------------------------------------------------------------------------
+
+Found = dict[tuple[str, str, str], list[dict[str, Any]]]
+
+
+def rows(fault: str, names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Fault, program and tree of all that are measured; torchrun's once."""
+    for each, program in ROWS:
+        for name in names:
+            if re.search(fault, each) and (program != "torchrun" or name == HERE):
+                yield each, program, name
+
+
+def run(servers: dict[str, Server], options: argparse.Namespace) -> Found:
+    """Jobs in turn."""
+    found: Found = {row: [] for row in rows(options.fault, [*servers])}
+    print("fills the compiler's cache", file=sys.stderr, flush=True)
+    servers[HERE].ask(Request("raise", "kept", 1))
+    for number in range(options.jobs):
+        for fault, program, name in found:
+            restarts = options.restarts if fault == "raise" and program != "torchrun" else 1
+            result = servers[name].ask(Request(fault, program, restarts))
+            found[fault, program, name] += result["restarts"]
+            print(number, name, fault, program, json.dumps(result), file=sys.stderr, flush=True)
+    return found
+
+
+def table(found: Found) -> str:
+    """Medians, in milliseconds."""
+    lines = [f"| fault to, ms | {' | '.join(MOMENTS.values())} | restarts |", "| --- |" + " --- |" * (len(MOMENTS) + 1)]
+    for (fault, program, name), results in found.items():
+        for which, first in (("first", True), ("later", False)):
+            if chosen := [each for each in results if each["first"] is first]:
+                several = [which] if any(not each["first"] for each in results) else []
+                label = ", ".join([FAULTS[fault], program, *several, *([] if name == HERE else [name])])
+                medians = (statistics.median(each[moment] for each in chosen) for moment in MOMENTS)
+                lines.append(f"| {label} | {' | '.join(f'{value:.0f}' for value in medians)} | {len(chosen)} |")
+    return "\n".join(lines)
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.back_to_training", description=__doc__)
+    add = parser.add_argument
+    add("--quick", action="store_true", help="one job of each row, with two restarts")
+    add("--against", metavar="REV", default="", help="a revision of git, or the path of another checkout")
+    add("--fault", metavar="REGEX", default="", help=f"only some of {', '.join(FAULTS)}")
+    add("--jobs", type=int, default=0, help="of each row (default 5, with --quick 1)")
+    add("--restarts", type=int, default=0, help="where one rank raises, in each job (default 5, with --quick 2)")
+    add("--serve", action="store_true", help=argparse.SUPPRESS)
+    add("--in-rank", metavar="JSON", help=argparse.SUPPRESS)
+    add("--folder", type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+def main() -> None:
+    options = parser().parse_args()
+    if options.in_rank:
+        Rank(Request(**json.loads(options.in_rank)), int(os.environ["RANK"]), options.folder).run()
+        return
+    if options.serve:
+        serve()
+        return
+    options.jobs = options.jobs or (1 if options.quick else 5)
+    options.restarts = options.restarts or (2 if options.quick else 5)
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(tempfile.TemporaryFile(prefix="inprocess-benchmark-"))
+        cache = stack.enter_context(tempfile.TemporaryDirectory(prefix="inprocess-benchmark-"))
+        # compiled in the rank itself: pools of compilers would be in each other's way
+        os.environ.update(TORCHINDUCTOR_CACHE_DIR=cache, TORCHINDUCTOR_COMPILE_THREADS="1")
+        trees = {HERE: here()}
+        if options.against:
+            trees[options.against] = stack.enter_context(checkout(options.against))
+        servers = {name: Server(name, root, log, "benchmarks.back_to_training") for name, root in trees.items()}
+        for server in servers.values():
+            stack.callback(server.close)
+            server.check()
+        print(table(run(servers, options)))
+
+
+if __name__ == "__main__":
+    main()
