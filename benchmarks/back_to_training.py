@@ -396,6 +396,7 @@ def parser() -> argparse.ArgumentParser:
     add("--fault", metavar="REGEX", default="", help=f"only some of {', '.join(FAULTS)}")
     add("--jobs", type=int, default=0, help="of each row (default 5, with --quick 1)")
     add("--restarts", type=int, default=0, help="where one rank raises, in each job (default 5, with --quick 2)")
+    add("--json", action="store_true", help="print all values as JSON instead of the table")
     add("--serve", action="store_true", help=argparse.SUPPRESS)
     add("--in-rank", metavar="JSON", help=argparse.SUPPRESS)
     add("--folder", type=Path, help=argparse.SUPPRESS)
@@ -424,7 +425,9 @@ def main() -> None:
         for server in servers.values():
             stack.callback(server.close)
             server.check()
-        print(table(run(servers, options)))
+        found = run(servers, options)
+    values = {", ".join(part for part in row if part != HERE): results for row, results in found.items()}
+    print(json.dumps(values) if options.json else table(found))
 
 
 if __name__ == "__main__":
