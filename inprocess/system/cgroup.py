@@ -7,8 +7,6 @@ import os
 import re
 from collections.abc import Iterator
 
-import psutil
-
 __all__ = ["available_memory", "folders", "free_memory", "number", "oom_kills"]
 
 _ROOT = "/sys/fs/cgroup"
@@ -70,6 +68,8 @@ def number(folder: str, name: str) -> int | None:
 
 def available_memory(root: str = "/") -> tuple[int, bool]:
     """How much more memory this process may take (bytes), and whether a group limits it, rather than the host."""
+    import psutil  # noqa: PLC0415  (a monitor, which asks for other things here, does without)
+
     left, limited = psutil.virtual_memory().available, False
     for folder in folders("memory", root):
         free = free_memory(folder)
