@@ -135,8 +135,8 @@ class Parts:
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=1e-4)
         self.sampler = inprocess.ElasticSampler(SAMPLES, SIZE["batch"])
 
-    def loader(self, workers: int = WORKERS) -> DataLoader[Any]:
-        return DataLoader(Texts(), batch_sampler=self.sampler, num_workers=workers, generator=torch.Generator())
+    def loader(self) -> DataLoader[Any]:
+        return DataLoader(Texts(), batch_sampler=self.sampler, num_workers=WORKERS, generator=torch.Generator())
 
     def learn(self, model: torch.nn.Module, words: torch.Tensor) -> None:
         """All of a step but the optimizer's."""
@@ -193,10 +193,9 @@ class Rank:
     def _torchrun(self) -> dict[str, Any]:
         """Keys of this attempt's own: from those of the one before, new ranks would read the addresses of the dead."""
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = dist.PrefixStore(
-            f"attempt{self._iteration}", dist.TCPStore(host, port, is_master=False, use_libuv=LIBUV)
-        )
-        return {"store": store, "rank": self._rank, "world_size": int(os.environ["WORLD_SIZE"])}
+        store = dist.TCPStore(host, port, is_master=False, use_libuv=LIBUV)
+        own = dist.PrefixStore(f"attempt{self._iteration}", store)
+        return {"store": own, "rank": self._rank, "world_size": int(os.environ["WORLD_SIZE"])}
 
     def _kept(self, call: Any, parts: Parts) -> None:
         self._enter()
@@ -230,10 +229,13 @@ class Rank:
             parts.sampler.advance()
             self._done(number)
             if number == SAVED and dist.get_rank() == 0:
-                parts_of = {"network": parts.network.state_dict(), "optimizer": parts.optimizer.state_dict()}
-                rest = {"step": step + number + 1, "position": parts.sampler.position}
-                torch.save(parts_of | rest, self._file.with_suffix(".tmp"))
-                self._file.with_suffix(".tmp").replace(self._file)
+                self._save(parts, step + number + 1)
+
+    def _save(self, parts: Parts, step: int) -> None:
+        found = {"network": parts.network.state_dict(), "optimizer": parts.optimizer.state_dict()}
+        unfinished = self._file.with_suffix(".tmp")
+        torch.save(found | {"step": step, "position": parts.sampler.position}, unfinished)
+        unfinished.replace(self._file)
 
     def _begin(self, number: int, ping: Any) -> None:
         """A batch is there; a rank that is to raise does so in the middle of its step."""
@@ -255,10 +257,11 @@ class Rank:
         parts = self._parts
         assert parts is not None
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        model = DistributedDataParallel(parts.compiled)
-        for words in (torch.stack([parts.loader(0).dataset[index] for index in range(SIZE["batch"])]),) * 2:
+        model, texts = DistributedDataParallel(parts.compiled), Texts()
+        words = torch.stack([texts[index] for index in range(SIZE["batch"])])
+        for _ in range(2):
             parts.learn(model, words)
-            parts.optimizer.zero_grad()
+        parts.optimizer.zero_grad()
         self._mark("warm")
         del model
         dist.destroy_process_group()
