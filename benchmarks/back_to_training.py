@@ -46,7 +46,8 @@ from benchmarks.work import SIZES, Transformer
 from inprocess.initialize import RetryController
 from inprocess.rank_assignment import FillGaps, MaxActiveWorldSize
 
-WORLD_SIZE, VICTIM, WORKERS = 4, 1, 4
+#: ranks that train, loader workers of each, and who meets the fault
+RANKS, WORKERS, VICTIM = 4, 4, 1
 SIZE = SIZES["cpu"]
 SAMPLES = 10_000
 #: bytes that a worker unpacks for a sample
@@ -76,16 +77,18 @@ class Request:
     fault: str
     program: str
     restarts: int = 1
+    ranks: int = RANKS
+    workers: int = WORKERS
 
     @property
     def size(self) -> int:
         """How many processes it has."""
-        return WORLD_SIZE + (self.fault == "spare")
+        return self.ranks + (self.fault == "spare")
 
     @property
     def after(self) -> int:
         """How many ranks train after the fault."""
-        return WORLD_SIZE - (self.fault == "smaller")
+        return self.ranks - (self.fault == "smaller")
 
 
 #: fault -> what the table calls it
@@ -128,15 +131,16 @@ class Texts(Dataset[Any]):
 class Parts:
     """What is trained, and with what."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int) -> None:
         torch.manual_seed(0)
+        self._workers = workers
         self.network = Transformer(SIZE["words"], SIZE["width"], SIZE["layers"])
         self.compiled = torch.compile(self.network)
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=1e-4)
         self.sampler = inprocess.ElasticSampler(SAMPLES, SIZE["batch"])
 
     def loader(self) -> DataLoader[Any]:
-        return DataLoader(Texts(), batch_sampler=self.sampler, num_workers=WORKERS, generator=torch.Generator())
+        return DataLoader(Texts(), batch_sampler=self.sampler, num_workers=self._workers, generator=torch.Generator())
 
     def learn(self, model: torch.nn.Module, words: torch.Tensor) -> None:
         """All of a step but the optimizer's."""
@@ -152,7 +156,7 @@ class Rank:
         torch.set_num_threads(1)
         self._request, self._rank, self._file = request, rank, folder / "checkpoint.pt"
         self._iteration, self._before = 0, 0
-        self._parts = Parts() if request.program == "kept" else None
+        self._parts = Parts(request.workers) if request.program == "kept" else None
         if self._parts is not None:
             getattr(inprocess, "keep_compiled_code", lambda: None)()  # earlier revisions have it not
             parts = self._parts
@@ -176,10 +180,10 @@ class Rank:
 
     def _options(self) -> dict[str, Any]:
         if self._request.fault == "spare":
-            order = inprocess.Compose(MaxActiveWorldSize(WORLD_SIZE), FillGaps())
+            order = inprocess.Compose(MaxActiveWorldSize(self._request.ranks), FillGaps())
             return {"rank_assignment": order, "warm_up": lambda state: self._warm_up()}
         if self._request.fault in LAUNCHED:  # the next run waits until the dead process is replaced
-            return {"initialize": RetryController(min_world_size=WORLD_SIZE, wait_for_replacement=LIMIT)}
+            return {"initialize": RetryController(min_world_size=self._request.ranks, wait_for_replacement=LIMIT)}
         return {}
 
     def _mark(self, name: str, **fields: Any) -> None:
@@ -213,7 +217,7 @@ class Rank:
 
     def _fresh(self, ping: Any) -> None:
         self._enter()
-        parts, step = Parts(), 0
+        parts, step = Parts(self._request.workers), 0
         if self._file.exists():
             found = torch.load(self._file)
             parts.network.load_state_dict(found["network"])
@@ -296,7 +300,7 @@ def start(job: Job, request: Request, errors: int) -> None:
 
 def follow(job: Job, request: Request, errors: Path, found: list[dict[str, Any]]) -> bool:
     """See every restart, and kill where the fault is a kill."""
-    if not job.wait(lambda marks: trained(marks, 0, WORLD_SIZE) is not None, LIMIT):
+    if not job.wait(lambda marks: trained(marks, 0, request.ranks) is not None, LIMIT):
         return False
     for number in range(request.restarts):
         if request.fault == "raise":
@@ -368,11 +372,11 @@ def run(servers: dict[str, Server], options: argparse.Namespace) -> Found:
     """Jobs in turn."""
     found: Found = {row: [] for row in rows(options.fault, [*servers])}
     print("fills the compiler's cache", file=sys.stderr, flush=True)
-    servers[HERE].ask(Request("raise", "kept", 1))
+    servers[HERE].ask(Request("raise", "kept", 1, options.ranks, options.workers))
     for number in range(options.jobs):
         for fault, program, name in found:
             restarts = options.restarts if fault == "raise" and program != "torchrun" else 1
-            result = servers[name].ask(Request(fault, program, restarts))
+            result = servers[name].ask(Request(fault, program, restarts, options.ranks, options.workers))
             found[fault, program, name] += result["restarts"]
             print(number, name, fault, program, json.dumps(result), file=sys.stderr, flush=True)
     return found
@@ -399,6 +403,8 @@ def parser() -> argparse.ArgumentParser:
     add("--fault", metavar="REGEX", default="", help=f"only some of {', '.join(FAULTS)}")
     add("--jobs", type=int, default=0, help="of each row (default 5, with --quick 1)")
     add("--restarts", type=int, default=0, help="where one rank raises, in each job (default 5, with --quick 2)")
+    add("--ranks", type=int, default=RANKS, help=f"that train (default {RANKS})")
+    add("--workers", type=int, default=WORKERS, help=f"of each rank's loader (default {WORKERS})")
     add("--json", action="store_true", help="print all values as JSON instead of the table")
     add("--serve", action="store_true", help=argparse.SUPPRESS)
     add("--in-rank", metavar="JSON", help=argparse.SUPPRESS)
