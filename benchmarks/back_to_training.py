@@ -40,7 +40,7 @@ from torch.utils.data import DataLoader, Dataset
 import inprocess
 from benchmarks.job import LIBUV, Job, Mark, free_port, here, last, mark
 from benchmarks.restart import in_ms
-from benchmarks.training import Server, checkout
+from benchmarks.training import Server, checkout, serve
 from benchmarks.training_report import HERE
 from benchmarks.work import SIZES, Transformer
 from inprocess.initialize import RetryController
@@ -346,15 +346,6 @@ def kill(job: Job, request: Request, errors: Path) -> int:
     return at
 
 
-def serve() -> None:
-    """Measure what is asked for on stdin, a line of JSON each."""
-    with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)  # whatever else is printed is no answer
-        print(json.dumps(str(Path(inprocess.__file__).parents[1])), file=answers, flush=True)
-        for line in sys.stdin:
-            print(json.dumps(measure(Request(**json.loads(line)))), file=answers, flush=True)
-
-
 # --- outside ------------------------------------------------------------------------------------------------------
 
 Found = dict[tuple[str, str, str], list[dict[str, Any]]]
@@ -418,7 +409,7 @@ def main() -> None:
         Rank(Request(**json.loads(options.in_rank)), int(os.environ["RANK"]), options.folder).run()
         return
     if options.serve:
-        serve()
+        serve(lambda given: measure(Request(**given)))
         return
     options.jobs = options.jobs or (1 if options.quick else 5)
     options.restarts = options.restarts or (2 if options.quick else 5)

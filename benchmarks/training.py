@@ -23,7 +23,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -142,13 +142,13 @@ def measure(request: Request) -> dict[str, Any]:
     return {"restarts": found, "note": note}
 
 
-def serve() -> None:
+def serve(answer: Callable[[Any], dict[str, Any]]) -> None:
     """Measure what is asked for on stdin, a line of JSON each."""
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)  # whatever else is printed is no answer
         print(json.dumps(str(Path(inprocess.__file__).parents[1])), file=answers, flush=True)
         for line in sys.stdin:
-            print(json.dumps(measure(Request(**json.loads(line)))), file=answers, flush=True)
+            print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
 
 
 # --- outside ------------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     options = parsed()
     if options.serve:
-        serve()
+        serve(lambda given: measure(Request(**given)))
         return
     gpus = torch.cuda.device_count() if options.device == "cuda" else 0
     with contextlib.ExitStack() as stack:
