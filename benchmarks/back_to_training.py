@@ -25,7 +25,6 @@ import statistics
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,11 +37,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import inprocess
-from benchmarks.job import LIBUV, Job, Mark, free_port, here, last, mark
+from benchmarks import libraries
+from benchmarks.job import Job, Mark, free_port, here, last, mark
 from benchmarks.restart import in_ms
 from benchmarks.training import Server, checkout, serve
 from benchmarks.training_report import HERE
-from benchmarks.work import SIZES, Transformer
+from benchmarks.warm import ready
+from benchmarks.work import SIZES, Packed, Transformer
 from inprocess.initialize import RetryController
 from inprocess.rank_assignment import FillGaps, MaxActiveWorldSize
 
@@ -114,18 +115,16 @@ ROWS = (
 
 
 class Texts(Dataset[Any]):
-    """Each is unpacked, as pictures or texts are, for some milliseconds."""
+    """Each is unpacked first."""
 
     def __init__(self) -> None:
-        noise = torch.randint(0, 16, (PACKED,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-        self._packed = zlib.compress(noise.numpy().tobytes(), 6)
+        self._packed = Packed(PACKED)
 
     def __len__(self) -> int:
         return SAMPLES
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        found = torch.frombuffer(bytearray(zlib.decompress(self._packed)), dtype=torch.uint8)
-        return (found[: SIZE["length"] + 1].long() + index) % SIZE["words"]
+        return (self._packed.unpack()[: SIZE["length"] + 1].long() + index) % SIZE["words"]
 
 
 class Parts:
@@ -191,15 +190,9 @@ class Rank:
 
     def _enter(self) -> None:
         self._mark("entry", pid=os.getpid())
-        dist.init_process_group("gloo", **(self._torchrun() if self._request.program == "torchrun" else {}))
+        library = "torchrun" if self._request.program == "torchrun" else "inprocess"
+        libraries.init_process_group(library, self._iteration, LIMIT)  # the first steps wait until all have compiled
         self._mark("group")
-
-    def _torchrun(self) -> dict[str, Any]:
-        """Keys of this attempt's own: from those of the one before, new ranks would read the addresses of the dead."""
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = dist.TCPStore(host, port, is_master=False, use_libuv=LIBUV)
-        own = dist.PrefixStore(f"attempt{self._iteration}", store)
-        return {"store": own, "rank": self._rank, "world_size": int(os.environ["WORLD_SIZE"])}
 
     def _kept(self, call: Any, parts: Parts) -> None:
         self._enter()
@@ -288,14 +281,13 @@ def measure(request: Request) -> dict[str, Any]:
 def start(job: Job, request: Request, errors: int) -> None:
     arguments = ["--in-rank", json.dumps(asdict(request)), "--folder", str(job.folder)]
     if request.program == "torchrun":
-        launch = "torch.distributed.run", ()
+        launcher, given = "torch.distributed.run", list[str]()
     elif request.fault in LAUNCHED:
-        launch = "inprocess.run", (f"--warm-workers={LAUNCHED[request.fault]}", "--restart-backoff=0")
+        launcher, given = "inprocess.run", [f"--warm-workers={LAUNCHED[request.fault]}", "--restart-backoff=0"]
     else:
         job.start(lambda rank: Rank(request, rank, job.folder).run(), free_port())
         return
-    job.launch(launch[0], "benchmarks.back_to_training", arguments, restarts=request.restarts, options=launch[1],
-               errors=errors)  # fmt: skip
+    job.launch(launcher, "benchmarks.back_to_training", arguments, request.restarts, given, errors)
 
 
 def follow(job: Job, request: Request, errors: Path, found: list[dict[str, Any]]) -> bool:
@@ -303,27 +295,19 @@ def follow(job: Job, request: Request, errors: Path, found: list[dict[str, Any]]
     if not job.wait(lambda marks: trained(marks, 0, request.ranks) is not None, LIMIT):
         return False
     for number in range(request.restarts):
-        if request.fault == "raise":
-            if not job.wait(lambda marks, number=number: fault_of(marks, number) is not None, LIMIT):
-                return False
-            fault = fault_of(job.marks, number)
-            assert fault is not None
-            at, step = fault.t, in_ms(fault.fields["step"])
-        else:
-            at, step = kill(job, request, errors), 0.0
-        if not job.wait(lambda marks, at=at: trained(marks, at, request.after) is not None, LIMIT):
+        fault = strike(job, request, number, errors)
+        if fault is None or not job.wait(
+            lambda marks, at=fault.t: trained(marks, at, request.after) is not None, LIMIT
+        ):
             return False
-        iteration = trained(job.marks, at, request.after)
+        iteration = trained(job.marks, fault.t, request.after)
         assert iteration is not None
         there = {each.rank for each in job.marks if (each.name, each.iteration) == ("next", iteration)}
         times = {name: last(job.marks, name, iteration, there) for name in MOMENTS}
-        reached = {name: in_ms((t or 0) - at) for name, t in times.items()}
-        found.append({"first": number == 0, "a step before": step, **reached})
+        reached = {name: in_ms((t or 0) - fault.t) for name, t in times.items()}
+        before = {"a step before": in_ms(fault.fields["step"])} if "step" in fault.fields else {}
+        found.append({"first": number == 0, **before, **reached})
     return True
-
-
-def fault_of(marks: Sequence[Mark], iteration: int) -> Mark | None:
-    return next((each for each in marks if (each.name, each.iteration) == ("fault", iteration)), None)
 
 
 def trained(marks: Sequence[Mark], since: int, size: int) -> int | None:
@@ -332,18 +316,20 @@ def trained(marks: Sequence[Mark], since: int, size: int) -> int | None:
     return next((iteration for iteration in ends if ends.count(iteration) == size), None)
 
 
-def kill(job: Job, request: Request, errors: Path) -> int:
-    """When everybody is ready; the time of it (monotonic ns)."""
-    if request.fault == "spare":
-        job.wait(lambda marks: any(each.name == "warm" for each in marks), LIMIT)
-    end = time.monotonic() + LIMIT
-    while request.fault == "warm" and "a warm worker waits" not in errors.read_text() and time.monotonic() < end:
-        time.sleep(SETTLE)
+def strike(job: Job, request: Request, number: int, errors: Path) -> Mark | None:
+    """The fault, once everybody is ready: that of a rank that raises, or a kill; None: it does not come to it."""
+    if request.fault == "raise":
+        job.wait(lambda marks: last(marks, "fault", number, {VICTIM}) is not None, LIMIT)
+        return next((each for each in job.marks if (each.name, each.iteration) == ("fault", number)), None)
+    if request.fault == "spare" and not job.wait(lambda marks: any(each.name == "warm" for each in marks), LIMIT):
+        return None
+    if request.fault == "warm":
+        ready(str(errors), 1)
     time.sleep(SETTLE)
     pid = [each.fields["pid"] for each in job.marks if each.name == "entry" and each.rank == VICTIM][-1]
     at = time.monotonic_ns()
     os.kill(pid, signal.SIGKILL)
-    return at
+    return Mark("fault", VICTIM, number, at)
 
 
 # --- outside ------------------------------------------------------------------------------------------------------
@@ -359,18 +345,20 @@ def rows(fault: str, names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
                 yield each, program, name
 
 
-def run(servers: dict[str, Server], options: argparse.Namespace) -> Found:
-    """Jobs in turn."""
+def run(servers: dict[str, Server], options: argparse.Namespace) -> tuple[Found, bool]:
+    """Jobs in turn; and whether all came back."""
     found: Found = {row: [] for row in rows(options.fault, [*servers])}
     print("fills the compiler's cache", file=sys.stderr, flush=True)
-    servers[HERE].ask(Request("raise", "kept", 1, options.ranks, options.workers))
+    first = servers[HERE].ask(Request("raise", "kept", 1, options.ranks, options.workers))
+    notes = [first["note"]]
     for number in range(options.jobs):
         for fault, program, name in found:
             restarts = options.restarts if fault == "raise" and program != "torchrun" else 1
             result = servers[name].ask(Request(fault, program, restarts, options.ranks, options.workers))
             found[fault, program, name] += result["restarts"]
+            notes.append(result["note"])
             print(number, name, fault, program, json.dumps(result), file=sys.stderr, flush=True)
-    return found
+    return found, not any(notes)
 
 
 def table(found: Found) -> str:
@@ -425,9 +413,10 @@ def main() -> None:
         for server in servers.values():
             stack.callback(server.close)
             server.check()
-        found = run(servers, options)
+        found, all_back = run(servers, options)
     values = {", ".join(part for part in row if part != HERE): results for row, results in found.items()}
     print(json.dumps(values) if options.json else table(found))
+    sys.exit(0 if all_back else 1)
 
 
 if __name__ == "__main__":

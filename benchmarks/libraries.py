@@ -72,9 +72,9 @@ def wrap(
     return _nvrx(rank, fn, durations, active)
 
 
-def init_process_group(library: str, iteration: int) -> None:
-    """The rendezvous as the library's documentation has it."""
-    limit = datetime.timedelta(seconds=GLOO_TIMEOUT)
+def init_process_group(library: str, iteration: int, seconds: float = GLOO_TIMEOUT) -> None:
+    """The rendezvous as the library's documentation has it; ``seconds``: the group's timeout."""
+    limit = datetime.timedelta(seconds=seconds)
     if library in ("inprocess", "plain"):
         dist.init_process_group("gloo", timeout=limit)
         return

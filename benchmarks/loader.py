@@ -13,7 +13,6 @@ import json
 import statistics
 import sys
 import time
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 import inprocess
 from benchmarks.job import Job, free_port, last, mark
 from benchmarks.restart import explain, in_ms
+from benchmarks.work import Packed
 
 WORLD_SIZE, VICTIM, WORKERS, BATCH = 2, 1, 4, 8
 #: bytes of a sample once it is decoded; seconds of a step, in which the processor is free as beside a GPU
@@ -39,15 +39,13 @@ class Images(Dataset[Any]):
     """Each is unpacked, and scaled as pictures are."""
 
     def __init__(self) -> None:
-        noise = torch.randint(0, 16, (SAMPLE,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-        self.packed = zlib.compress(noise.numpy().tobytes(), 6)
+        self._packed = Packed(SAMPLE)
 
     def __len__(self) -> int:
         return 10_000
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        pixels = torch.frombuffer(bytearray(zlib.decompress(self.packed)), dtype=torch.uint8)
-        image = pixels.reshape(3, 320, 320).float().sub_(8).div_(4)
+        image = self._packed.unpack().reshape(3, 320, 320).float().sub_(8).div_(4)
         return torch.nn.functional.interpolate(image[None], scale_factor=0.5, mode="bilinear")[0], index
 
 

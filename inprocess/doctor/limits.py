@@ -143,8 +143,7 @@ def shm(settings: Settings) -> Iterator[Finding]:
 
 
 def memory(settings: Settings) -> Iterator[Finding]:
-    left, limited = cgroup.available_memory(settings.root)
-    name = "the control group (container)" if limited else "this host"
+    left, name = cgroup.available_memory(settings.root)
     needed = RANK_BYTES * settings.nproc
     if left < needed:
         yield Finding(

@@ -20,7 +20,6 @@ from types import CodeType, FunctionType, ModuleType
 
 import torch
 
-from inprocess.system.clock import monotonic
 from inprocess.system.errors import in_words
 from inprocess.system.logs import get_logger
 
@@ -63,10 +62,7 @@ def enter(rank: int | None, world_size: int) -> None:
     if before in (None, _place) or MODULE not in sys.modules:
         return
     if _keeps:
-        begin = monotonic()
-        asks = _what_asks()
-        log.debug("looked at the guards of compiled code in %.0f ms", (monotonic() - begin) * 1e3)
-        if not asks:
+        if not (asks := _what_asks()):
             return
         log.warning("compiled code is dropped in spite of keep_compiled_code(): %s", asks)
     torch.compiler.reset()

@@ -174,19 +174,18 @@ class _Room:
     """Whether the node has memory for one; looks now and then."""
 
     def __init__(self) -> None:
-        self._next, self._left, self._limited = 0.0, 0, False
+        self._next, self._left, self._limit = 0.0, 0, ""
         self._said: set[str] = set()
 
     def is_there(self, needed: int, otherwise: str) -> bool:
         """Whether so many bytes are available; else it says once what follows."""
         if clock.monotonic() >= self._next:
             self._next = clock.monotonic() + LOOK_S
-            self._left, self._limited = cgroup.available_memory()
+            self._left, self._limit = cgroup.available_memory()
         if self._left < needed and otherwise not in self._said:
             self._said.add(otherwise)
-            whose = "the control group (container)" if self._limited else "this host"
-            short = f"{self._left / 2**30:.1f} GiB of memory available, {needed >> 30} are needed"
-            log.info("a warm worker %s: %s has %s. --warm-workers 1 keeps one all the same", otherwise, whose, short)
+            short = f"{self._limit} has {self._left / 2**30:.1f} GiB of memory available, {needed >> 30} are needed"
+            log.info("a warm worker %s: %s. --warm-workers 1 keeps one all the same", otherwise, short)
         return self._left >= needed
 
 

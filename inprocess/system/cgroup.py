@@ -66,16 +66,16 @@ def number(folder: str, name: str) -> int | None:
         return None
 
 
-def available_memory(root: str = "/") -> tuple[int, bool]:
-    """How much more memory this process may take (bytes), and whether a group limits it, rather than the host."""
+def available_memory(root: str = "/") -> tuple[int, str]:
+    """How much more memory this process may take (bytes), and in words what limits it."""
     import psutil  # noqa: PLC0415  (a monitor, which asks for other things here, does without)
 
-    left, limited = psutil.virtual_memory().available, False
+    left, limit = psutil.virtual_memory().available, "this host"
     for folder in folders("memory", root):
         free = free_memory(folder)
         if free is not None and free < left:
-            left, limited = free, True
-    return left, limited
+            left, limit = free, "the control group (container)"
+    return left, limit
 
 
 def free_memory(folder: str) -> int | None:

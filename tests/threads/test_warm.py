@@ -131,7 +131,7 @@ def test_one_as_long_as_there_is_memory(
 ) -> None:
     caplog.set_level("INFO")
     left = [warm.ROOM_BYTES - 1]
-    monkeypatch.setattr(warm.cgroup, "available_memory", lambda: (left[0], True))
+    monkeypatch.setattr(warm.cgroup, "available_memory", lambda: (left[0], "the control group (container)"))
     monkeypatch.setattr(warm, "LOOK_S", 0.0)
     workers = begin(GOOD, None)
     workers.tend(MODULES)
@@ -153,7 +153,7 @@ def test_one_as_long_as_there_is_memory(
 
 def test_the_memory_is_looked_at_now_and_then(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[bool] = []
-    monkeypatch.setattr(warm.cgroup, "available_memory", lambda: looks.append(True) or (0, False))
+    monkeypatch.setattr(warm.cgroup, "available_memory", lambda: looks.append(True) or (0, "this host"))
     workers = begin(GOOD, None)
     for _ in range(5):
         workers.tend(MODULES)
@@ -161,7 +161,7 @@ def test_the_memory_is_looked_at_now_and_then(begin: Begin, monkeypatch: pytest.
 
 
 def test_a_number_that_was_given_is_kept(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm.cgroup, "available_memory", lambda: (0, False))
+    monkeypatch.setattr(warm.cgroup, "available_memory", lambda: (0, "this host"))
     ready(begin(GOOD, 1))
 
 
