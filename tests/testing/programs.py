@@ -108,8 +108,8 @@ _kept: dict[str, Any] = {}
 
 @inprocess.Wrapper()
 def keeps_in_a_dict(steps: int, call: inprocess.CallWrapper = None) -> None:  # type: ignore[assignment]
+    _kept.setdefault("steps", []).append(steps)  # before a peer can fail, which may interrupt the next line
     dist.init_process_group("gloo")
-    _kept.setdefault("steps", []).append(steps)
     if "group" not in _kept:
         _kept["group"] = dist.new_group([0, 1])
     for _ in range(steps):
