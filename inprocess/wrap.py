@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 from inprocess.abort import AbortTorchDistributed
 from inprocess.call.disabled import disabled
-from inprocess.call.hooks import adapt, adapt_rank_assignment
+from inprocess.call.hooks import adapt, adapt_rank_assignment, foresee
 from inprocess.call.injection import Injector
 from inprocess.call.job import Job
 from inprocess.call.leaving import LeaveSignals
@@ -89,7 +89,7 @@ class Wrapper:
         interrupt_signal: signal that interrupts the main thread; None: a free real-time signal.
         join: what this process does where the job runs already, because it replaces one that died: ``"now"``
             interrupts the running iteration to take the free slot, ``"next_restart"`` waits for a restart. Where no
-            slot is free it waits in both cases, as a spare.
+            slot is free, or it would only be a reserve, it waits in both cases.
         max_repeats: the same error so many times in a row, without progress in between, ends the job where no
             iteration of the call has ever made progress; default 10. From the third time on each restart waits, 0.05 s
             and up to 5 s; where the job made progress once, it continues with the longest pause. None: the same error
@@ -175,8 +175,10 @@ class Wrapper:
             leave_grace=leave_grace,
             enabled=enabled,
         )
+        assignment = ShiftRanks() if rank_assignment is None else rank_assignment
         self._hooks = Hooks(
-            assign=adapt_rank_assignment(ShiftRanks() if rank_assignment is None else rank_assignment, rank_filter),
+            assign=adapt_rank_assignment(assignment, rank_filter),
+            active_of=foresee(assignment, rank_filter),
             initialize=adapt("initialize", initialize),
             abort=adapt("abort", abort),
             finalize=adapt("finalize", finalize),

@@ -63,6 +63,7 @@ class Agents:
         started: Callable[[], None],
         on_standstill: Callable[[], None],
         ends_by_sigterm: bool,
+        interrupts: Callable[[int, int], bool],
         before: successor.Contact | None = None,
     ) -> None:
         self._options, self._job, self._membership = options, job, membership
@@ -85,7 +86,7 @@ class Agents:
         self.thread = MonitorThread(
             self._spec,
             membership,
-            JoinRequest(job.entry, job.ticket, options.join == "now", job.owner, self._is_host_a_member()),
+            JoinRequest(job.entry, job.ticket, interrupts, job.owner, self._is_host_a_member()),
             self._monitor,
             self.successor,
             self._interrupter.new_gate,

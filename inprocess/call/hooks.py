@@ -25,6 +25,7 @@ from typing import Any
 from inprocess.compose import Compose
 from inprocess.exception import OptionError
 from inprocess.protocol.assignment import (
+    BothForms,
     RankAssignment,
     RankAssignmentCtx,
     RankFilter,
@@ -38,7 +39,7 @@ from inprocess.rank_filter import first_active
 from inprocess.state import FrozenState, Mode, State
 from inprocess.system.errors import shown
 
-__all__ = ["adapt", "adapt_rank_assignment"]
+__all__ = ["adapt", "adapt_rank_assignment", "foresee", "gains"]
 
 Hook = Callable[[FrozenState], FrozenState]
 Assignment = Callable[[RankAssignmentCtx], RankAssignmentCtx]
@@ -78,8 +79,7 @@ def adapt_rank_assignment(fn: Callable[..., Any], rank_filter: Callable[..., Any
     The adapted assignment raises TypeError when a part returns something of the wrong type, OptionError when the
     numbers do not fit, and whatever the parts raise (RankDiscarded among others).
     """
-    parts = fn.parts if isinstance(fn, Compose) else (fn,)
-    filters = () if rank_filter is None else rank_filter.parts if isinstance(rank_filter, Compose) else (rank_filter,)
+    parts, filters = _parts(fn), _parts(rank_filter)
     alone = next((part for part in parts if isinstance(part, RankAssignment) and part.instead_of_others), None)
     if alone is not None and len(parts) + len(filters) > 1:
         raise OptionError(
@@ -88,6 +88,33 @@ def adapt_rank_assignment(fn: Callable[..., Any], rank_filter: Callable[..., Any
     assign = _chain([_adapt_assignment(part) for part in parts])
     limit = _chain([_adapt_filter(part) for part in filters])
     return functools.partial(_assign, assign, limit)
+
+
+def foresee(fn: Callable[..., Any], rank_filter: Callable[..., Any] | None = None) -> Callable[[int], int] | None:
+    """How many of so many ranks the same assignment makes active; None where more than their number may decide that."""
+    if not all(
+        isinstance(part, BothForms) and part.counts_only and type(part).__call__ is BothForms.__call__
+        for part in (*_parts(fn), *_parts(rank_filter))
+    ):
+        return None
+    assign = adapt_rank_assignment(fn, rank_filter)
+
+    def active_of(size: int) -> int:
+        try:
+            return assign(RankAssignmentCtx(State(0, size), None, set())).state.active_world_size
+        except Exception:  # a limit of the user's, which tells in the assignment itself
+            return size
+
+    return active_of
+
+
+def gains(active_of: Callable[[int], int] | None, members: int, later: int) -> bool:
+    """Whether more are active with `later` members than with `members`, or may be, where `foresee` could not tell."""
+    return active_of is None or active_of(later) > active_of(members)
+
+
+def _parts(fn: Callable[..., Any] | None) -> tuple[Callable[..., Any], ...]:
+    return () if fn is None else fn.parts if isinstance(fn, Compose) else (fn,)
 
 
 def _chain(parts: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:

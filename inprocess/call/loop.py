@@ -70,6 +70,7 @@ class Loop:
             participant.parts.started,
             clean_ups.look,
             leaving.ends_by_sigterm,
+            participant.joining_helps,
             contact,
         )
         self._function = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__name__)}"

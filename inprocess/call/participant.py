@@ -15,6 +15,7 @@ from inprocess.call.agents import Agents
 from inprocess.call.failures import Failures
 from inprocess.call.fault import Fault
 from inprocess.call.goodput import Goodput
+from inprocess.call.hooks import gains
 from inprocess.call.job import Job
 from inprocess.call.parts import Parts
 from inprocess.call.successor import Contact
@@ -45,6 +46,8 @@ class Hooks:
     """The user's callables, adapted to one form."""
 
     assign: Callable[[RankAssignmentCtx], RankAssignmentCtx]
+    #: how many of so many ranks `assign` makes active; None: more than their number decides
+    active_of: Callable[[int], int] | None
     initialize: Hook
     abort: Hook
     finalize: Hook
@@ -126,6 +129,11 @@ class Participant:
         """For log lines."""
         job, membership = self.job, self.membership
         return Position(job.calls - 1, membership.iteration, membership.rank, membership.slot, self.phase.value)
+
+    def joining_helps(self, members: int, later: int) -> bool:
+        """Whether an iteration of so many members should end for this process to join, which makes them so many: where
+        it would be a reserve like others, and no more ranks active, it waits for the next restart."""
+        return self.options.join == "now" and gains(self.hooks.active_of, members, later)
 
     def note_interruption(self) -> None:
         """The restart begins, unless it has begun already."""

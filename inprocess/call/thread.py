@@ -65,8 +65,8 @@ class JoinRequest:
     entry: JoinMode
     #: with which it joins, where the job runs already
     ticket: Ticket
-    #: whether it interrupts a running iteration for that
-    interrupts: bool
+    #: whether it interrupts a running iteration for that: of so many members, which become so many
+    interrupts: Callable[[int, int], bool]
     #: its job
     job: Owner
     #: whether a monitor of this library serves the store, and says whose it is

@@ -71,6 +71,9 @@ class BothForms(RankAssignment):
     As the parameters are not named, what tells forms apart by them takes it for one of version 0.4.
     """
 
+    #: whether the number of ranks alone decides how many are active
+    counts_only = False
+
     @overload
     def __call__(self, ctx: RankAssignmentCtx, /) -> RankAssignmentCtx: ...
 
@@ -94,6 +97,8 @@ class RankFilter(BothForms):
 
     A subclass defines `limit`, or `__call__` as any rank assignment; that one has to stand after what renumbers.
     """
+
+    counts_only = True
 
     def limit(self, active_world_size: int) -> int:
         """The largest acceptable size that is not larger than `active_world_size`."""
@@ -147,6 +152,8 @@ class ShiftRanks(BothForms):
 
     Every rank is active, as far as the filters composed with it allow.
     """
+
+    counts_only = True
 
     def _assign(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         return renumber(ctx, lambda rank, terminated: rank - bisect.bisect_left(terminated, rank))

@@ -13,6 +13,8 @@ __all__ = ["ActivateAllRanks", "ActiveWorldSizeDivisibleBy", "FillGaps", "MaxAct
 class ActivateAllRanks(BothForms):
     """Makes every rank active, whatever limits were set before it; changes no rank."""
 
+    counts_only = True
+
     def _assign(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         ctx.limits.clear()
         return activate_all(ctx)
@@ -26,6 +28,8 @@ class FillGaps(BothForms):
 
     Every rank is active, as far as the filters composed with it allow.
     """
+
+    counts_only = True
 
     def _assign(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
         world_size = ctx.state.world_size

@@ -607,6 +607,12 @@ meeting = _in("protocol/verbs/*.py", "tests/unit/test_owner.py")
 owners = _in("stores/owner.py", "tests/unit/test_owner.py")
 JOINERS = (
     joins(
+        "joins_for_itself_only",
+        "two that would be active only together wait for a restart",
+        "{**waiting, membership.member: ticket}",
+        "{membership.member: ticket}",
+    ),
+    joins(
         "joins_without_a_word",
         "a process of another job takes a slot of the one that has the port",
         "if not founds and entry is JoinMode.FOUND:",

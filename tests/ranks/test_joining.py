@@ -103,6 +103,17 @@ def test_join_at_the_next_restart(launch):
     assert "ValueError" in ranks[0].log
 
 
+def test_who_would_only_be_a_reserve_waits_for_the_next_restart(launch):
+    """A spare has taken the place of the one that died: to let its replacement in gains nothing."""
+    faults = {At(1, step=1): Kill(), At(0, 1, 50): Raise(when=When("waits", 1))}
+    run = launch(targets.run_full, 3, faults=faults, wrapper=targets.two_active, args={"world_size": 2, "restarts": 2})
+    run.wait_event("enter", count=2, iteration=1)
+    run.start_another(1)
+    ranks = run.wait()
+    assert [ranks[number].value for number in (0, 2, 3)] == [[2, 0, 2], None, [2, 1, 2]]
+    assert "ValueError" in restarts(ranks)[2] and "takes part" not in ranks[0].log
+
+
 def test_the_job_grows(launch):
     """RANK beyond the job's world size, on the word of the launcher."""
     run = launch(targets.run_full, 2, args={"world_size": 3, "restarts": 1})

@@ -7,7 +7,7 @@ import pytest
 from tests import sim
 from tests.mutants import applied
 from tests.mutants.catalog import MUTANTS
-from tests.sim.scenario import Act, Cut, Kill, Scenario
+from tests.sim.scenario import Act, Cut, Kill, Scenario, Spawn
 
 
 @pytest.mark.parametrize("first", range(0, 500, 100))
@@ -60,6 +60,19 @@ def test_discarded_member_is_not_missed() -> None:
     """The monitor of a discarded member goes away; its neighbour must not interrupt a running iteration for that."""
     world = sim.run(Scenario(3, members=3, assignment="discard odd", longest=60.0))
     assert [training.result for training in world.training] == ["returned", "returned", "discarded"]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "victim", "iterations"),
+    [("shift", 1, 3), ("even", 1, 3), ("at most 3", 1, 2), ("at most 2", 1, 2), ("tree", 2, 3)],
+)
+def test_who_would_only_be_a_reserve_interrupts_nobody(assignment: str, victim: int, iterations: int) -> None:
+    """One of four dies and is replaced: what runs ends for that where more ranks would be active, or nobody knows."""
+    faults = (Kill(victim, "training", time=3.0), Spawn(victim, 6.0))
+    for seed in range(5):
+        world = sim.run(Scenario(seed, members=4, faults=faults, assignment=assignment, longest=30.0))
+        assert len(world._entered) == iterations
+        assert world.training[4].result == ("returned" if iterations == 3 else "late")
 
 
 def test_founders_start_far_apart() -> None:

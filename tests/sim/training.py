@@ -168,8 +168,8 @@ class Training(Process):
             return -1
         membership = yield from joining.register(self.ticket)
         self._enter(membership)
-        now = self.world.scenario.join == "now"
-        decision = yield from joining.await_slot(membership, self.ticket, now, lambda membership: None)
+        helps = self.world.joining_helps
+        decision = yield from joining.await_slot(membership, self.ticket, helps, lambda membership: None)
         if decision is None:
             return self._refuse("late")
         yield from verbs.return_ticket(membership.member)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from inprocess.attribution import RETURNED, WAITED
+from inprocess.call.hooks import foresee, gains
 from inprocess.exception import StoreLost
 from inprocess.failover.rules import standbys
 from inprocess.protocol import verbs
@@ -18,7 +19,7 @@ from inprocess.protocol.repeats import TRIES
 from inprocess.protocol.rounds import assign_slots
 from inprocess.protocol.timing import SILENCE_SHARE
 from inprocess.protocol.verbs.joining import LAST_LOOK
-from tests.sim.assignments import mate_of
+from tests.sim.assignments import ASSIGNMENTS, mate_of
 from tests.sim.desk import ArbiterClient, ArbiterServer, Keeper, View
 from tests.sim.engine import Broken, Engine, Process, Script, SimStore
 from tests.sim.live import Record
@@ -610,12 +611,20 @@ class World:
         self.agree(training.view, "completed", 0, iteration)
         if any(training.view.label("completed") != what for what, _ in self._agreed if what.startswith("completed")):
             raise Broken(f"I5: {training.name} returns with store {training.view.number}, others with another one")
-        if self.scenario.join == "now" and not self._was_away() and not self.scenario.slow:
+        if not self._was_away() and not self.scenario.slow:
             waiting = [other for other in self.training if self._waits(other) and other.view is training.view]
-            self._check_seats(training.membership, {other.member: other.ticket for other in waiting})
+            tickets = {other.member: other.ticket for other in waiting}
+            members = len(training.membership.roster)
+            if self.joining_helps(members, members + len(assign_slots(training.membership.taken, tickets))):
+                self._check_seats(training.membership, tickets)
         done = self._returned.get(training.moment, set())
         if len(done) != active:
             raise Broken(f"I5: {training.name} returns; in iteration {iteration} {sorted(done)} of {active} returned")
+
+    def joining_helps(self, members: int, later: int) -> bool:
+        """As the library has it, with this scenario's assignment."""
+        active_of = foresee(ASSIGNMENTS[self.scenario.assignment](0))
+        return self.scenario.join == "now" and gains(active_of, members, later)
 
     def _waits(self, training: Training) -> bool:
         """It has been waiting for a slot, and could have interrupted what ran."""

@@ -114,7 +114,7 @@ def test_where_two_jobs_have_met_nothing_is_said_for_who_leaves() -> None:
     server = serving.serve("127.0.0.1", 0)
     spec = StoreSpec(host="127.0.0.1", port=server.port)
     execute(verbs.refuse_founding("both have RANK=1"), connecting.connect(spec, 20.0))
-    request = JoinRequest(JoinMode.FOUND, Ticket(1, 2, "1A"), False, Owner(), has_owner=False)
+    request = JoinRequest(JoinMode.FOUND, Ticket(1, 2, "1A"), lambda *_: False, Owner(), has_owner=False)
     membership = Membership.founder(1, (0, 1), 2)
     thread = MonitorThread(spec, membership, request, None, None, None, None, None, None, None, 1.0, 20.0)
     thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,6 +23,14 @@ from .verbs import do
 
 TICKET = Ticket(1, 3, by="c")
 DIED = InterruptionRecord(1, Interruption.TERMINATED, initial_rank=1, message="died")
+
+
+def always(before: int, after: int) -> bool:
+    return True
+
+
+def never(before: int, after: int) -> bool:
+    return False
 
 
 def waits_for(store: SimStore, verb: Any) -> str:
@@ -69,7 +78,7 @@ def test_it_gets_an_id_of_its_own_and_sees_who_began(store: SimStore) -> None:
 
 def test_it_interrupts_what_runs_and_is_let_in(store: SimStore) -> None:
     membership = waiting(store)
-    verb = joining.await_slot(membership, TICKET, True, lambda membership: None)
+    verb = joining.await_slot(membership, TICKET, always, lambda membership: None)
     assert waits_for(store, verb) == "1/next"
     cause = load_outcome(store.data["1/outcome"], "outcome").cause
     assert cause is not None
@@ -87,7 +96,7 @@ def test_several_that_come_soon_after_each_other_are_one_restart(store: SimStore
     """Two slots are free, and one process is there: it looks again a little later, as long as others come."""
     store.write("0/next", dump(Decision(removed=(1, 2), terminated=(1, 2))))
     membership = waiting(store)
-    verb, answer, pauses = joining.await_slot(membership, TICKET, True, lambda membership: None), None, 0
+    verb, answer, pauses = joining.await_slot(membership, TICKET, always, lambda membership: None), None, 0
     while "1/outcome" not in store.data:
         op = verb.send(answer)
         if isinstance(op, Pause):
@@ -102,7 +111,7 @@ def test_several_that_come_soon_after_each_other_are_one_restart(store: SimStore
 
 def test_nobody_is_waited_for_who_does_not_come(store: SimStore) -> None:
     store.write("0/next", dump(Decision(removed=(1, 2), terminated=(1, 2))))
-    verb, answer, pauses = joining.await_slot(waiting(store), TICKET, True, lambda membership: None), None, 0
+    verb, answer, pauses = joining.await_slot(waiting(store), TICKET, always, lambda membership: None), None, 0
     while "1/outcome" not in store.data:
         op = verb.send(answer)
         pauses += isinstance(op, Pause)
@@ -111,19 +120,19 @@ def test_nobody_is_waited_for_who_does_not_come(store: SimStore) -> None:
 
 
 def test_it_waits_for_a_restart_where_it_is_told_so(store: SimStore) -> None:
-    verb = joining.await_slot(waiting(store), TICKET, False, lambda membership: None)
+    verb = joining.await_slot(waiting(store), TICKET, never, lambda membership: None)
     assert waits_for(store, verb) == "1/outcome"
 
 
 def test_it_comes_in_where_ranks_wait_for_it(store: SimStore) -> None:
     assert do(store, verbs.want(1, (0, 2))) == {}
     membership = waiting(store)
-    assert waits_for(store, joining.await_slot(membership, TICKET, False, lambda membership: None)) == "1/next"
+    assert waits_for(store, joining.await_slot(membership, TICKET, never, lambda membership: None)) == "1/next"
     assert do(store, verbs.want(1, (0, 2))) == {J + 1: TICKET}
 
 
-@pytest.mark.parametrize("interrupts", [True, False])
-def test_a_spare_disturbs_nobody(store: SimStore, interrupts: bool) -> None:
+@pytest.mark.parametrize("interrupts", [always, never])
+def test_a_spare_disturbs_nobody(store: SimStore, interrupts: Callable[[int, int], bool]) -> None:
     """Until somebody dies, in whose slot it is let in with the verdict on that death."""
     store.write("0/next", dump(Decision()))
     spare = Ticket(0, 3, by="d")
@@ -138,22 +147,37 @@ def test_a_spare_disturbs_nobody(store: SimStore, interrupts: bool) -> None:
     assert (decision.removed, decision.joined) == ((1,), ((J + 1, 1),))
 
 
+def test_it_is_told_how_many_there_would_be_with_all_that_wait(store: SimStore) -> None:
+    """Two slots are free: the first alone would be a third member, the second one comes with it."""
+    store.write("0/next", dump(Decision(removed=(1, 2), terminated=(1, 2))))
+    told: list[tuple[int, int]] = []
+
+    def interrupts(members: int, later: int) -> bool:
+        told.append((members, later))
+        return False
+
+    for ticket in (TICKET, Ticket(2, 3, by="d")):
+        verb = joining.await_slot(waiting(store, ticket), ticket, interrupts, lambda membership: None)
+        assert waits_for(store, verb) == "1/outcome"
+    assert told == [(1, 2), (1, 3)]
+
+
 def test_the_job_completes_before(store: SimStore) -> None:
     store.write("1/outcome", dump(Outcome(completed=True)))
-    assert do(store, joining.await_slot(waiting(store), TICKET, False, lambda membership: None)) is None
+    assert do(store, joining.await_slot(waiting(store), TICKET, never, lambda membership: None)) is None
 
 
 def test_the_job_has_completed_and_was_gone_on_with(store: SimStore) -> None:
     """Whoever speaks for a member that died after that may decide the end round, too."""
     store.write("1/outcome", dump(Outcome(completed=True)))
     store.write("1/next", dump(Decision(removed=(0, 2))))
-    assert do(store, joining.await_slot(waiting(store), TICKET, False, lambda membership: None)) is None
+    assert do(store, joining.await_slot(waiting(store), TICKET, never, lambda membership: None)) is None
 
 
 def test_everybody_leaves(store: SimStore) -> None:
     store.write("0/next", dump(Decision(abort="loss is nan")))
     with pytest.raises(RestartAbort, match="loss is nan"):
-        do(store, joining.await_slot(waiting(store), TICKET, True, lambda membership: None))
+        do(store, joining.await_slot(waiting(store), TICKET, always, lambda membership: None))
 
 
 def test_everybody_left_before_it_began() -> None:
@@ -174,7 +198,7 @@ def test_a_verdict_without_a_roster_is_none_of_ours() -> None:
 def test_everybody_is_dead(store: SimStore) -> None:
     store.write("0/next", dump(Decision(removed=(0, 1, 2))))
     with pytest.raises(RestartError, match="nobody left to join"):
-        do(store, joining.await_slot(waiting(store), TICKET, True, lambda membership: None))
+        do(store, joining.await_slot(waiting(store), TICKET, always, lambda membership: None))
 
 
 def test_only_a_ticket_that_is_written_counts(store: SimStore) -> None:
@@ -328,14 +352,14 @@ def test_one_that_was_let_in_while_it_stood_still(store: SimStore, stays: bool) 
     late = Membership(0, (0, 2, membership.member) if stays else (0, 2), 40, slots={membership.member: 1})
     store.write("roster", dump(late.note(40)))
     with pytest.raises(Fenced, match="c stood still or was cut off while the others let it in"):
-        do(store, joining.await_slot(membership, TICKET, True, lambda membership: None))
+        do(store, joining.await_slot(membership, TICKET, always, lambda membership: None))
 
 
 def test_one_that_waits_stands_still(store: SimStore) -> None:
     """It goes on from where the job is."""
     membership = waiting(store)
     store.write("roster", dump(Membership(0, (0, 2), 40).note(40)))
-    verb = joining.await_slot(membership, TICKET, False, lambda membership: None)
+    verb = joining.await_slot(membership, TICKET, never, lambda membership: None)
     assert waits_for(store, verb) == "40/outcome"
 
 

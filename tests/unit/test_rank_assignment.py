@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -12,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from inprocess import rank_filter as older
-from inprocess.call.hooks import adapt_rank_assignment
+from inprocess.call.hooks import adapt_rank_assignment, foresee, gains
 from inprocess.compose import Compose
 from inprocess.exception import InternalError, OptionError
 from inprocess.exception import RankDiscarded as ExceptionRankDiscarded
@@ -406,6 +407,65 @@ def test_a_users_filter_stands_alone() -> None:
         ctx = adapt_rank_assignment(FirstTwo())(RankAssignmentCtx(State(rank, 3), None, set()))
         assert (ctx.state.active_rank, ctx.state.active_world_size) == (active_rank, 2)
     check(ShiftRanks(), "0 X 2 3", "0 2 .3", older_filter)
+
+
+class Half(RankFilter):
+    """A user's filter with a `limit`."""
+
+    def limit(self, active_world_size: int) -> int:
+        return active_world_size // 2
+
+
+FORESEEN = {
+    "shift": (ShiftRanks(), None, [0, 1, 2, 3, 4, 5]),
+    "at most 3": (Compose(FillGaps(), MaxActiveWorldSize(3)), None, [0, 1, 2, 3, 3, 3]),
+    "the same, the other way round": (Compose(MaxActiveWorldSize(3), ShiftRanks()), None, [0, 1, 2, 3, 3, 3]),
+    "even": (ActiveWorldSizeDivisibleBy(2), None, [0, 0, 2, 2, 4, 4]),
+    "as a filter": (ShiftRanks(), Compose(ActiveWorldSizeDivisibleBy(2), MaxActiveWorldSize(3)), [0, 0, 2, 2, 2, 2]),
+    "a user's limit": (Compose(Half(), ShiftRanks()), None, [0, 0, 1, 1, 2, 2]),
+    "no limit any more": (Compose(ActivateAllRanks(), MaxActiveWorldSize(1)), None, [0, 1, 2, 3, 4, 5]),
+}
+
+
+@pytest.mark.parametrize(("assignment", "rank_filter", "sizes"), FORESEEN.values(), ids=FORESEEN)
+def test_how_many_will_be_active(assignment: Any, rank_filter: Any, sizes: list[int]) -> None:
+    active_of = foresee(assignment, rank_filter)
+    assert active_of is not None
+    assert [active_of(size) for size in range(1, 6)] == sizes[1:]
+    assert [gains(active_of, size, size + 1) for size in range(1, 5)] == [
+        after > before for before, after in itertools.pairwise(sizes)
+    ]
+
+
+class ShiftsAndMore(ShiftRanks):
+    """A user's own, which may look at anything."""
+
+    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:  # type: ignore[override]
+        raise AssertionError("nobody asks it before its time")
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        ShiftsAndMore(),
+        FirstTwo(),
+        Compose(MaxActiveWorldSize(1), ShiftsAndMore()),
+        Tree([Layer(max_ranks=1)]),
+        lambda ctx: ctx,
+    ],
+)
+def test_what_looks_at_more_than_the_number_is_not_asked_before(assignment: Any) -> None:
+    assert foresee(assignment) is None
+    assert foresee(ShiftRanks(), older.MaxActiveWorldSize(1)) is None
+    assert gains(None, 3, 4)
+
+
+def test_a_limit_that_fails_hides_nobody() -> None:
+    class Fails(RankFilter):
+        def limit(self, active_world_size: int) -> int:
+            raise ValueError("in the assignment it is told")
+
+    assert gains(foresee(Fails()), 3, 4)
 
 
 def test_a_filter_without_a_limit() -> None:

@@ -57,13 +57,13 @@ def follow(member: int) -> Verb[Membership]:
 
 
 def await_slot(
-    membership: Membership, ticket: Ticket, interrupts: bool, waits: Callable[[Membership], None]
+    membership: Membership, ticket: Ticket, interrupts: Callable[[int, int], bool], waits: Callable[[Membership], None]
 ) -> Verb[Decision | None]:
     """Wait for the verdict that lets this process in; ``membership`` stands before it. None: the job completed.
 
     Args:
-        interrupts: an iteration that runs although there is a slot is interrupted (``join="now"``); one that waits
-            for somebody is in any case.
+        interrupts: whether an iteration that runs is interrupted, given how many members it has, and how many it would
+            have with those that wait; one that waits for somebody is in any case.
         waits: told the membership in each iteration for which it waits.
 
     Raises:
@@ -91,18 +91,26 @@ def await_slot(
         membership.apply(decision)
 
 
-def _next(membership: Membership, ticket: Ticket, interrupts: bool) -> Verb[Decision | None]:
+def _next(membership: Membership, ticket: Ticket, interrupts: Callable[[int, int], bool]) -> Verb[Decision | None]:
     """The next verdict; None where the iteration completes."""
     iteration = membership.iteration
     yield from verbs.refuse_behind(iteration)
     if iteration > verbs.JOINING:
-        is_free = bool(assign_slots(membership.taken, {membership.member: ticket}))
-        if is_free and (interrupts or (yield from verbs.is_wanted(iteration))):
+        if (yield from _is_time(membership, ticket, interrupts)):
             yield from _await_company(membership, ticket.world_size)
             yield from verbs.interrupt(iteration, joining_record(ticket))
         if (yield from verbs.await_outcome(iteration)).completed:
             return None
     return (yield from verbs.await_next(iteration, membership=membership))
+
+
+def _is_time(membership: Membership, ticket: Ticket, interrupts: Callable[[int, int], bool]) -> Verb[bool]:
+    """Whether this process asks for a restart: there is a slot for it, and somebody gains by it."""
+    if not assign_slots(membership.taken, {membership.member: ticket}):
+        return False
+    here, waiting = len(membership.roster), (yield from verbs.waiting(membership.roster))
+    more = len(assign_slots(membership.taken, {**waiting, membership.member: ticket}))
+    return interrupts(here, here + more) or (yield from verbs.is_wanted(membership.iteration))
 
 
 def _await_company(membership: Membership, world_size: int) -> Verb[None]:
