@@ -8,7 +8,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -39,9 +38,7 @@ def environ() -> dict[str, str]:
 def test_nothing_is_wrong(environ: dict[str, str]) -> None:
     if found := checks.examine(Settings(4, environ), lambda _: None).findings:
         pytest.skip(f"something is wrong on this machine: {', '.join(finding.what for finding in found)}")
-    begin = time.monotonic()
     done = doctor(env=environ)
-    assert time.monotonic() - begin < SOON_S
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) <= 24 and lines[-1] == "nothing is wrong here"

@@ -107,8 +107,9 @@ def test_misuse_is_told_at_once(launch):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_port_in_use(launch, ranks):
     """Something else listens on MASTER_PORT: an error that names the variable and the port."""
-    # a rank that stands still for 3 s while a busy machine starts the others is killed, which is another test's matter
-    wrapper = targets.IMPATIENT | {"soft_timeout": 8, "hard_timeout": 9, "barrier_timeout": 10}
+    # a rank that stands still for 3 s while a busy machine starts the others is killed, which is another test's matter;
+    # and the monitor looks for 2 s, after its start, whether it is the server of a job that is over
+    wrapper = targets.IMPATIENT | {"soft_timeout": 8, "hard_timeout": 9, "barrier_timeout": 20}
     results = launch(targets.run_port_in_use, ranks, wrapper=wrapper).wait()
     assert "MASTER_PORT" in results[0].message, results[0].trace
     assert all(result.exception is not None for result in results)
