@@ -133,7 +133,12 @@ class Participant:
     def joining_helps(self, members: int, later: int) -> bool:
         """Whether an iteration of so many members should end for this process to join, which makes them so many: where
         it would be a reserve like others, and no more ranks active, it waits for the next restart."""
-        return self.options.join == "now" and gains(self.hooks.active_of, members, later)
+        if self.options.join != "now":
+            return False
+        helps = gains(self.hooks.active_of, members, later)
+        if not helps:
+            log.warning("%s: no more ranks would be active with this process; it joins at the next restart", self.who)
+        return helps
 
     def note_interruption(self) -> None:
         """The restart begins, unless it has begun already."""

@@ -112,6 +112,7 @@ def test_who_would_only_be_a_reserve_waits_for_the_next_restart(launch):
     ranks = run.wait()
     assert [ranks[number].value for number in (0, 2, 3)] == [[2, 0, 2], None, [2, 1, 2]]
     assert "ValueError" in restarts(ranks)[2] and "takes part" not in ranks[0].log
+    assert "no more ranks would be active with this process; it joins at the next restart" in ranks[3].log
 
 
 def test_the_job_grows(launch):
