@@ -3,8 +3,8 @@
 Four ranks train a small GPT in DistributedDataParallel, compiled by inductor, with AdamW and four loader workers each
 that decode. Three programs do so:
 
-* *kept*: model, optimizer, compiled module and loader are made before the call, ``LiveState`` and ``KeptLoader`` bring
-  them to the right step, as docs/after_the_restart.md advises.
+* *kept*: model, optimizer, compiled module and loader are made before the call, the module is compiled before it, too,
+  and ``LiveState`` and ``KeptLoader`` bring them to the right step, as docs/after_the_restart.md advises.
 * *fresh*: the function makes everything anew, and loads a checkpoint.
 * *torchrun*: the same as *fresh*, not wrapped; torchrun restarts all processes.
 
@@ -31,28 +31,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # what imports it later seems to hang
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
 
 import inprocess
 from benchmarks import libraries
 from benchmarks.job import Job, Mark, free_port, here, last, mark
+from benchmarks.parts import Parts, example
 from benchmarks.restart import in_ms
 from benchmarks.training import Server, checkout, serve
 from benchmarks.training_report import HERE
 from benchmarks.warm import ready
-from benchmarks.work import SIZES, Packed, Transformer
 from inprocess.initialize import RetryController
 from inprocess.rank_assignment import FillGaps, MaxActiveWorldSize
 
 #: ranks that train, loader workers of each, and who meets the fault
 RANKS, WORKERS, VICTIM = 4, 4, 1
-SIZE = SIZES["cpu"]
-SAMPLES = 10_000
-#: bytes that a worker unpacks for a sample
-PACKED = 3 * 320 * 320
 #: steps of each run of the function before its fault, and after which a checkpoint is written
 STEPS, SAVED = 5, 2
 #: seconds for one job, and between the moment at which everybody trains and a kill
@@ -114,53 +108,20 @@ ROWS = (
 # --- inside a rank ------------------------------------------------------------------------------------------------
 
 
-class Texts(Dataset[Any]):
-    """Each is unpacked first."""
-
-    def __init__(self) -> None:
-        self._packed = Packed(PACKED)
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return (self._packed.unpack()[: SIZE["length"] + 1].long() + index) % SIZE["words"]
-
-
-class Parts:
-    """What is trained, and with what."""
-
-    def __init__(self, workers: int) -> None:
-        torch.manual_seed(0)
-        self._workers = workers
-        self.network = Transformer(SIZE["words"], SIZE["width"], SIZE["layers"])
-        self.compiled = torch.compile(self.network)
-        self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=1e-4)
-        self.sampler = inprocess.ElasticSampler(SAMPLES, SIZE["batch"])
-
-    def loader(self) -> DataLoader[Any]:
-        return DataLoader(Texts(), batch_sampler=self.sampler, num_workers=self._workers, generator=torch.Generator())
-
-    def learn(self, model: torch.nn.Module, words: torch.Tensor) -> None:
-        """All of a step but the optimizer's."""
-        found = model(words[:, :-1])
-        self.optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(found.flatten(0, 1), words[:, 1:].flatten()).backward()
-
-
 class Rank:
     """What one process of the job does."""
 
     def __init__(self, request: Request, rank: int, folder: Path) -> None:
-        torch.set_num_threads(1)
         self._request, self._rank, self._file = request, rank, folder / "checkpoint.pt"
         self._iteration, self._before = 0, 0
-        self._parts = Parts(request.workers) if request.program == "kept" else None
-        if self._parts is not None:
+        self._parts: Parts | None = None
+        if request.program == "kept":
+            from benchmarks.parts_ahead import PARTS as parts  # noqa: PLC0415  (it compiles)
+
             getattr(inprocess, "keep_compiled_code", lambda: None)()  # earlier revisions have it not
-            parts = self._parts
+            self._parts = parts
             self._live = inprocess.LiveState(model=parts.network, optim=parts.optimizer, sampler=parts.sampler)
-            self._loader = inprocess.KeptLoader(parts.loader())
+            self._loader = inprocess.KeptLoader(parts.loader(request.workers))
 
     def run(self) -> None:
         if self._request.program == "torchrun":
@@ -210,7 +171,7 @@ class Rank:
 
     def _fresh(self, ping: Any) -> None:
         self._enter()
-        parts, step = Parts(self._request.workers), 0
+        parts, step = Parts(), 0
         if self._file.exists():
             found = torch.load(self._file)
             parts.network.load_state_dict(found["network"])
@@ -219,7 +180,7 @@ class Rank:
         self._mark("state")
         model = DistributedDataParallel(parts.compiled)
         self._mark("model")
-        for number, words in enumerate(parts.loader()):
+        for number, words in enumerate(parts.loader(self._request.workers)):
             self._begin(number, ping)
             parts.learn(model, words)
             parts.optimizer.step()
@@ -254,10 +215,9 @@ class Rank:
         parts = self._parts
         assert parts is not None
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        model, texts = DistributedDataParallel(parts.compiled), Texts()
-        words = torch.stack([texts[index] for index in range(SIZE["batch"])])
+        model = DistributedDataParallel(parts.compiled)
         for _ in range(2):
-            parts.learn(model, words)
+            parts.learn(model, example())
         parts.optimizer.zero_grad()
         self._mark("warm")
         del model
@@ -283,7 +243,8 @@ def start(job: Job, request: Request, errors: int) -> None:
     if request.program == "torchrun":
         launcher, given = "torch.distributed.run", list[str]()
     elif request.fault in LAUNCHED:
-        launcher, given = "inprocess.run", [f"--warm-workers={LAUNCHED[request.fault]}", "--restart-backoff=0"]
+        launcher = "inprocess.run"
+        given = [f"--warm-workers={LAUNCHED[request.fault]}", "--restart-backoff=0", "--preload=benchmarks.parts_ahead"]
     else:
         job.start(lambda rank: Rank(request, rank, job.folder).run(), free_port())
         return
