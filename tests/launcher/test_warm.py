@@ -92,6 +92,55 @@ def test_a_training(start: Run, deadline: float) -> None:
     assert launcher.left() == []
 
 
+#: a user's: it makes a model and compiles it; and the script that trains it
+MODEL = """
+import os, pathlib, torch
+compiled = torch.compile(torch.nn.Linear(1, 1), backend="eager")
+compiled(torch.ones(1, 1)).sum().backward()
+pathlib.Path(__file__).with_name(f"made by {os.getpid()}").touch()
+"""
+TRAINS = """
+import os, threading
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import inprocess
+from model_of_mine import compiled
+
+inprocess.keep_compiled_code()
+
+@inprocess.Wrapper()
+def run(call: inprocess.CallWrapper = None):
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(compiled)
+    model(torch.ones(1, 1)).sum().backward()
+    rank, size, graphs = dist.get_rank(), dist.get_world_size(), torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    os.write(1, f"<rank {rank} of {size}, pid {os.getpid()}, {graphs} compiled>\\n".encode())
+    while not threading.Event().wait(0.05):
+        call.ping()
+        dist.all_reduce(torch.ones(1))
+
+run()
+"""
+
+
+def test_what_it_has_compiled_while_it_waited(start: Run, tmp_path: Path) -> None:
+    """The program's own module, which it is told to import, makes the model: nobody waits for the compiler later."""
+    for name, text in {"model_of_mine": MODEL, "train": TRAINS}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    options = ("--standalone", "--nproc-per-node", "2", "--preload", "model_of_mine")
+    launcher = start(*options, str(tmp_path / "train.py"), **{PAUSE: "0", "PET_WARM_WORKERS": "1"})
+    for rank in range(2):
+        launcher.expect(f"<rank {rank} of 2, ", stream="out")
+    pid = launcher.warm()
+    assert (tmp_path / f"made by {pid}").exists()
+    victim = re.findall(r"<rank 1 of 2, pid (\d+), 1 compiled>", launcher.out)[-1]
+    os.kill(int(victim), signal.SIGKILL)
+    launcher.expect(f"<rank 1 of 2, pid {pid}, 1 compiled>", stream="out")
+    launcher.signal(signal.SIGTERM)
+    assert launcher.finish() == 128 + signal.SIGTERM
+    assert launcher.left() == []
+
+
 def test_its_files_and_its_end(begin: Run, hub: Hub, tmp_path: Path) -> None:
     launcher = begin("--nproc-per-node", "2", "--log-dir", str(tmp_path), "--redirects", "3")
     first = hub.group(2)

@@ -14,6 +14,7 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
+from torch._dynamo.testing import CompileCounter
 from torch.distributed import get_rank
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -161,6 +162,16 @@ def test_what_cannot_be_told_is_dropped(
 
 class Entry:
     guard_manager = "something else"
+
+
+def test_what_was_compiled_before_the_call_is_used_in_it() -> None:
+    """As it is, also in DistributedDataParallel, where torch 2.13 compiles in parts."""
+    counter = CompileCounter()
+    compiled = torch.compile(Layer(), backend=counter)
+    compiled(ONE).sum().backward()
+    wrapped = DistributedDataParallel(compiled)
+    wrapped(ONE)
+    assert counter.frame_count == 1
 
 
 def test_it_takes_milliseconds() -> None:
