@@ -672,20 +672,20 @@ JOINERS = (
     joins(
         "a_spare_interrupts",
         "a process for which there is no slot interrupts what runs",
-        "if is_free and (interrupts or",
-        "if (interrupts or",
+        "    if not assign_slots(membership.taken, {membership.member: ticket}):\n        return False\n",
+        "",
     ),
     joins(
         "nobody_is_interrupted",
         "a process for which there is a slot waits for a fault",
-        "if is_free and (interrupts or",
-        "if is_free and (False or",
+        "return interrupts(here, here + more) or ",
+        "return ",
     ),
     joins(
         "wanted_is_ignored",
         "join='next_restart' waits also where ranks wait for it",
-        "(interrupts or (yield from verbs.is_wanted(iteration)))",
-        "interrupts",
+        "return interrupts(here, here + more) or (yield from verbs.is_wanted(membership.iteration))",
+        "return interrupts(here, here + more)",
     ),
     joins(
         "ticket_of_the_dead_stays",
