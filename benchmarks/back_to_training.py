@@ -37,7 +37,7 @@ from torch.nn.parallel import DistributedDataParallel
 import inprocess
 from benchmarks import libraries
 from benchmarks.job import Job, Mark, free_port, here, last, mark
-from benchmarks.parts import Parts, example
+from benchmarks.parts import Parts
 from benchmarks.restart import in_ms
 from benchmarks.training import Server, checkout, serve
 from benchmarks.training_report import HERE
@@ -216,9 +216,7 @@ class Rank:
         assert parts is not None
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         model = DistributedDataParallel(parts.compiled)
-        for _ in range(2):
-            parts.learn(model, example())
-        parts.optimizer.zero_grad()
+        parts.rehearse(model)
         self._mark("warm")
         del model
         dist.destroy_process_group()

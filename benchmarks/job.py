@@ -126,8 +126,9 @@ class Job:
         command = [sys.executable, *agent, f"--max-restarts={restarts}", *options, "-m", script, *arguments]
         null = os.open(os.devnull, os.O_RDWR)
         actions = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, errors, 2)]
-        # as this process has found them, in a checkout of another revision too
-        environment = os.environ | {"PYTHONPATH": os.getcwd(), "TMPDIR": str(self.folder)}  # who is killed leaves files
+        # modules as this process has found them, in a checkout of another revision too; a launcher that is killed
+        # leaves its temporary files, which go with the job
+        environment = os.environ | {"PYTHONPATH": os.getcwd(), "TMPDIR": str(self.folder)}
         self._started(-1, os.posix_spawn(command[0], command, environment, file_actions=actions))
         os.close(null)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 from inprocess.abort import AbortTorchDistributed
 from inprocess.call.disabled import disabled
-from inprocess.call.hooks import adapt, adapt_rank_assignment, foresee
+from inprocess.call.hooks import adapt, adapt_rank_assignment
 from inprocess.call.injection import Injector
 from inprocess.call.job import Job
 from inprocess.call.leaving import LeaveSignals
@@ -175,10 +175,8 @@ class Wrapper:
             leave_grace=leave_grace,
             enabled=enabled,
         )
-        assignment = ShiftRanks() if rank_assignment is None else rank_assignment
         self._hooks = Hooks(
-            assign=adapt_rank_assignment(assignment, rank_filter),
-            active_of=foresee(assignment, rank_filter),
+            assign=adapt_rank_assignment(ShiftRanks() if rank_assignment is None else rank_assignment, rank_filter),
             initialize=adapt("initialize", initialize),
             abort=adapt("abort", abort),
             finalize=adapt("finalize", finalize),

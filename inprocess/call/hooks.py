@@ -39,7 +39,7 @@ from inprocess.rank_filter import first_active
 from inprocess.state import FrozenState, Mode, State
 from inprocess.system.errors import shown
 
-__all__ = ["adapt", "adapt_rank_assignment", "foresee", "gains"]
+__all__ = ["AdaptedAssignment", "adapt", "adapt_rank_assignment"]
 
 Hook = Callable[[FrozenState], FrozenState]
 Assignment = Callable[[RankAssignmentCtx], RankAssignmentCtx]
@@ -67,7 +67,7 @@ def adapt(name: str, fn: Callable[..., Any] | None) -> Hook | None:
     return _adapt_hook(name, fn)
 
 
-def adapt_rank_assignment(fn: Callable[..., Any], rank_filter: Callable[..., Any] | None = None) -> Assignment:
+def adapt_rank_assignment(fn: Callable[..., Any], rank_filter: Callable[..., Any] | None = None) -> AdaptedAssignment:
     """The rank assignment `fn`, followed by `rank_filter`, as a function from RankAssignmentCtx to RankAssignmentCtx.
 
     Whatever the parts do, the result is whole: ranks are consecutive (gaps that are left are closed by shifting), every
@@ -87,30 +87,48 @@ def adapt_rank_assignment(fn: Callable[..., Any], rank_filter: Callable[..., Any
         )
     assign = _chain([_adapt_assignment(part) for part in parts])
     limit = _chain([_adapt_filter(part) for part in filters])
-    return functools.partial(_assign, assign, limit)
-
-
-def foresee(fn: Callable[..., Any], rank_filter: Callable[..., Any] | None = None) -> Callable[[int], int] | None:
-    """How many of so many ranks the same assignment makes active; None where more than their number may decide that."""
-    if not all(
+    counts_only = all(
         isinstance(part, BothForms) and part.counts_only and type(part).__call__ is BothForms.__call__
-        for part in (*_parts(fn), *_parts(rank_filter))
-    ):
-        return None
-    assign = adapt_rank_assignment(fn, rank_filter)
+        for part in (*parts, *filters)
+    )
+    return AdaptedAssignment(assign, limit, counts_only)
 
-    def active_of(size: int) -> int:
+
+class AdaptedAssignment:
+    """What `adapt_rank_assignment` returns.
+
+    Args:
+        assign: the chain of the rank assignment; ``limit``: that of the rank filter.
+        counts_only: whether the number of ranks alone decides how many are active.
+    """
+
+    def __init__(self, assign: Assignment, limit: Assignment, counts_only: bool) -> None:
+        self._assign, self._limit, self._counts_only = assign, limit, counts_only
+
+    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        ctx.state.mode = Mode.INITIALIZED  # tells below whether a part said what this rank does
+        ctx = self._assign(ctx)
+        if ctx.terminated_ranks:
+            ctx = ShiftRanks()(ctx)
+        if ctx.state.mode is Mode.INITIALIZED:
+            activate_all(ctx)
+        ctx = self._limit(ctx)
+        _check_result(ctx.state)
+        return ctx
+
+    def active_of(self, size: int) -> int | None:
+        """How many of so many ranks it makes active; None where more than their number may decide that, or it fails."""
+        if not self._counts_only:
+            return None
         try:
-            return assign(RankAssignmentCtx(State(0, size), None, set())).state.active_world_size
+            return self(RankAssignmentCtx(State(0, size), None, set())).state.active_world_size
         except Exception:  # a limit of the user's, which tells in the assignment itself
-            return size
+            return None
 
-    return active_of
-
-
-def gains(active_of: Callable[[int], int] | None, members: int, later: int) -> bool:
-    """Whether more are active with `later` members than with `members`, or may be, where `foresee` could not tell."""
-    return active_of is None or active_of(later) > active_of(members)
+    def gains(self, members: int, later: int) -> bool:
+        """Whether more are active with `later` members than with `members`, or may be, where that cannot be told."""
+        before, after = self.active_of(members), self.active_of(later)
+        return before is None or after is None or after > before
 
 
 def _parts(fn: Callable[..., Any] | None) -> tuple[Callable[..., Any], ...]:
@@ -278,18 +296,6 @@ def _adapt_filter(fn: Callable[..., Any]) -> Assignment:
         return ctx
 
     return older
-
-
-def _assign(assign: Assignment, limit: Assignment, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
-    ctx.state.mode = Mode.INITIALIZED  # tells below whether a part said what this rank does
-    ctx = assign(ctx)
-    if ctx.terminated_ranks:
-        ctx = ShiftRanks()(ctx)
-    if ctx.state.mode is Mode.INITIALIZED:
-        activate_all(ctx)
-    ctx = limit(ctx)
-    _check_result(ctx.state)
-    return ctx
 
 
 def _check_result(state: State) -> None:

@@ -15,7 +15,7 @@ from inprocess.call.agents import Agents
 from inprocess.call.failures import Failures
 from inprocess.call.fault import Fault
 from inprocess.call.goodput import Goodput
-from inprocess.call.hooks import gains
+from inprocess.call.hooks import AdaptedAssignment
 from inprocess.call.job import Job
 from inprocess.call.parts import Parts
 from inprocess.call.successor import Contact
@@ -25,7 +25,6 @@ from inprocess.exception import BadMessage, Fenced, RankShouldRestart, StoreLost
 from inprocess.monitor.board import PING
 from inprocess.options import Options
 from inprocess.protocol import verbs
-from inprocess.protocol.assignment import RankAssignmentCtx
 from inprocess.protocol.ops import Verb
 from inprocess.protocol.phases import TRANSITIONS, Event, Phase
 from inprocess.protocol.repeats import stood_at_once
@@ -45,9 +44,7 @@ NAMING = 1.0
 class Hooks:
     """The user's callables, adapted to one form."""
 
-    assign: Callable[[RankAssignmentCtx], RankAssignmentCtx]
-    #: how many of so many ranks `assign` makes active; None: more than their number decides
-    active_of: Callable[[int], int] | None
+    assign: AdaptedAssignment
     initialize: Hook
     abort: Hook
     finalize: Hook
@@ -135,7 +132,7 @@ class Participant:
         it would be a reserve like others, and no more ranks active, it waits for the next restart."""
         if self.options.join != "now":
             return False
-        helps = gains(self.hooks.active_of, members, later)
+        helps = self.hooks.assign.gains(members, later)
         if not helps:
             log.warning("%s: no more ranks would be active with this process; it joins at the next restart", self.who)
         return helps

@@ -67,7 +67,7 @@ class Starting:
         participant.membership.become(let_in.membership)
         participant.job.drawn = participant.agents.thread.drawn or participant.job.drawn
         if let_in.decision is None:
-            log.warning("%s: the job completed before there was a slot for this process", participant.who)
+            log.warning("%s: the job completed before this process joined", participant.who)
             return Event.COMPLETED
         participant.agents.connect(timeout)
         self._local_place.register(participant)

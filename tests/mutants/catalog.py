@@ -609,8 +609,8 @@ JOINERS = (
     joins(
         "joins_for_itself_only",
         "two that would be active only together wait for a restart",
-        "{**waiting, membership.member: ticket}",
-        "{membership.member: ticket}",
+        "assign_slots(membership.taken, waiting)",
+        "assign_slots(membership.taken, {membership.member: ticket})",
     ),
     joins(
         "joins_without_a_word",
@@ -672,20 +672,20 @@ JOINERS = (
     joins(
         "a_spare_interrupts",
         "a process for which there is no slot interrupts what runs",
-        "    if not assign_slots(membership.taken, {membership.member: ticket}):\n        return False\n",
+        "    if not assign_slots(membership.taken, {membership.member: ticket}):\n        return\n",
         "",
     ),
     joins(
         "nobody_is_interrupted",
         "a process for which there is a slot waits for a fault",
-        "return interrupts(here, here + more) or ",
-        "return ",
+        "if interrupts(members, later) or ",
+        "if ",
     ),
     joins(
         "wanted_is_ignored",
         "join='next_restart' waits also where ranks wait for it",
-        "return interrupts(here, here + more) or (yield from verbs.is_wanted(membership.iteration))",
-        "return interrupts(here, here + more)",
+        "if interrupts(members, later) or (yield from verbs.is_wanted(iteration)):",
+        "if interrupts(members, later):",
     ),
     joins(
         "ticket_of_the_dead_stays",

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from inprocess.attribution import RETURNED, WAITED
-from inprocess.call.hooks import foresee, gains
+from inprocess.call.hooks import adapt_rank_assignment
 from inprocess.exception import StoreLost
 from inprocess.failover.rules import standbys
 from inprocess.protocol import verbs
@@ -127,6 +127,8 @@ class World:
         #: processes by number: the founders, then those that are started later
         self.training: list[Training] = []
         self.monitors: list[Monitor] = []
+        #: any member's: they differ in where it is only
+        self._assignment = adapt_rank_assignment(ASSIGNMENTS[scenario.assignment](0))
         #: processes that are about to start
         self._to_come = sum(isinstance(fault, Spawn) for fault in scenario.faults)
         for member in range(scenario.members):
@@ -623,8 +625,7 @@ class World:
 
     def joining_helps(self, members: int, later: int) -> bool:
         """As the library has it, with this scenario's assignment."""
-        active_of = foresee(ASSIGNMENTS[self.scenario.assignment](0))
-        return self.scenario.join == "now" and gains(active_of, members, later)
+        return self.scenario.join == "now" and self._assignment.gains(members, later)
 
     def _waits(self, training: Training) -> bool:
         """It has been waiting for a slot, and could have interrupted what ran."""

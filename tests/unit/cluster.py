@@ -21,6 +21,8 @@ class Member:
 
     name: int
     state: State
+    #: as made, and adapted
+    made: object
     assign: Callable[[RankAssignmentCtx], RankAssignmentCtx]
 
 
@@ -30,13 +32,13 @@ class Cluster:
     def __init__(self, size: int, make: Callable[[int], object], rank_filter: object = None) -> None:
         self.make, self.rank_filter, self.fresh = make, rank_filter, set[int]()
         self.members = [
-            Member(
-                name,
-                State(rank=name, world_size=size, initial_rank=name, initial_world_size=size),
-                adapt_rank_assignment(make(name), rank_filter),
-            )
+            self._member(name, State(rank=name, world_size=size, initial_rank=name, initial_world_size=size))
             for name in range(size)
         ]
+
+    def _member(self, name: int, state: State) -> Member:
+        made = self.make(name)
+        return Member(name, state, made, adapt_rank_assignment(made, self.rank_filter))
 
     def restart(
         self, dead: Collection[int] = (), commit: bool = True, without: Collection[int] = ()
@@ -72,7 +74,7 @@ class Cluster:
             member.state.rank, member.state.world_size = member.name, size
         for name, slot in slots.items():
             state = State(rank=slot, world_size=size, initial_rank=slot, initial_world_size=size)
-            self.members.append(Member(name, state, adapt_rank_assignment(self.make(name), self.rank_filter)))
+            self.members.append(self._member(name, state))
         self.members.sort(key=lambda member: member.name)
         self.fresh |= set(slots.values())
         self.gone = set(range(size)) - {member.state.rank for member in self.members}

@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from inprocess import rank_filter as older
-from inprocess.call.hooks import adapt_rank_assignment, foresee, gains
+from inprocess.call.hooks import adapt_rank_assignment
 from inprocess.compose import Compose
 from inprocess.exception import InternalError, OptionError
 from inprocess.exception import RankDiscarded as ExceptionRankDiscarded
@@ -429,10 +429,9 @@ FORESEEN = {
 
 @pytest.mark.parametrize(("assignment", "rank_filter", "sizes"), FORESEEN.values(), ids=FORESEEN)
 def test_how_many_will_be_active(assignment: Any, rank_filter: Any, sizes: list[int]) -> None:
-    active_of = foresee(assignment, rank_filter)
-    assert active_of is not None
-    assert [active_of(size) for size in range(1, 6)] == sizes[1:]
-    assert [gains(active_of, size, size + 1) for size in range(1, 5)] == [
+    adapted = adapt_rank_assignment(assignment, rank_filter)
+    assert [adapted.active_of(size) for size in range(1, 6)] == sizes[1:]
+    assert [adapted.gains(size, size + 1) for size in range(1, 5)] == [
         after > before for before, after in itertools.pairwise(sizes[1:])
     ]
 
@@ -455,9 +454,10 @@ class ShiftsAndMore(ShiftRanks):
     ],
 )
 def test_what_looks_at_more_than_the_number_is_not_asked_before(assignment: Any) -> None:
-    assert foresee(assignment) is None
-    assert foresee(ShiftRanks(), older.MaxActiveWorldSize(1)) is None
-    assert gains(None, 3, 4)
+    older_filter = older.MaxActiveWorldSize(1)
+    for adapted in (adapt_rank_assignment(assignment), adapt_rank_assignment(ShiftRanks(), older_filter)):
+        assert adapted.active_of(3) is None
+        assert adapted.gains(3, 4)
 
 
 def test_a_limit_that_fails_hides_nobody() -> None:
@@ -465,7 +465,7 @@ def test_a_limit_that_fails_hides_nobody() -> None:
         def limit(self, active_world_size: int) -> int:
             raise ValueError("in the assignment it is told")
 
-    assert gains(foresee(Fails()), 3, 4)
+    assert adapt_rank_assignment(Fails()).gains(3, 4)
 
 
 def test_a_filter_without_a_limit() -> None:

@@ -156,19 +156,11 @@ def test_an_assignment_that_never_came_true_is_forgotten(without: list[int]) -> 
 
 def finish_only_on(cluster: Cluster, names: list[int]) -> None:
     """Run the assignment everywhere, then take it back on those that the interruption reached before the end."""
-    before = {member.name: tree_of(member).__dict__.copy() for member in cluster.members}
+    before = {member.name: vars(member.made).copy() for member in cluster.members}
     cluster.restart(commit=False)
     for member in cluster.members:
         if member.name not in names:
-            tree_of(member).__dict__.update(before[member.name])
-
-
-def tree_of(member) -> Tree:
-    assign, _limit = member.assign.args
-    for cell in assign.__closure__:
-        for newer in cell.cell_contents:
-            return next(c.cell_contents for c in newer.__closure__ if isinstance(c.cell_contents, Tree))
-    raise AssertionError("no Tree")
+            vars(member.made).update(before[member.name])
 
 
 def test_a_second_call_starts_afresh() -> None:

@@ -96,33 +96,34 @@ def _next(membership: Membership, ticket: Ticket, interrupts: Callable[[int, int
     iteration = membership.iteration
     yield from verbs.refuse_behind(iteration)
     if iteration > verbs.JOINING:
-        if (yield from _is_time(membership, ticket, interrupts)):
-            yield from _await_company(membership, ticket.world_size)
-            yield from verbs.interrupt(iteration, joining_record(ticket))
+        yield from _interrupt(membership, ticket, interrupts)
         if (yield from verbs.await_outcome(iteration)).completed:
             return None
     return (yield from verbs.await_next(iteration, membership=membership))
 
 
-def _is_time(membership: Membership, ticket: Ticket, interrupts: Callable[[int, int], bool]) -> Verb[bool]:
-    """Whether this process asks for a restart: there is a slot for it, and somebody gains by it."""
+def _interrupt(membership: Membership, ticket: Ticket, interrupts: Callable[[int, int], bool]) -> Verb[None]:
+    """End the iteration that runs, where there is a slot for this process and somebody gains by it."""
+    iteration, members = membership.iteration, len(membership.roster)
     if not assign_slots(membership.taken, {membership.member: ticket}):
-        return False
-    here, waiting = len(membership.roster), (yield from verbs.waiting(membership.roster))
-    more = len(assign_slots(membership.taken, {**waiting, membership.member: ticket}))
-    return interrupts(here, here + more) or (yield from verbs.is_wanted(membership.iteration))
+        return
+    waiting = {**(yield from verbs.waiting(membership.roster)), membership.member: ticket}
+    later = members + len(assign_slots(membership.taken, waiting))
+    if interrupts(members, later) or (yield from verbs.is_wanted(iteration)):
+        yield from _await_company(membership, ticket.world_size, len(waiting))
+        yield from verbs.interrupt(iteration, joining_record(ticket))
 
 
-def _await_company(membership: Membership, world_size: int) -> Verb[None]:
-    """Where several slots are free, those that take them mostly come soon after each other: one restart for all."""
+def _await_company(membership: Membership, world_size: int, there: int) -> Verb[None]:
+    """Where several slots are free, those that take them mostly come soon after each other: one restart for all.
+    ``there``: how many wait already."""
     slots = max(world_size, *(slot + 1 for slot in membership.taken))
     free, before = slots - len(membership.taken), 0
     for _ in range(MAX_POLLS):
-        there = len((yield from verbs.waiting(membership.roster)))
         if there >= free or there == before:
             return
-        before = there
         yield Pause(POLL_INTERVAL_S)
+        before, there = there, len((yield from verbs.waiting(membership.roster)))
 
 
 def joining_record(ticket: Ticket) -> InterruptionRecord:
