@@ -110,6 +110,8 @@ def mutants(session: nox.Session) -> None:
     """Long: the library broken on purpose, one rule at a time; the tests must notice each. Arguments choose some."""
     install(session, "-e", ".[test]")
     session.run("python", "-m", "tests.mutants", *session.posargs)
+    if not session.posargs:
+        session.run("python", "-m", "tests.mutants.generated")
 
 
 @nox.session

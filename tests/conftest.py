@@ -25,8 +25,9 @@ server.heed_ctrl_c()
 os.environ.setdefault("RES_OPTIONS", process.NO_NAME_SERVER)
 # else every launcher of a test made a directory
 os.environ.setdefault("INPROCESS_RUN_DIR", "none")
-# as most users have it: streams with buffers, whose locks a fork copies
-os.environ.pop("PYTHONUNBUFFERED", None)
+# as most users have it: streams with buffers, whose locks a fork copies; and each program does not compile us anew
+for variable in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
+    os.environ.pop(variable, None)
 
 
 def _open_once_per_process() -> None:

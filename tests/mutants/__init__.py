@@ -5,6 +5,9 @@ it works wherever the code runs (threads, ranks, monitors), and one that does no
 
 ``python -m tests.mutants`` applies each to a copy of the sources and runs the tests that should notice. The ordinary
 suite applies those marked ``seeds`` to the running process and asks the simulator alone.
+
+``operators`` makes mutants that nobody has to write, by the thousand; ``python -m tests.mutants.generated`` tries a
+sample of them.
 """
 
 from __future__ import annotations

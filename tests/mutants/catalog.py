@@ -46,37 +46,10 @@ phases = _in("protocol/phases.py", "tests/unit/test_phases.py")
 PROTOCOL = (
     # rounds: from a complete round to its verdict
     rounds(
-        "start_with_a_gap",
-        "the function starts although the active ranks are not 0..n-1",
-        "and ranks == list(range(active or 0)) ",
-    ),
-    rounds(
-        "start_with_two_sizes", "it starts although members count differently", "len(sizes) == 1 and enough", "enough"
-    ),
-    rounds(
         "reserves_wait_with_a_dead_one",
         "all are reserves and wait, with a dead member whose slot is not free",
         "(active > 0 or not gone)",
         "True",
-    ),
-    rounds(
-        "victims_are_accused",
-        "ranks that wait for the one that hangs are named like it",
-        "if not arrival.waits and arrival.where != RETURNED",
-        "if arrival.where != RETURNED",
-    ),
-    rounds(
-        "who_returned_is_no_suspect",
-        "nobody is named where all others wait for a rank that has returned",
-        "named = back or [",
-        "named = [",
-    ),
-    rounds("the_dead_are_forgotten", "a rank that could not say where it was is not named", "*_by_rank(silent), "),
-    rounds(
-        "start_with_one_rank",
-        "it starts although two members have one rank",
-        " and len(set(new_ranks)) == len(new_ranks):",
-        ":",
     ),
     rounds(
         "a_death_is_hopeless",
@@ -93,7 +66,6 @@ PROTOCOL = (
         "tuple(sorted(set(range(size)).difference(ranks.values())))",
         "removed",
     ),
-    rounds("frames_may_differ", "members go on with different frames", "if len(sizes) > 1:", "if len(sizes) > 2:"),
     rounds("records_without_end", "a decision carries all records", "tuple(records[:MAX_RECORDS])", "tuple(records)"),
     # hosts: the ranks of one host without holes
     _in("protocol/verbs/hosts.py", "tests/unit/test_local_place.py")(
@@ -120,35 +92,11 @@ PROTOCOL = (
         "if progressed or others or not records:",
         "if others or not records:",
     ),
-    repeats(
-        "deaths_count",
-        "an iteration that ended with a death counts as well",
-        "if progressed or others or not records:",
-        "if progressed or not records:",
-    ),
     repeats_seeds(
         "pings_do_not_count",
         "an error at another step is taken for the same",
         "record.where, record.pings)",
         "record.where, 0)",
-    ),
-    repeats(
-        "storage_outage_ends_a_job",
-        "a job that once made progress ends for the same error",
-        '"" if ran else _hopeless(repeats, limit, records)',
-        "_hopeless(repeats, limit, records)",
-    ),
-    repeats(
-        "echoes_are_errors",
-        "what a rank sees of another one's failure is taken for an error that comes again",
-        "list(filter(is_error, records)) or records",
-        "records",
-    ),
-    repeats(
-        "a_hang_repeats_an_error",
-        "a rank that hangs makes the errors of others count, which waited for it",
-        "    return waited and any",
-        "    return any",
     ),
     repeats(
         "a_clean_up_ends_a_row",
@@ -163,40 +111,10 @@ PROTOCOL = (
         "if not decision.repeats:\n            return ErrorStreak(progressed=progressed)",
     ),
     repeats(
-        "who_waits_for_a_hang_hangs",
-        "a rank that waits at the same line for others that hang at changing ones ends the job",
-        "named = [arrival for arrival in said if not arrival.waits] or said",
-        "named = said",
-    ),
-    repeats(
-        "a_hang_after_a_ping",
-        "a hang counts although a rank has called ping()",
-        "return not pings and ran <=",
-        "return ran <=",
-    ),
-    repeats(
-        "a_training_without_ping",
-        "three hangs of a training that never calls ping() end it",
-        "not pings and ran <= min(AT_ONCE_S, soft_timeout / 2)",
-        "not pings",
-    ),
-    repeats(
-        "hangs_of_a_job_that_progressed",
-        "a hang counts in an iteration in which a member committed",
-        "if not counts or any(arrival.progressed or arrival.ran for arrival in said):",
-        "if not counts or any(arrival.ran for arrival in said):",
-    ),
-    repeats(
         "hangs_far_apart",
         "hangs count as a row though something else ended an iteration between them",
         "return ErrorStreak(self.count, self.errors, progressed)",
         "return ErrorStreak(self.count, self.errors, progressed, self.hangs, self.hung)",
-    ),
-    _in("protocol/rounds.py", "tests/unit/test_repeats.py")(
-        "who_joins_comes_too_late",
-        "the third hang ends a job although another process joins now",
-        "hangs = 0 if removed or joined else ",
-        "hangs = ",
     ),
     # book: what one member knows
     membership(
@@ -228,19 +146,11 @@ PROTOCOL = (
         "negative_numbers", "a rank below zero is accepted", "and 0 <= value < MAX_RANKS", "and value < MAX_RANKS"
     ),
     messages("truth_is_a_number", "true is accepted as a rank", "type(value) is int and", "isinstance(value, int) and"),
-    messages("records_from_outside", "any number of records is accepted", " or len(value) > most"),
-    messages("nothing_is_required", "a message without its kind is accepted", "if name not in fields:", "if False:"),
     messages(
         "unknown_fields",
         "a field of another version is accepted",
         "if (check := checks.get(name)) is None:",
         "if (check := checks.get(name, lambda value, *_: value)) is None:",
-    ),
-    _in("protocol/verbs/hosts.py", "tests/unit/test_local_place.py")(
-        "all_on_one_host",
-        "on one host each start asks the store for this rank's place there",
-        "if len(others) == len(membership.roster) - 1:",
-        "if False:",
     ),
     messages(
         "flags_by_truth",
@@ -318,9 +228,6 @@ COORDINATOR = (
     # the rounds
     verbs("rank_is_shared", "two processes join with one rank", "found.by != by", "not found.by"),
     verbs(
-        "fence_is_open", "who was declared dead goes on", "    if found.kind is ArrivalKind.DEAD:\n", "    if False:\n"
-    ),
-    verbs(
         "entries_are_overwritten",
         "an entry is set, so a late riser overwrites that it was declared dead",
         "    found = yield Claim(key, text)\n    if found != text.encode():\n        return",
@@ -352,11 +259,6 @@ COORDINATOR = (
     if count >= len(roster):
 """,
     ),
-    verbs(
-        "decide_by_the_count",
-        "a round is decided by the count alone, although an entry may be counted twice",
-        "    if not (yield Exist(keys)):\n        return\n",
-    ),
     seeds(
         "last_start_wins",
         "the start round's verdict is a plain set",
@@ -373,14 +275,7 @@ COORDINATOR = (
         'yield Set(f"{iteration}/next", dump(decision))',
         SETS,
     ),
-    verbs(
-        "hopeless_goes_on",
-        "an assignment that cannot fit is tried for ever",
-        "abort=reason if hopeless else",
-        "abort=",
-    ),
     # the outcome
-    verbs("abort_without_reason", "the request that all leave gets lost", "    if abort:\n", "    if False:\n"),
     seeds(
         "last_outcome_wins",
         "the outcome is a plain set instead of a compare-and-set",
@@ -388,44 +283,16 @@ COORDINATOR = (
         "    yield Set(key, text)\n    found = text.encode()\n    outcome = load_outcome",
     ),
     verbs(
-        "fault_after_completed_counts",
-        "a fault after everybody has finished counts",
-        "    if outcome.completed:\n        return False\n",
-    ),
-    verbs(
         "an_error_is_noted_twice",
         "what the others were told before is another reason",
         "if noted and outcome.cause != record and",
         "if noted and found != text.encode() and",
-    ),
-    verbs(
-        "later_reasons_are_lost",
-        "only the first reason is reported",
-        "        yield from note_record(iteration, record)\n    return True\n",
-        "        pass\n    return True\n",
-    ),
-    verbs(
-        "rendezvous_sleeps_on",
-        "an interruption does not wake who waits for the iteration's store",
-        '    yield Claim(f"{iteration}/rendezvous", "-")\n',
     ),
     seeds(
         "start_round_sleeps_on",
         "an interruption does not wake who waits in the start round",
         WAKE,
         '    yield Claim(f"{iteration}/rendezvous", "-")\n',
-    ),
-    verbs(
-        "woken_by_one_only",
-        "who was not woken because the interrupting member died sleeps on",
-        "        yield from wake(iteration)\n        found = yield Wait",
-        "        found = yield Wait",
-    ),
-    verbs(
-        "followers_sleep_on",
-        "the end round leaves a follower behind that still waits for the start round",
-        '        yield Claim(f"{iteration}/start", dump(Start(go=False)))\n        if not records',
-        "        if not records",
     ),
     seeds(
         "one_short",
@@ -458,17 +325,6 @@ COORDINATOR = (
         FENCED_FIRST,
         "    if interrupted:\n        yield from wake(iteration)\n" + FENCED_FIRST.splitlines(True)[0],
     ),
-    verbs(
-        "dead_stay_out_of_start",
-        "the dead are not entered into the start round, which waits for them",
-        '    yield from _arrive(iteration, "start", member, dead, roster)\n',
-    ),
-    verbs(
-        "dead_stay_out_of_end",
-        "the dead are not entered into the end round, which waits for them",
-        FENCED_FIRST,
-        "".join(FENCED_FIRST.splitlines(True)[1:]),
-    ),
     seeds(
         "reserve_interrupts",
         "the death of a reserve interrupts the others",
@@ -494,12 +350,6 @@ COORDINATOR = (
     ),
     # around the rounds
     verbs(
-        "gone_twice",
-        "a member that says twice that it is gone counts twice",
-        "careful=True)) > 1:",
-        "careful=True)) > 2:",
-    ),
-    verbs(
         "over_too_early",
         "the store's host goes while a member needs it",
         '"gone#", careful=True)) >= members',
@@ -512,28 +362,10 @@ COORDINATOR = (
         'for name in ("outcome", "next", "start",',
     ),
     verbs(
-        "verdicts_stay",
-        "a long job fills the store with its verdicts",
-        '            yield Delete(f"{iteration - keys.KEEP_VERDICTS}/{name}")\n',
-        "            pass\n",
-    ),
-    verbs(
         "roster_goes_back",
         "a member that stood still writes an older roster over a newer one",
         'instead="" if found is None else found.decode()',
         'instead="" if (found := (yield Read(ROSTER_KEY))) is None else found.decode()',
-    ),
-    verbs(
-        "nobody_is_behind",
-        "who waits for a verdict that was deleted waits for ever",
-        "            return found\n        yield from refuse_behind(iteration)\n",
-        "            return found\n",
-    ),
-    verbs(
-        "behind_too_soon",
-        "who waits for a verdict that is still to come is taken for late",
-        "roster.iteration < iteration + keys.KEEP_VERDICTS // 2 else",
-        "roster.iteration < iteration else",
     ),
     verbs(
         "gives_up_in_the_past",
@@ -560,22 +392,10 @@ GUARDIAN = (
         "        return",
     ),
     watch(
-        "speak_for_who_is_gone",
-        "the others are interrupted for a member that is off the roster already",
-        "    while member in membership.roster:\n",
-        "    while True:\n",
-    ),
-    watch(
         "stand_in_after_abort",
         "who speaks for the dead goes on after the job has ended",
         "        if decision.abort:\n            return",
         "        pass",
-    ),
-    watch(
-        "one_neighbour_at_a_time",
-        "neighbours that went down together are found one after the other",
-        " and not self._silent(member, now):",
-        ":",
     ),
     watch_seeds(
         "impatient_ring",
@@ -583,14 +403,6 @@ GUARDIAN = (
         "now - known[1] < self.timeout or",
         "now - known[1] < 2.0 or",
     ),
-    watch("lost_again_and_again", "a member is declared dead at each look", " or member in self.dead:", ":"),
-    watch(
-        "late_founder_is_missed",
-        "a founder that has not started yet is declared dead",
-        "if not counter and ",
-        "if counter and ",
-    ),
-    watch("no_heartbeat", "a monitor sends no heartbeats", "        yield from verbs.beat(ring.member)\n"),
     watch(
         "lease_from_the_answer",
         "the lease counts from the end of a heartbeat, which may have travelled for long",
@@ -611,17 +423,6 @@ JOINERS = (
         "two that would be active only together wait for a restart",
         "assign_slots(membership.taken, waiting)",
         "assign_slots(membership.taken, {membership.member: ticket})",
-    ),
-    joins(
-        "joins_without_a_word",
-        "a process of another job takes a slot of the one that has the port",
-        "if not founds and entry is JoinMode.FOUND:",
-        "if False:",
-    ),
-    meeting(
-        "begins_with_strangers",
-        "two jobs found one although both claimed a rank",
-        "        if in_doubt:\n            yield from refuse_founding(clash)\n",
     ),
     meeting(
         "nobody_begins_unheard",
@@ -647,74 +448,10 @@ JOINERS = (
         "    if found.over:\n        return Access.LATER\n",
     ),
     joins(
-        "ticket_before_catching_up",
-        "who joins walks along old verdicts while it may be let in",
-        "    yield from _catch_up(membership)\n",
-    ),
-    joins(
-        "let_in_unnoticed",
-        "who stood still goes on from a roster with itself in it, as if it had not been let in",
-        "membership.included or not (yield from verbs.has_ticket(membership.member))",
-        "False",
-    ),
-    joins(
-        "waits_without_a_ticket",
-        "who was let in and declared dead while it stood still waits on, with its ticket closed",
-        "membership.included or not (yield from verbs.has_ticket(membership.member))",
-        "membership.included",
-    ),
-    joins(
-        "joins_an_empty_job",
-        "who joins waits for ranks that are all gone",
-        "        if not membership.roster:\n",
-        "        if False:\n",
-    ),
-    joins(
-        "a_spare_interrupts",
-        "a process for which there is no slot interrupts what runs",
-        "    if not assign_slots(membership.taken, {membership.member: ticket}):\n        return\n",
-        "",
-    ),
-    joins(
-        "nobody_is_interrupted",
-        "a process for which there is a slot waits for a fault",
-        "if interrupts(members, later) or ",
-        "if ",
-    ),
-    joins(
-        "wanted_is_ignored",
-        "join='next_restart' waits also where ranks wait for it",
-        "if interrupts(members, later) or (yield from verbs.is_wanted(iteration)):",
-        "if interrupts(members, later):",
-    ),
-    joins(
-        "ticket_of_the_dead_stays",
-        "who died while it waited is let in",
-        "    yield from verbs.return_ticket(membership.member)\n    until",
-        "    until",
-    ),
-    joins(
-        "no_last_look",
-        "nobody speaks for a process that was let in as it died",
-        "    while not membership.included:\n",
-        "    while False:\n",
-    ),
-    joins(
         "speaks_for_another",
         "the monitor of a process that died early speaks for another one with the same rank",
         "if (yield from verbs.arrive_dead(membership, me, by)):",
         "if (yield from verbs.arrive_dead(membership, me, by)) or True:",
-    ),
-    joins(
-        "unknown_to_its_monitor",
-        "the monitor of a joiner that died early does not watch the others",
-        "        identify(member)\n",
-    ),
-    tickets(
-        "past_completed",
-        "who joins goes on from a verdict on a completed iteration",
-        "    if raw is not None and load_outcome(raw, key).completed:\n        return None\n    key",
-        "    key",
     ),
     tickets(
         "one_broken_ticket",
@@ -722,42 +459,11 @@ JOINERS = (
         "    except BadMessage:\n        return CLOSED\n",
         "    except RestartAbort:\n        return CLOSED\n",
     ),
-    tickets(
-        "closed_tickets_count",
-        "who has joined or given up is let in once more",
-        "if not ticket.closed and member not in here}",
-        "if member not in here}",
-    ),
-    tickets(
-        "members_are_seated_again",
-        "a member that died before it could return its ticket is let in while it is a member",
-        "if not ticket.closed and member not in here}",
-        "if not ticket.closed}",
-    ),
-    verbs(
-        "roster_noted_late",
-        "the roster is noted only when the first verdict goes",
-        "    if iteration >= keys.KEEP_VERDICTS // 2:\n        yield from _note_roster",
-        "    if iteration >= keys.KEEP_VERDICTS:\n        yield from _note_roster",
-    ),
-    seats("two_in_one_slot", "two processes are seated in one slot", "            used.add(ticket.slot)\n"),
     seats(
         "beyond_its_world",
         "a process gets a slot beyond its own world size",
         "and lowest < ticket.world_size:",
         "and lowest < FIRST_JOINER:",
-    ),
-    seats(
-        "seated_at_the_end",
-        "a process is let in although everybody leaves",
-        "joined = {} if abort else assign_slots(",
-        "joined = assign_slots(",
-    ),
-    seats(
-        "frame_of_the_old",
-        "the frame stays that of the survivors although somebody joins",
-        "        slots.update(joined)\n        size",
-        "        size",
     ),
     slots(
         "rank_stays_where_somebody_joins",
@@ -781,44 +487,6 @@ POLICY = (
         "a rank runs on after the others have given it up",
         "LEASE_SHARE = 0.9",
         "LEASE_SHARE = 1.1",
-    ),
-    policy(
-        "kill_who_has_left",
-        "a rank that has left the call is killed",
-        "if seen.left or view.killed:",
-        "if view.killed:",
-    ),
-    policy(
-        "kill_twice", "a rank that is being killed is killed again", "if seen.left or view.killed:", "if seen.left:"
-    ),
-    policy("no_lease", "who cannot be heard runs on", "    yield from _lease(seen, view)\n"),
-    policy("no_hard_timeout", "who hangs for good is not killed", "    yield from _hard(seen, view)\n"),
-    policy("no_soft_timeout", "who hangs is not reported", "    yield from _soft(seen, view)\n"),
-    policy("soft_while_joining", "a rank is reported before the first iteration", "if iteration < 0 or ", "if "),
-    policy("soft_again_and_again", "one hang is reported again and again", "iteration <= view.reported or "),
-    policy(
-        "soft_after_interruption",
-        "a hang is reported although the iteration is interrupted already",
-        " or interrupted or stands_by",
-        " or stands_by",
-    ),
-    policy(
-        "soft_in_spite_of_protection",
-        "a hang is reported where hang protection is off",
-        "stands_by or not seen.hang_protection:",
-        "stands_by:",
-    ),
-    policy(
-        "a_stamp_is_the_last_progress",
-        "a standstill counts from a stamp that is older than it, so it is reported early",
-        "seen.progress + view.limits.pace",
-        "seen.progress",
-    ),
-    policy(
-        "questions_do_not_count",
-        "a question without an answer says nothing, so a standstill is reported late",
-        "seen.question if seen.question > seen.progress else seen.progress",
-        "seen.progress",
     ),
     _in("monitor/watchdog.py", "tests/threads/test_watchdog.py")(
         "a_question_is_not_noted",
@@ -845,44 +513,10 @@ POLICY = (
         "return max(asked, seen.ping)",
     ),
     policy(
-        "ping_without_use", "ping() is asked for before its first use", "if seen.ping and seen.phase", "if seen.phase"
-    ),
-    policy(
-        "ping_outside_the_function",
-        "ping() is asked for outside the function",
-        "if seen.ping and seen.phase is Phase.RUN:",
-        "if seen.ping:",
-    ),
-    policy(
-        "hard_in_spite_of_protection",
-        "a rank is killed although hang protection is off",
-        "    if seen.hang_protection:\n",
-        "    if True:\n",
-    ),
-    policy("answer_is_ignored", "who answered the interruption is killed", " or _answered(seen, view.iteration):", ":"),
-    policy(
-        "kill_inside_atomic",
-        "a rank is killed while it is inside atomic()",
-        "    if not seen.atomic:\n",
-        "    if True:\n",
-    ),
-    policy(
         "atomic_gives_no_time",
         "after atomic() no time is left to answer",
         "view.interrupted_at, view.atomic_at, view.awake_since",
         "view.interrupted_at, view.awake_since",
-    ),
-    policy(
-        "lease_while_leaving",
-        "a rank that leaves is killed for want of heartbeats",
-        "if seen.phase in LEAVING:",
-        "if False:",
-    ),
-    policy(
-        "cut_off_is_killed_at_once",
-        "a rank that lost the store has no time to leave",
-        "yield view.cut_off_at + view.limits.hard, _kill",
-        "yield view.cut_off_at, _kill",
     ),
     policy(
         "grace_for_the_fenced",
@@ -1794,11 +1428,6 @@ SIMULATED = (
         ),
         ("tests/sim/test_found.py",),
     ),
-    policy(
-        "monitors_without_lease",
-        "a monitor that cannot reach the store leaves its training process alone",
-        "    yield from _lease(seen, view)\n",
-    ),
 )
 
 limits = _in("monitor/timeouts.py", "tests/unit/test_launcher_timeouts.py", "tests/threads/test_control.py")
@@ -1806,7 +1435,6 @@ shown = _in("heartbeats/board.py", "tests/threads/test_control.py")
 watch = _in("heartbeats/*.py", "tests/threads/test_control.py")
 control = _in("launcher/*.py", "tests/threads/test_control.py")
 WATCHING = (
-    limits("asleep_and_overdue", "a launcher that stood still ends its workers", "max(since, awake_since)", "since"),
     limits(
         "pings_end_sections",
         "in a section with a limit pings are asked for, too",
@@ -1819,7 +1447,6 @@ WATCHING = (
         "max(one[1], other[1])",
         "min(one[1], other[1])",
     ),
-    limits("any_number", "a duration that was received may be anything", " or not 0 <= value <= MAX_DURATION_S"),
     shown("boards_without_seals", "memory is read that somebody may cut short", " & fcntl.F_SEAL_SHRINK", " >= 0"),
     watch("forks_ping", "a forked child pings for its parent", "os.register_at_fork(after_in_child=_forked)"),
     watch(
@@ -1970,58 +1597,16 @@ INHERITED = (
 
 FAILOVER = (
     arbitration(
-        "half_is_enough", "half of a job goes on", "2 * len(present) > len(roster)", "2 * len(present) >= len(roster)"
-    ),
-    arbitration(
         "a_minority_is_heard",
         "a store stays open with less than half",
         "2 * len(live.intersection(heard)) >= len(live)",
         "bool(live.intersection(heard))",
     ),
     arbitration(
-        "half_is_not_heard",
-        "a store with half of the members closes, and nobody goes on",
-        "(heard)) >= len(live)",
-        "(heard)) > len(live)",
-    ),
-    arbitration("absent_is_gone", "who has not voted is not waited for", "if absent and not overdue:", "if False:"),
-    arbitration(
-        "alone_is_lost",
-        "a store that one rank alone lost is lost",
-        "if math.isinf(self.lost_at):\n            reason",
-        "if False:\n            reason",
-    ),
-    arbitration("twice", "an arbiter changes its mind", "if self.verdict is None and self.votes:", "if self.votes:"),
-    arbitration("late_ends_count", "who ends after a long silence counts as dead", " and counted_on)", ")"),
-    arbitration(
-        "voters_elsewhere_count",
-        "who voted elsewhere counts as dead when it ends",
-        "self.elsewhere | self.completed",
-        "self.completed",
-    ),
-    arbitration(
-        "completed_is_forgotten",
-        "who returned is taken for one that may go on",
-        "uncertain = self.elsewhere | self.completed",
-        "uncertain = self.elsewhere",
-    ),
-    arbitration(
-        "one_knows_of_completed",
-        "one rank's word is enough for `completed`",
-        "if self.completed and enough:",
-        "if self.completed:",
-    ),
-    arbitration(
         "returns_after_go",
         "a rank returns although the others go on without it",
         "return self.verdict is None or self.verdict.outcome is not FailoverOutcome.GO",
         "return True",
-    ),
-    arbitration(
-        "hosts_stand_by",
-        "the host of the store stands by for itself",
-        "sorted(chosen - {host}, reverse=True)",
-        "sorted(chosen, reverse=True)",
     ),
     desk(
         "strangers_vote",
@@ -2958,7 +2543,6 @@ REPORTS = (
 
 alias = _in("compat/alias.py", "tests/unit/test_compat.py")
 default_group = _in("collectives/default_group.py", "tests/unit/test_default_group.py")
-local_place = _in("call/local_place.py", "tests/unit/test_local_place.py")
 debug_server = _in("kept/debug_server.py", "tests/unit/test_kept.py")
 compiled = _in("kept/dynamo.py", "tests/threads/test_compiled_code.py")
 ft_config = _in("launcher/ft_config.py", "tests/unit/test_ft_config.py")

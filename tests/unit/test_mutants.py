@@ -1,12 +1,14 @@
-"""The list of mutants fits the code: each snippet is there once, and what replaces it is Python."""
+"""Mutants fit the code: each snippet is there once, what replaces it is Python, and no operator makes it."""
 
 from __future__ import annotations
 
 import ast
 import builtins
 import dis
+import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from types import CodeType
 
 import pytest
@@ -15,6 +17,8 @@ from inprocess.protocol import membership
 from tests.mutants import ROOT, Edit, Mutant, Stale, applied
 from tests.mutants.__main__ import judge
 from tests.mutants.catalog import MUTANTS
+from tests.mutants.generated import ROOMS, generate, is_generated
+from tests.mutants.operators import changes, functions, makes
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -24,6 +28,7 @@ def test_mutant_fits_the_code(mutant: Mutant) -> None:
         assert not undefined(broken, file), "a NameError would be noticed, in place of what is wrong"
     for test in mutant.tests:
         assert (ROOT / test.partition("::")[0]).is_file()
+    assert mutant.seeds or not is_generated(mutant), "an operator makes it: it need not be written by hand"
 
 
 def undefined(source: str, file: str) -> set[str]:
@@ -78,3 +83,83 @@ def test_only_a_failed_test_kills() -> None:
     assert judge(0, "1 passed") == ("", "SURVIVED")
     assert judge(2, "ERROR tests/a.py - SyntaxError")[1].startswith("pytest ended with 2")
     assert judge(None, "FAILED tests/a.py::test_b - x")[0] == ""
+
+
+SOURCE = """
+class A:
+    def f(self, x: int, limit: float = 3) -> bool:
+        '''What it says.'''
+        log.info("%s", x + 1)
+        if not x or x < limit:
+            raise ValueError(x - 1)
+        return [each for each in max(x, 2) if each]
+"""
+
+
+def test_generated_mutants() -> None:
+    """Nothing of what is only said is changed, and nothing stays changed."""
+    tree = ast.parse(SOURCE)
+    function = functions(tree)["A.f"]
+    found = {(change.was, change.becomes) for change in changes(function)}
+    assert found == {
+        ("if not x or x < limit:", ""),
+        ("not x or x < limit", "True"),
+        ("not x or x < limit", "False"),
+        ("not x or x < limit", "not x"),
+        ("not x or x < limit", "x < limit"),
+        ("not x or x < limit", "not x and x < limit"),
+        ("not x", "x"),
+        ("x < limit", "x <= limit"),
+        ("x < limit", "x >= limit"),
+        ("return [each for each in max(x, 2) if each]", ""),
+        ("return [each for each in max(x, 2) if each]", "return"),
+        ("max(x, 2)", "x"),
+        ("max(x, 2)", "2"),
+        ("2", "3"),
+        ("each", "True"),
+        ("each", "False"),
+    }
+    assert ast.dump(tree) == ast.dump(ast.parse(SOURCE))
+
+
+@pytest.mark.parametrize(
+    ("body", "others"),
+    [
+        ("with a:\n    b()", ["pass", "b()"]),
+        ("try:\n    a()\nfinally:\n    b()", ["pass", "a()\nb()", "a()"]),
+        ("while True:\n    break", ["while True:\n    continue", "while True:\n    pass", "while False:\n    break"]),
+        ("return (a, b)", ["return (a,)", "return (b,)"]),
+        ("return a + b", ["return a - b", "return a", "return b"]),
+        ("return a if b else c", ["return a", "return c"]),
+        ("a(b is None)", ["a(b is not None)"]),
+        ("return {1, 2}", ["return {2}", "return {2, 2}"]),
+    ],
+)
+def test_what_a_statement_may_become(body: str, others: list[str]) -> None:
+    def whole(text: str) -> str:
+        return "def f():\n" + "".join(f"    {line}\n" for line in text.splitlines())
+
+    assert all(makes(whole(body), whole(other)) for other in others)
+    assert not makes(whole(body), whole(body))
+    assert not makes(whole(body) + "def g(): a()", whole(others[0]) + "def g(): pass"), "these are two changes"
+
+
+def test_a_generated_mutant(tmp_path: Path) -> None:
+    """Each one changes what it says, and a survivor is shown with its line."""
+    (rules,) = (room for room in ROOMS if room.files.endswith("rules.py"))
+    mutants = generate(rules)
+    mutant = mutants[100]
+    file = tmp_path / mutant.file
+    file.parent.mkdir(parents=True)
+    whole = (ROOT / mutant.file).read_text()
+    file.write_text(whole)
+    mutant.apply(tmp_path)
+    assert makes(whole, file.read_text())
+    assert re.fullmatch(r"inprocess/failover/rules\.py:\d+ [\w.]+: .+  ->  .+", str(mutant))
+    assert len({str(each) for each in mutants}) > 200
+
+
+def test_the_tests_of_generated_mutants_are_there() -> None:
+    for room in ROOMS:
+        assert [*ROOT.glob(room.files)], room.files
+        assert all((ROOT / test.partition("::")[0]).is_file() for test in room.tests)

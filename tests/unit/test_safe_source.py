@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .test_layers import FILES, imports, parsed, within
+from .test_layers import FILES, code, imports, parsed, within
 
 #: `testing` runs the code of the user's own tests, and reads what its own processes wrote into folders of mode 0700
 IN_JOBS = [path for path in FILES if not within(path).startswith("testing/")]
@@ -144,7 +144,7 @@ def test_each_rule_finds_what_it_is_for(source: str, says: str) -> None:
 
 
 def test_no_reason_without_a_case() -> None:
-    sources = {within(path): ast.unparse(parsed(path)) for path in FILES}
+    sources = {within(path): code(path) for path in FILES}
     for file, name in REASONS:
         assert f"{name}(" in sources[file], (file, name)
     for file, name in IMPORTS:

@@ -122,6 +122,16 @@ def test_depth_first_order_keeps_a_hosts_ranks_together() -> None:
     assert drawn(cluster.restart(), range(6)) == "0 3 1 4 2 5"
 
 
+def test_a_rack_is_numbered_whole_before_the_next_one() -> None:
+    """Its second host, too, although the first rank of another rack comes before that."""
+
+    def make(name: int) -> Tree:
+        rack = name % 2
+        return Tree([Layer(), Layer(key_or_fn=f"rack {rack}"), Layer(key_or_fn=f"host {name}")])
+
+    assert drawn(Cluster(4, make).restart(), range(4)) == "0 2 1 3"
+
+
 def test_terminated_before_the_first_iteration() -> None:
     cluster = Cluster(4, hosts(of=2, min_ranks=2))
     assert drawn(cluster.restart([1]), range(4)) == "X X 0 1"
