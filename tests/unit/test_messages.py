@@ -189,10 +189,24 @@ def test_other_addresses(raw: bytes) -> None:
         assert address == "-" or (host.isprintable() and len(host) < 300 and 0 < int(port) < 65536)
 
 
+def test_an_address_that_is_too_long_is_not_cut_off() -> None:
+    """What is left of it would be another address."""
+    longest = f"{'a' * (parsing.ADDRESS_LIMIT - 3)}:29"
+    assert parsing.load_address(longest.encode(), "key") == longest
+    with pytest.raises(BadMessage, match="neither host:port"):
+        parsing.load_address(f"{longest}5".encode(), "key")
+
+
 def test_doors() -> None:
     assert parsing.load_door(b"s3-_cret@10.0.0.1:29500", "key") == ("s3-_cret", "10.0.0.1", 29500)
     assert parsing.load_door(b"0123@@:1", "key") == ("0123", "@", 1)
     assert parsing.load_door(b"0123@fe80::1%eth0:65535", "key") == ("0123", "fe80::1%eth0", 65535)
+
+
+@pytest.mark.parametrize("raw", [b"10.0.0.1:29500", b"@10.0.0.1:29500", b"0123@:29500", b"-"])
+def test_a_door_has_a_secret_and_a_host(raw: bytes) -> None:
+    with pytest.raises(BadMessage, match="not secret@host:port"):
+        parsing.load_door(raw, "key")
 
 
 @fuzz

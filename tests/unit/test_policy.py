@@ -172,9 +172,14 @@ def test_unheard_where_heartbeats_do_not_get_through() -> None:
     assert unheard.look_at(18.0) == pytest.approx(14.0)
     assert not unheard.is_sure(4.1, now=100.0)
     assert not unheard.is_sure(4.0, now=100.1)
-    assert unheard.look_at(4.0) == 0.0
+    assert unheard.look_at(4.0) == unheard.look_at(1.0) == 0.0
     assert not unheard.is_sure(3.2, now=100.9)
     assert unheard.is_sure(3.0, now=101.1)
+
+
+def test_which_heartbeat_a_lease_is_from() -> None:
+    assert VIEW.limits.beaten_at(28 * S) == pytest.approx(1.0)
+    assert VIEW.limits.beaten_at(None) is None
 
 
 def test_a_heartbeat_after_everything_stood_still() -> None:
