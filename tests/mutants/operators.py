@@ -50,7 +50,7 @@ class Change:
 def changes(function: ast.FunctionDef) -> Iterator[Change]:
     """Make each change in turn. It stands there until the next one is asked for, and is then taken back."""
     for node in _nodes(function):
-        for field, value in list(ast.iter_fields(node)):
+        for field, value in _fields(node):
             for was, becomes, other in _others(node, field, value):
                 setattr(node, field, other)
                 yield Change(was.lineno, _text(was), _text(becomes))
@@ -88,12 +88,15 @@ def _nodes(function: ast.FunctionDef) -> list[ast.AST]:
     waiting: list[ast.AST] = [function]
     while waiting:
         found.append(node := waiting.pop())
-        for field, value in ast.iter_fields(node):
-            if field in ("annotation", "returns", "args", "decorator_list") and not isinstance(node, ast.Call):
-                continue
+        for _, value in _fields(node):
             children = value if isinstance(value, list) else [value]
             waiting += (each for each in children if isinstance(each, ast.AST) and not _is_words(each))
     return found
+
+
+def _fields(node: ast.AST) -> list[tuple[str, Any]]:
+    names = () if isinstance(node, ast.Call) else ("annotation", "returns", "args", "decorator_list")
+    return [(name, value) for name, value in ast.iter_fields(node) if name not in names]
 
 
 def _is_words(node: ast.AST) -> bool:
@@ -113,7 +116,7 @@ def _others(node: ast.AST, field: str, value: object) -> Iterator[tuple[ast.expr
     elif isinstance(value, list):
         for index, each in enumerate(value):
             before, after = value[:index], value[index + 1 :]
-            if isinstance(each, ast.expr) and field not in ("targets", "decorator_list"):
+            if isinstance(each, ast.expr) and field != "targets":
                 for other in _expressions(each, is_condition):
                     yield each, other, [*before, other, *after]
             elif isinstance(each, ast.stmt) and not _is_words(each):
@@ -197,7 +200,7 @@ def _statements(node: ast.stmt) -> Iterator[list[ast.stmt]]:
         return
     yield []
     match node:
-        case ast.Return(ast.expr()):
+        case ast.Return(ast.expr() as value) if ast.unparse(value) != "None":
             yield [ast.Return(None)]
         case ast.With(_, body):
             yield body

@@ -87,7 +87,8 @@ def test_only_a_failed_test_kills() -> None:
 
 SOURCE = """
 class A:
-    def f(self, x: int, limit: float = 3) -> bool:
+    def f(self, x: int, limit: float = 3) -> list | None:
+        where: int | None = None
         '''What it says.'''
         log.info("%s", x + 1)
         if not x or x < limit:
@@ -97,11 +98,12 @@ class A:
 
 
 def test_generated_mutants() -> None:
-    """Nothing of what is only said is changed, and nothing stays changed."""
+    """Nothing of what is only said is changed, no type, and nothing stays changed."""
     tree = ast.parse(SOURCE)
     function = functions(tree)["A.f"]
     found = {(change.was, change.becomes) for change in changes(function)}
     assert found == {
+        ("where: int | None = None", ""),
         ("if not x or x < limit:", ""),
         ("not x or x < limit", "True"),
         ("not x or x < limit", "False"),

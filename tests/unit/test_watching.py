@@ -12,7 +12,7 @@ from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import Arrival, ArrivalKind, Decision, Outcome, dump
 from inprocess.protocol.ops import Add, Now, Pause, Read, Wait
 from inprocess.protocol.verbs import watching
-from inprocess.protocol.verbs.watching import Ring
+from inprocess.protocol.verbs.watching import HeartbeatTracker, Ring
 from tests.sim.engine import SimStore
 
 ROSTER = (0, 1, 2, 3, 4)
@@ -207,3 +207,14 @@ def carried_out(store: SimStore, verb: Any) -> Any:
             op = verb.send(answer)
             yield op
             answer = store.data.get(op.key) if isinstance(op, Wait) else store.execute(op)
+
+
+def test_whom_the_host_of_the_store_hears() -> None:
+    """Whoever has not begun to send heartbeats is not missed; the others are, until they are heard again."""
+    heard = HeartbeatTracker(timeout=10.0)
+    heard.note({0: 0, 1: 3, 2: 1}, 100.0)
+    heard.note({0: 0, 1: 3, 2: 2}, 105.0)
+    assert heard.members(109.9) == [0, 1, 2]
+    assert heard.members(110.0) == [0, 2]
+    heard.note({0: 0, 1: 4}, 120.0)
+    assert heard.members(120.0) == [0, 1]
