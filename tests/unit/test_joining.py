@@ -428,3 +428,9 @@ def test_a_ticket_that_is_written_late(store: SimStore) -> None:
     assert do(store, verbs.waiting(range(3))) == {}
     store.execute(op)
     assert do(store, verbs.waiting(range(3))) == {J + 1: TICKET}
+
+
+def test_a_dead_founder_needs_the_store_no_more(store: SimStore) -> None:
+    """Its monitor says so, also where the others have gone on without it: whoever serves the store waits for that."""
+    do(store, joining.act_on_behalf_of(Membership.founder(1, (0, 2), 3), DIED, "its monitor"))
+    assert "gone/1" in store.data
