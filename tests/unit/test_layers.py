@@ -100,16 +100,15 @@ def module(path: Path) -> str:
 MODULES = {module(path): path for path in FILES}
 
 
-@cache
 def parsed(path: Path) -> ast.Module:
-    """Its syntax tree, which many tests read and none changes."""
+    """Not kept: the trees of all files together are a million objects, at which each collection would look."""
     return ast.parse(path.read_text(), str(path))
 
 
 @cache
 def code(path: Path) -> str:
     """What the file does, without comments and docstrings."""
-    tree = ast.parse(path.read_text(), str(path))
+    tree = parsed(path)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False):
             node.body[0] = ast.Pass()
