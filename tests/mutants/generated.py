@@ -126,7 +126,10 @@ def main(arguments: Sequence[str]) -> int:
     if options.number:
         mutants = random.Random(options.seed).sample(mutants, min(options.number, len(mutants)))
     alive, endless = 0, 0
-    for job in run((Job(each.apply, each.tests, PER_RUN, each) for each in mutants), options.at_a_time):
+    jobs = (Job(each.apply, each.tests, PER_RUN, each) for each in mutants)
+    for number, job in enumerate(run(jobs, options.at_a_time), 1):
+        if number % 25 == 0:
+            print(f"{number} of {len(mutants)}", file=sys.stderr, flush=True)
         test, why = judge(job.code, job.output)
         endless += job.code is None  # which a user would notice, too
         if not test and job.code is not None:

@@ -278,7 +278,8 @@ def hang_of(count: int, *places: str, **fields: Any) -> Decision:
     ids=["the same", "one of two", "line", "a hang later on", "a death", "an error", "progress", "known from others"],
 )
 def test_what_is_the_same_hang(decisions: list[Decision], count: int) -> None:
-    assert after(*decisions).hangs_with(LINE) == count
+    streak = after(*decisions)
+    assert [streak.hangs_with(LINE), streak.hangs_with(LINE)] == [count, count], "to ask changes nothing"
 
 
 def test_a_rank_that_returned_or_waits_in_the_library_does_not_hang() -> None:
