@@ -25,7 +25,7 @@ server.heed_ctrl_c()
 os.environ.setdefault("RES_OPTIONS", process.NO_NAME_SERVER)
 # else every launcher of a test made a directory
 os.environ.setdefault("INPROCESS_RUN_DIR", "none")
-# as most users have it: streams with buffers, whose locks a fork copies; and each program does not compile us anew
+# as most users have it: streams with buffers, whose locks a fork copies; bytecode that is kept for the next process
 for variable in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(variable, None)
 

@@ -11,7 +11,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
 
 from tests.mutants import Mutant
 from tests.mutants.catalog import MUTANTS
@@ -33,21 +35,42 @@ def judge(code: int | None, output: str) -> tuple[str, str]:
     return "", f"{ended}: {output[-2000:]}"
 
 
-def check(mutants: Sequence[Mutant]) -> bool:
+class Breakage(Protocol):
+    """A mutant: one that was written by hand, or one that was generated."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def rule(self) -> str: ...
+    @property
+    def tests(self) -> tuple[str, ...]: ...
+    def apply(self, root: Path) -> None: ...
+
+
+def check(mutants: Iterable[Breakage]) -> bool:
     """Whether the tests of these mutants pass on the sources as they are."""
     tests = sorted({test for mutant in mutants for test in mutant.tests})
     (job,) = run([Job(lambda folder: None, tests, PER_CHECK)], 1)
     print(f"without a mutant: {job.output.splitlines()[-1]}" if job.code == 0 else job.output, flush=True)
+    if job.code != 0:
+        print("these tests do not pass without any mutant")
     return job.code == 0
 
 
 def show(job: Job) -> bool:
     """Print what became of a mutant; whether it was killed."""
-    mutant: Mutant = job.about
+    mutant: Breakage = job.about
     test, why = judge(job.code, job.output)
     print(f"{mutant.name:30} {job.seconds:6.1f} s  {mutant.rule}")
     print(f"{'':30} {'':8}  {test or 'NOT KILLED'}: {why}".rstrip(": "), flush=True)
     return bool(test)
+
+
+def survivors(mutants: Iterable[Breakage], at_a_time: int) -> list[Breakage]:
+    """Try all, and print what became of each; those that were not killed."""
+    os.environ["COLUMNS"] = "160"  # for the last words of pytest
+    jobs = (Job(mutant.apply, mutant.tests, PER_RUN, mutant) for mutant in mutants)
+    return [job.about for job in run(jobs, at_a_time) if not show(job)]
 
 
 def chosen(names: Sequence[str]) -> list[Mutant]:
@@ -66,13 +89,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--at-a-time", type=int, default=2, help="how many; default 2")
     parser.add_argument("--no-check", action="store_true", help="do not run the tests on unbroken sources first")
     options = parser.parse_args(arguments)
-    os.environ["COLUMNS"] = "160"  # for the last words of pytest
     begin, mutants = time.monotonic(), chosen(options.names)
     if not options.no_check and not check(mutants):
-        print("these tests do not pass without any mutant")
         return 1
-    jobs = (Job(mutant.apply, mutant.tests, PER_RUN, mutant) for mutant in mutants)
-    alive = [job.about.name for job in run(jobs, options.at_a_time) if not show(job)]
+    alive = [mutant.name for mutant in survivors(mutants, options.at_a_time)]
     minutes = (time.monotonic() - begin) / 60
     print(f"{len(mutants) - len(alive)} of {len(mutants)} mutants killed in {minutes:.0f} min", end="")
     print(f"; alive: {', '.join(alive)}" if alive else "")

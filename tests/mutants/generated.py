@@ -1,7 +1,7 @@
 """A sample of generated mutants of the modules that decide: `python -m tests.mutants.generated`.
 
 These modules are pure, and their own tests say all that they do. So a mutant that those do not notice is either no
-mutant at all (it computes the same), or shows what nobody has tested. Each survivor is printed with its line.
+mutant at all (it computes the same), or shows what nobody has tested.
 
 A hand-written mutant that the operators make is not needed: `tests/unit/test_mutants.py` refuses it.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import ast
 import itertools
-import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,14 +19,11 @@ from functools import cache
 from pathlib import Path
 
 from tests.mutants import ROOT, Mutant
-from tests.mutants.__main__ import judge
+from tests.mutants.__main__ import check, survivors
 from tests.mutants.operators import Change, changes, functions, makes
-from tests.mutants.runner import Job, run
 
-#: seconds for the tests of one mutant
-PER_RUN = 240
-#: of the mutants of a sample, at least so many are noticed (the others compute the same, or nearly so)
-KILLED_AT_LEAST = 0.8
+#: of the mutants of a sample, so many may survive: some compute the same
+MAY_LIVE = 0.2
 
 
 @dataclass(frozen=True)
@@ -77,9 +73,14 @@ class Generated:
         next(itertools.islice(_changed(tree), self.number, None))
         (root / self.file).write_text(ast.unparse(tree))
 
-    def __str__(self) -> str:
-        change = self.change
-        return f"{self.file}:{change.line} {self.function}: {change.was}  ->  {change.becomes or 'nothing'}"
+    @property
+    def name(self) -> str:
+        return f"{self.file}:{self.change.line}"
+
+    @property
+    def rule(self) -> str:
+        """What is wrong now."""
+        return f"{self.function}: {self.change.was}  ->  {self.change.becomes or 'nothing'}"
 
 
 def _changed(tree: ast.Module) -> Iterator[tuple[str, Change]]:
@@ -112,31 +113,24 @@ def is_generated(mutant: Mutant) -> bool:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what no test notices; 1 where that is more than may be."""
+    """Print what became of each mutant of a sample; 1 where too many survive."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.generated", description=__doc__)
     parser.add_argument("files", nargs="*", help="only files whose path contains one of these")
     parser.add_argument("--number", type=int, default=300, help="mutants to try; 0: all; default 300")
     parser.add_argument("--seed", type=int, default=0, help="which ones; default 0")
     parser.add_argument("--at-a-time", type=int, default=2, help="how many; default 2")
     options = parser.parse_args(arguments)
-    os.environ["COLUMNS"] = "160"
     everything = [each for room in ROOMS for each in generate(room)]
     mutants = [each for each in everything if not options.files or any(name in each.file for name in options.files)]
     print(f"{len(mutants)} mutants of {len({each.file for each in mutants})} files", flush=True)
     if options.number:
         mutants = random.Random(options.seed).sample(mutants, min(options.number, len(mutants)))
-    alive, endless = 0, 0
-    jobs = (Job(each.apply, each.tests, PER_RUN, each) for each in mutants)
-    for number, job in enumerate(run(jobs, options.at_a_time), 1):
-        if number % 25 == 0:
-            print(f"{number} of {len(mutants)}", file=sys.stderr, flush=True)
-        test, why = judge(job.code, job.output)
-        endless += job.code is None  # which a user would notice, too
-        if not test and job.code is not None:
-            alive += 1
-            print(f"{why}: {job.about}", flush=True)
-    print(f"{len(mutants) - alive} of {len(mutants)} noticed; {endless} of them by a test that did not end")
-    return int(not mutants or len(mutants) - alive < KILLED_AT_LEAST * len(mutants))
+    if not check(mutants):
+        return 1
+    alive = survivors(mutants, options.at_a_time)
+    print(f"{len(mutants) - len(alive)} of {len(mutants)} mutants killed")
+    print(*(f"alive: {mutant.name} {mutant.rule}" for mutant in alive), sep="\n")
+    return int(not mutants or len(alive) > MAY_LIVE * len(mutants))
 
 
 if __name__ == "__main__":

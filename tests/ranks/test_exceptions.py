@@ -144,7 +144,7 @@ def test_many_restarts_leave_nothing(launch, kind):
 
     An entry may see a few things more than the one before: the groups of the last iteration end in the background.
     """
-    found = growth.series(launch, kind, 2, restarts=50, every=2, deadline=110, memory=False)
+    found = growth.series(launch, kind, 2, restarts=50, every=2, deadline=60, memory=False)
     for (rank, name), points in found.items():
         first, last = ([value for at, value in points if at in times] for times in (range(5, 15), range(41, 51)))
         if name in growth.COUNTED:

@@ -19,7 +19,7 @@ from inprocess.protocol.parsing import load_decision, load_outcome, load_ticket
 from inprocess.protocol.verbs import joining, watching
 from tests.sim.engine import SimStore
 
-from .verbs import do
+from .verbs import carried_out, do
 
 TICKET = Ticket(1, 3, by="c")
 DIED = InterruptionRecord(1, Interruption.TERMINATED, initial_rank=1, message="died")
@@ -35,12 +35,8 @@ def never(before: int, after: int) -> bool:
 
 def waits_for(store: SimStore, verb: Any) -> str:
     """The key that the verb waits for, which is not there yet."""
-    answer = None
-    while True:
-        op = verb.send(answer)
-        if isinstance(op, Wait) and op.key not in store.data:
-            return op.key
-        answer = store.data[op.key] if isinstance(op, Wait) else store.execute(op)
+    missing = (op.key for op in carried_out(store, verb) if isinstance(op, Wait) and op.key not in store.data)
+    return next(missing)
 
 
 @pytest.fixture

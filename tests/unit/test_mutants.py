@@ -88,8 +88,8 @@ def test_only_a_failed_test_kills() -> None:
 SOURCE = """
 class A:
     def f(self, x: int, limit: float = 3) -> list | None:
-        where: int | None = None
         '''What it says.'''
+        where: int | None = None
         log.info("%s", x + 1)
         if not x or x < limit:
             raise ValueError(x - 1)
@@ -147,7 +147,7 @@ def test_what_a_statement_may_become(body: str, others: list[str]) -> None:
 
 
 def test_a_generated_mutant(tmp_path: Path) -> None:
-    """Each one changes what it says, and a survivor is shown with its line."""
+    """Each one is one change, and has its line and what it changes for a name."""
     (rules,) = (room for room in ROOMS if room.files.endswith("rules.py"))
     mutants = generate(rules)
     mutant = mutants[100]
@@ -157,8 +157,8 @@ def test_a_generated_mutant(tmp_path: Path) -> None:
     file.write_text(whole)
     mutant.apply(tmp_path)
     assert makes(whole, file.read_text())
-    assert re.fullmatch(r"inprocess/failover/rules\.py:\d+ [\w.]+: .+  ->  .+", str(mutant))
-    assert len({str(each) for each in mutants}) > 200
+    assert re.fullmatch(r"inprocess/failover/rules\.py:\d+ [\w.]+: .+  ->  .+", f"{mutant.name} {mutant.rule}")
+    assert len({(each.name, each.rule) for each in mutants}) > 200
 
 
 def test_the_tests_of_generated_mutants_are_there() -> None:

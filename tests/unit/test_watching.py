@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import pytest
@@ -14,6 +13,8 @@ from inprocess.protocol.ops import Add, Now, Pause, Read, Wait
 from inprocess.protocol.verbs import watching
 from inprocess.protocol.verbs.watching import HeartbeatTracker, Ring
 from tests.sim.engine import SimStore
+
+from .verbs import carried_out
 
 ROSTER = (0, 1, 2, 3, 4)
 
@@ -197,16 +198,6 @@ def test_who_speaks_and_was_out_of_reach_goes_on_where_the_others_are() -> None:
     assert any(op == Wait(f"{late + 1}/outcome", verbs.RECOUNT) for op in verb), "it waits there"
     assert (membership.iteration, membership.roster) == (late + 1, (0, 1, 2))
     assert f"{late + 1}/end/2" in store.data
-
-
-def carried_out(store: SimStore, verb: Any) -> Any:
-    """Its operations one by one; waits for what is absent take their time in vain."""
-    answer = None
-    with contextlib.suppress(StopIteration):
-        while True:
-            op = verb.send(answer)
-            yield op
-            answer = store.data.get(op.key) if isinstance(op, Wait) else store.execute(op)
 
 
 def test_whom_the_host_of_the_store_hears() -> None:
