@@ -72,6 +72,16 @@ def test_whoever_may_live_is_waited_for() -> None:
     assert fate(made, PATIENCE) is FailoverOutcome.GO
 
 
+@pytest.mark.parametrize(("lost", "since"), [(5.0, 5.0), (None, 7.0)])
+def test_from_when_patience_counts(lost: float | None, since: float) -> None:
+    """From the loss of the store, or from the first vote where nothing is lost here."""
+    made = arbiter(lost=False)
+    if lost is not None:
+        made.lost(lost)
+    made.vote(1, vote(1), 7.0)
+    assert made.wake_at() == since + PATIENCE
+
+
 @pytest.mark.parametrize(
     ("voters", "gone", "expected"),
     [
