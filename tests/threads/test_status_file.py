@@ -74,6 +74,11 @@ class Kept:
         assert problems == []
         return found
 
+    def leave(self) -> None:
+        """Its file is renewed no more: from now on none is half written."""
+        self.live.leave()
+        self.live._thread.join(SOON)
+
     def close(self) -> None:
         self.live.leave()
         self.process.kill()
@@ -227,6 +232,7 @@ def test_the_rank_answers(kept: Kept) -> None:
     (main,) = (thread for thread in answer["threads"] if thread["main"])
     assert any("in test_the_rank_answers" in frame for frame in main["frames"])
     assert not [thread for thread in answer["threads"] if thread["name"].startswith("inprocess-")]
+    kept.leave()
     assert left_over(kept) == []
 
 
@@ -318,13 +324,13 @@ def test_two_requests_at_once_and_one_after_another(kept: Kept) -> None:
     finally:
         watchdog.stop()
     assert len(found) == 6 and all(answer["threads"] for answer in found)
+    kept.leave()
     assert left_over(kept) == []
 
 
 def test_the_monitor_is_gone(kept: Kept) -> None:
     rank = kept.start()
-    kept.live.leave()
-    kept.live._thread.join(SOON)
+    kept.leave()
     os.kill(kept.process.pid, signal.SIGSTOP)
     os.waitpid(kept.process.pid, os.WUNTRACED)
     (answer,) = dump.ask(kept.run_dir, [rank], 0.05).values()
