@@ -90,7 +90,7 @@ class MonitorProcess:
     def __init__(self, config: MonitorConfig, board: Board) -> None:
         self.config = config
         self._board = board
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: starting.Program | None = None
         # replaced, never changed: may be read without the lock
         self._ends: _Ends | None = None
         self._lines = Lines()

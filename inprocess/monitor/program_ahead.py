@@ -11,7 +11,7 @@ from inprocess.monitor.starting import READY
 from inprocess.system import light_torch
 from inprocess.system.slow_imports import slow_imports
 
-__all__ = ["main"]
+__all__ = ["begin", "main"]
 
 
 def main(path: int, number: int) -> NoReturn:
@@ -20,8 +20,15 @@ def main(path: int, number: int) -> NoReturn:
     control = socket.socket(fileno=number)
     with slow_imports(number):
         light_torch.load()
-        from inprocess.monitor import program  # noqa: PLC0415  (slowly)
+        from inprocess.monitor import program  # noqa: F401, PLC0415
         from inprocess.stores import connecting  # noqa: F401, PLC0415
+    begin(control)
+
+
+def begin(control: socket.socket) -> NoReturn:
+    """All that a monitor needs is imported: wait for its rank."""
+    from inprocess.monitor import program  # noqa: PLC0415  (slowly)
+
     control.send(READY)
     _, found, _, _ = socket.recv_fds(control, len(READY), 6)
     control.close()

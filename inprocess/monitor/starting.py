@@ -8,12 +8,24 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Protocol
 
 from inprocess.monitor.pidfile import PROGRAM
 from inprocess.system.descriptors import await_readable
 from inprocess.system.errors import PACKAGE
 
-__all__ = ["READY", "memory_file", "prepare", "search_path", "spawn"]
+__all__ = [
+    "ENVIRONMENT",
+    "READY",
+    "Program",
+    "forget_prepared",
+    "memory_file",
+    "prepare",
+    "prepared",
+    "search_path",
+    "spawn",
+]
 
 #: the program: nothing is imported before the training process's own search path is set
 CODE = f"""
@@ -37,7 +49,17 @@ STORE_VARIABLE = "USE_LIBUV"
 _waiting: list[_Waiting] = []
 
 
-def spawn(descriptors: list[int], plain: bool = False) -> subprocess.Popen[bytes]:
+class Program(Protocol):
+    """A child process, as `subprocess.Popen` has it."""
+
+    pid: int
+    returncode: int | None
+
+    def kill(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+def spawn(descriptors: list[int], plain: bool = False) -> Program:
     """Start the program, or have the one that waits begin.
 
     Args:
@@ -52,12 +74,37 @@ def spawn(descriptors: list[int], plain: bool = False) -> subprocess.Popen[bytes
     return _start(CODE, [*descriptors, -1][:5], descriptors, errors)
 
 
-def prepare(limit: float) -> None:
+def prepare(limit: float, start: Callable[[socket.socket], Program] | None = None) -> None:
     """Start a program ahead of time, for the next `spawn`, and give it so many seconds to import. It ends with this
-    process. Where none can be started the next `spawn` says so."""
+    process. Where none can be started the next `spawn` says so.
+
+    Args:
+        limit: see above.
+        start: starts `program_ahead` with its end of a pair of sockets; None: as a program of its own.
+    """
     with contextlib.suppress(OSError):
-        _waiting.append(waiting := _Waiting())
+        _waiting.append(waiting := _Waiting(start or _start_ahead))
         await_readable(waiting.control.fileno(), limit)
+
+
+def prepared() -> list[int]:
+    """Process ids of those that wait for a `spawn`."""
+    return [waiting.process.pid for waiting in _waiting]
+
+
+def forget_prepared() -> None:
+    """End those that wait for a `spawn`."""
+    while _waiting:
+        _waiting.pop().end()
+
+
+def _start_ahead(control: socket.socket) -> Program:
+    path = memory_file(json.dumps({"sys_path": search_path()}))
+    numbers = [path, control.fileno()]
+    try:
+        return _start(CODE.replace(PROGRAM, AHEAD), numbers, numbers, subprocess.DEVNULL)
+    finally:
+        os.close(path)
 
 
 def _start(code: str, numbers: list[int], descriptors: list[int], errors: int | None) -> subprocess.Popen[bytes]:
@@ -77,31 +124,33 @@ def _start(code: str, numbers: list[int], descriptors: list[int], errors: int | 
 class _Waiting:
     """A program that was started ahead of time."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: Callable[[socket.socket], Program]) -> None:
         self._owner, self._store = os.getpid(), os.environ.get(STORE_VARIABLE)
         self.control, theirs = socket.socketpair()
-        path = memory_file(json.dumps({"sys_path": search_path()}))
-        numbers = [path, theirs.fileno()]
         try:
-            self._process = _start(CODE.replace(PROGRAM, AHEAD), numbers, numbers, subprocess.DEVNULL)
+            self.process = start(theirs)
         except BaseException:
             self.control.close()
             raise
         finally:
-            os.close(path)
             theirs.close()
 
-    def begin(self, descriptors: list[int], plain: bool) -> subprocess.Popen[bytes] | None:
+    def begin(self, descriptors: list[int], plain: bool) -> Program | None:
         """Hand over; None: it is not fit, and ends."""
         same = (os.getpid(), os.environ.get(STORE_VARIABLE)) == (self._owner, self._store)
         with self.control, contextlib.suppress(OSError):
             fits = plain and same and sys.__stderr__ is not None
             if fits and self.control.recv(len(READY), socket.MSG_DONTWAIT) == READY:
                 socket.send_fds(self.control, [READY], [*descriptors, 2])
-                return self._process
-        self._process.kill()
-        self._process.wait()
+                return self.process
+        self.end()
         return None
+
+    def end(self) -> None:
+        """Nobody needs it."""
+        self.control.close()
+        self.process.kill()
+        self.process.wait()
 
 
 def memory_file(text: str) -> int:

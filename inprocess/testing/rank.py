@@ -30,7 +30,7 @@ from inprocess.system import logs
 from inprocess.system.errors import PACKAGE, in_words
 from inprocess.testing.coordinates import At, Point, When
 
-from . import coverage, leaks
+from . import coverage, forked_monitor, leaks
 from .growth import line_of, users_line
 from .process import become
 
@@ -193,9 +193,11 @@ def rank_main(spec: Spec, events: Connection, control: Connection) -> None:
     gc.freeze()  # what the server imported is not worth collecting again
     _prepare(spec)
     context = (spec.context or Context)(spec, events, control)
-    before = leaks.Snapshot.take()
+    # that it has gone when the calls are over is looked at as well
+    before = leaks.Snapshot.take(without_pids=forked_monitor.prepare())
     context.emit("start", pid=os.getpid())
     code = _call(context)
+    forked_monitor.forget()
     if not spec.as_program:  # which may keep what it likes until its end
         gc.collect()
         if left := leaks.settled(before, _snapshot, float(spec.args.get("settle", SETTLE_S))):

@@ -26,6 +26,8 @@ _preload = [
     "inprocess",
     "inprocess.wrap",
     "inprocess.testing.instruments",
+    "inprocess.monitor.program",
+    "inprocess.stores.serving",
 ]
 
 

@@ -709,7 +709,7 @@ def test_a_light_import_that_fails_too_late_becomes_a_new_program(base: Base, ra
     assert base.outcome().cause is not None
 
 
-AHEAD = "starting.prepare(30); answer = starting._waiting[0]._process.pid"
+AHEAD = "starting.prepare(30); answer = starting._waiting[0].process.pid"
 
 
 def opened(pid: int) -> list[str]:
@@ -749,7 +749,7 @@ def test_a_program_that_was_started_ahead(base: Base, rank: Make) -> None:
         "import dataclasses; monitor.config = dataclasses.replace(monitor.config, full_torch=True)",
         "os.environ['USE_LIBUV'] = '0'",
         "starting._waiting[0]._owner += 1",
-        "starting._waiting[0]._process.kill(); starting._waiting[0]._process.wait()",
+        "starting._waiting[0].process.kill(); starting._waiting[0].process.wait()",
         "starting._waiting[0].control.recv(5)",
     ],
     ids=["all of torch", "another store", "a fork", "killed", "not ready"],
