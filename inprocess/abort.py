@@ -300,6 +300,8 @@ class AbortTorchDistributed(Abort):
         rank = state.rank if state.active_rank is None else state.active_rank
         if current and (record := nccl.record_file(self.flight_records, state.iteration, rank)):
             rungs.append(("flight recorder", lambda: nccl.dump_flight_record(record, alone)))
+        # before anything that makes the function fail, which frees them all
+        rungs.append(("results of functional collectives", results.pending))
         rungs.append(("Gloo connections", lambda: shutdown_gloo_connections(pairs)))
         if bootstrap.is_needed():  # before the aborts: one that is in the making holds them up
             rungs.append(("NCCL's bootstrap", bootstrap.cut))
@@ -356,7 +358,6 @@ class _Countdown:
 
 
 def _forget(current: list[Any]) -> None:
-    results.pending()
     groups.forget()
     remembered.aborted()
     dead_groups.keep(current)

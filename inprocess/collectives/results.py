@@ -60,9 +60,9 @@ class Results:
         self._kind.__new__ = functools.partial(self._note, self._kind.__new__)
 
     def pending(self) -> None:
-        """torch is about to forget its groups.
+        """The abort begins.
 
-        The function runs on meanwhile: it may get further results, then fail for want of a group, and free them all.
+        The function runs on meanwhile: it may get further results, then fail since a group has ended, and free them all.
         """
         if self._active:
             self._kept = self._pending

@@ -25,6 +25,7 @@ from inprocess.collectives import nccl
 from inprocess.collectives.dead_groups import DeadGroups
 from inprocess.collectives.remembered import Remembered
 from inprocess.collectives.results import Results
+from inprocess.state import FrozenState
 from inprocess.system.environment import Borrowed, Place
 from inprocess.system.heap import heap
 from tests.threads import groups
@@ -424,6 +425,33 @@ def test_results_of_functional_collectives_are_made_as_before_once_the_call_is_o
     assert vars(kind)["__new__"] is made
     assert not torch._C._distributed_c10d._get_work_registry_size()
     del first, second
+
+
+def test_results_that_go_while_the_groups_are_aborted_are_waited_for(
+    excepthook: None, monkeypatch: Patch, tmp_path: Path
+) -> None:
+    """The function may fail as soon as its group is aborted, and free all that it has."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    from torch.distributed import _functional_collectives as functional
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    monkeypatch.setattr(abort, "results", results := Results())
+    results.begin()
+    found = [functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD)]
+    end = abort._abort_group
+
+    def fail(*args: Any) -> None:
+        end(*args)
+        found.clear()
+
+    monkeypatch.setattr(abort, "_abort_group", fail)
+    AbortTorchDistributed()(FrozenState(rank=0, world_size=2, initial_rank=0, initial_world_size=2))
+    assert not found
+    assert torch._C._distributed_c10d._get_work_registry_size() == 1
+    results.end()
+    groups.settle()
+    assert not torch._C._distributed_c10d._get_work_registry_size()
 
 
 def test_results_of_one_tensor_are_noted_each(excepthook: None, monkeypatch: Patch, tmp_path: Path) -> None:
