@@ -62,7 +62,7 @@ class Results:
     def pending(self) -> None:
         """The abort begins.
 
-        The function runs on meanwhile: it may get further results, then fail since a group has ended, and free them all.
+        The function runs on meanwhile: it may get further results, then fail since its group has ended, and free all.
         """
         if self._active:
             self._kept = self._pending
