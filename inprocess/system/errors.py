@@ -32,6 +32,8 @@ def in_words(error: BaseException) -> str:
     try:
         text = str(error)
     except BaseException as failure:
+        if _is_ctrl_c(failure):
+            raise
         text = f"(its __str__ raises {type(failure).__name__})"
     return f"{name}: {text}" if text else name
 
@@ -41,7 +43,14 @@ def shown(thing: object) -> str:
     try:
         return repr(thing)
     except BaseException as failure:
+        if _is_ctrl_c(failure):
+            raise
         return f"an object of type {type(thing).__name__} (its __repr__ raises {type(failure).__name__})"
+
+
+def _is_ctrl_c(failure: BaseException) -> bool:
+    """Whether it came from outside, as Ctrl-C may at any moment: in the main thread only."""
+    return isinstance(failure, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 def where(error: BaseException) -> str:
@@ -132,7 +141,9 @@ def _all_words(error: BaseException) -> str:
 def _attribute(error: BaseException, name: str) -> Sequence[object]:
     try:
         found = getattr(error, name, ())
-    except BaseException:  # a property of the user's
+    except BaseException as failure:  # a property of the user's
+        if _is_ctrl_c(failure):
+            raise
         return ()
     return found if type(found) in (list, tuple) else ()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,12 +25,32 @@ class Hostile(Exception):
     __repr__ = __str__
 
 
-@pytest.mark.parametrize(
-    "inside", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), BaseException(), ValueError()], ids=repr
-)
+@pytest.mark.parametrize("inside", [SystemExit(3), GeneratorExit(), BaseException(), ValueError()], ids=repr)
 def test_words_that_raise(inside: BaseException) -> None:
     assert shown(Hostile(inside)) == f"an object of type Hostile (its __repr__ raises {type(inside).__name__})"
     assert in_words(Hostile(inside)) == f"Hostile: (its __str__ raises {type(inside).__name__})"
+
+
+class Noted(Exception):
+    """It has what `describe` asks an error for, and that raises what it was made with."""
+
+    def __str__(self) -> str:
+        return ""
+
+    @property
+    def __notes__(self) -> None:
+        raise self.args[0]
+
+
+@pytest.mark.parametrize("kind", [Hostile, Noted])
+@pytest.mark.parametrize("describe", [shown, in_words, ErrorSnapshot])
+def test_ctrl_c_is_not_swallowed(describe: Callable[[BaseException], object], kind: type[Exception]) -> None:
+    error = kind(KeyboardInterrupt())
+    if kind is Hostile or describe is ErrorSnapshot:
+        with pytest.raises(KeyboardInterrupt):
+            describe(error)
+    with ThreadPoolExecutor(1) as other:  # where it cannot come from outside
+        other.submit(describe, error).result()
 
 
 @pytest.mark.parametrize(
