@@ -94,12 +94,15 @@ def backend_of(group: Any, device: torch.device) -> Any:
 
 
 def unfinished() -> bool:
-    """Whether torch.distributed has process groups, or only began to make some: then the abort is needed again."""
-    return dist.is_available() and (dist.is_initialized() or _groups_begun() > 0)
+    """Whether torch.distributed has process groups, or only began to make some: then the abort is needed again.
 
-
-def _groups_begun() -> int:
-    return int(getattr(world(), "group_count", 0))
+    A group that was in the making while torch forgot all of them is in the tables alone: the next one of that name
+    would be refused.
+    """
+    if not dist.is_available():
+        return False
+    tables = world()
+    return dist.is_initialized() or any(getattr(tables, name, None) for name in ("group_count", *_TABLES))
 
 
 def is_making() -> bool:

@@ -183,6 +183,24 @@ def test_groups_are_gone_and_can_be_made_again(group: None) -> None:
         assert dist.get_process_group_ranks(dist.group.WORLD) == [0]  # type: ignore[arg-type]
 
 
+def test_a_group_that_was_in_the_making_meanwhile_goes_too(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is taken before the abort, its rows are entered after it: it was waiting for its peers."""
+    c10d: Any = dist.distributed_c10d
+
+    def store(*args: Any) -> Any:
+        AbortTorchDistributed()(STATE)
+        return dist.PrefixStore(*args)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(c10d, "PrefixStore", store)
+        dist.new_group()
+    assert not dist.is_initialized() and unfinished()
+    AbortTorchDistributed()(STATE)
+    assert not unfinished()
+    init()
+    dist.new_group()
+
+
 def test_torch_has_no_tables_we_do_not_know(group: None) -> None:
     """Fails when a new version of torch keeps groups in another table."""
     dist.new_group()
