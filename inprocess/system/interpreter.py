@@ -93,10 +93,11 @@ class Interpreter:
     def relax(self) -> None:
         """The function is called again. What the program itself has set meanwhile stays."""
         with self._lock:
-            interval, self._interval = self._interval, None
-            if interval is not None and abs(sys.getswitchinterval() - SHORT) < SHORT / 10:
+            # forgotten once it is back: Ctrl-C may come in between, and `end` follows
+            if self._interval is not None and abs(sys.getswitchinterval() - SHORT) < SHORT / 10:
                 # Python cuts off what is below a microsecond, also of what it has just told: 231 us became 230
-                sys.setswitchinterval(interval + 5e-7)
+                sys.setswitchinterval(self._interval + 5e-7)
+            self._interval = None
             if self._collects:
                 gc.enable()
             self._collects = False

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from inprocess.system.interpreter import SHORT, Interpreter
+from tests.harness.strike import Strike
 
 OWN = 0.003
 
@@ -80,3 +81,29 @@ def test_the_interval_is_the_same_after_many_restarts(interval: float) -> None:
         interpreter.hurry()
         interpreter.relax()
     assert sys.getswitchinterval() == before
+
+
+def _struck(interpreter: Interpreter, number: int) -> bool:
+    """Whether Ctrl-C came at that moment, before the call ended."""
+    tracing = sys.gettrace()
+    sys.settrace(Strike(number, [Interpreter.relax.__code__]))
+    try:
+        interpreter.relax()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(tracing)
+        interpreter.end()
+    return False
+
+
+def test_ctrl_c_leaves_no_haste() -> None:
+    number, came = 0, True
+    while came:
+        interpreter = Interpreter()
+        interpreter.begin()
+        interpreter.hurry()
+        came = _struck(interpreter, number)
+        assert state() == (OWN, True), number
+        number += 1
+    assert number > 3
