@@ -157,9 +157,11 @@ def torch(session: nox.Session, version: str) -> None:
 
 @nox.session
 def torture(session: nox.Session) -> None:
-    """Long: functions of all kinds interrupted at any moment, for ten minutes; `-- --seconds 60 --seed 1`."""
-    install(session, "-e", ".")
+    """Long: functions of all kinds interrupted at any moment, for ten minutes; `-- --seconds 60 --seed 1`. Then Ctrl-C
+    at each place of a restart."""
+    install(session, "-e", ".[test]")
     session.run("python", "-m", "tests.torture", *session.posargs)
+    session.run("python", "-m", "tests.torture.ctrl_c")
 
 
 @nox.session

@@ -1,4 +1,4 @@
-"""Ctrl-C at a chosen moment: at each of those at which CPython may run the handler of a signal, in turn."""
+"""Ctrl-C at a chosen moment, of those at which CPython may run the handler of a signal."""
 
 from __future__ import annotations
 
@@ -29,10 +29,16 @@ class Strike:
         if event == "opcode":
             latest = self._latest.get(frame, "")
             self._latest[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-            if latest.startswith(LOOKS):
-                if not self._left:
-                    sys.settrace(None)
-                    self.where = f"{frame.f_code.co_name}:{frame.f_lineno}"
-                    raise KeyboardInterrupt
-                self._left -= 1
+            if latest.startswith(LOOKS) and self.is_due(frame):
+                sys.settrace(None)
+                self._latest.clear()  # it would keep the frames that are left now
+                self.where = f"{frame.f_code.co_name}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+        elif event == "return":
+            self._latest.pop(frame, None)
         return self
+
+    def is_due(self, frame: FrameType) -> bool:
+        """Whether it comes at this moment."""
+        self._left -= 1
+        return self._left < 0

@@ -1,0 +1,119 @@
+"""Ctrl-C at each place of a restart: `python -m tests.torture.ctrl_c`; every one must end the call, and leave nothing.
+
+A place is an instruction of this library, in the main thread, behind which CPython may run the handler of a signal. It
+is struck in a process of its own, where it comes up first, from the error of the function to the next entry. Places of
+the standard library are left out: `logging`, for one, takes its lock and loses it there (until Python 3.13).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import inprocess
+from inprocess.system.errors import PACKAGE
+from inprocess.testing.server import become_subreaper
+from tests.harness import Run
+from tests.harness.child import Context
+from tests.harness.strike import Strike
+
+#: seconds for one process, far more than it takes
+DEADLINE_S = 60.0
+#: seconds between two lines of progress
+REPORT_S = 30.0
+
+
+class _AtPlace(Strike):
+    """Notes each place in turn; raises at the chosen one."""
+
+    def __init__(self, chosen: str) -> None:
+        super().__init__(0)
+        self._chosen = chosen
+        self.places: dict[str, None] = {}
+
+    def begin(self, frame: FrameType | None) -> None:
+        """From here on, in this frame and all that called it too."""
+        sys.settrace(self)
+        while frame is not None:
+            frame.f_trace, frame.f_trace_opcodes, frame.f_trace_lines = self, True, False
+            frame = frame.f_back
+
+    def is_due(self, frame: FrameType) -> bool:
+        code = frame.f_code
+        if not code.co_filename.startswith(PACKAGE):
+            return False
+        place = f"{code.co_filename[len(PACKAGE) :]}:{frame.f_lineno} {code.co_qualname}+{frame.f_lasti}"
+        self.places[place] = None
+        return place == self._chosen
+
+
+def _restarts(context: Context) -> str:
+    """One restart. Returns how the call ended: the type of what it raised, or "went on"; notes the places."""
+    strike = _AtPlace(context.args.get("place", ""))
+
+    @inprocess.Wrapper(**context.options())
+    def function(call: inprocess.CallWrapper) -> None:
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
+        if call.iteration == 0:
+            strike.begin(sys._getframe())
+            raise ValueError("restart")
+        sys.settrace(None)
+        dist.destroy_process_group()
+
+    try:
+        function()
+        ended = "went on"
+    except BaseException as error:
+        ended = type(error).__name__
+    sys.settrace(None)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    Path(context.args["file"]).write_text("\n".join(strike.places))
+    return ended if strike.where or not strike.places else "not struck"
+
+
+def _ended(file: str, place: str = "") -> Any:
+    """How the call ended; or what is wrong besides: something is left, nothing ended."""
+    run = Run(_restarts, 1, args={"file": file, "place": place})
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            return run.wait(DEADLINE_S)[0].value
+    except AssertionError as error:
+        return str(error)
+    finally:
+        run.close()
+
+
+def main(arguments: Sequence[str]) -> int:
+    become_subreaper()
+    with tempfile.TemporaryDirectory() as folder:
+        file = os.path.join(folder, "places")
+        _ended(file)
+        places = [place for place in Path(file).read_text().splitlines() if all(word in place for word in arguments)]
+        wrong, told = 0, time.monotonic()
+        for number, place in enumerate(places):
+            ended = _ended(file, place)
+            if ended not in ("KeyboardInterrupt", "not struck"):
+                wrong += 1
+                print(f"{place}: {ended}", flush=True)
+            if time.monotonic() > told + REPORT_S:
+                told = time.monotonic()
+                print(f"{number + 1} of {len(places)} places", flush=True)
+    print(f"{len(places)} places, {wrong} wrong", flush=True)
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
