@@ -7,6 +7,7 @@ the standard library are left out: `logging`, for one, takes its lock and loses 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import os
@@ -22,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 import inprocess
+from inprocess.interrupt.frames import leave_alone
 from inprocess.system.errors import PACKAGE
 from inprocess.testing.server import become_subreaper
 from tests.harness import Run
@@ -58,17 +60,26 @@ class _AtPlace(Strike):
         return place == self._chosen
 
 
+# an interruption that is raised in there would end the tracing
+leave_alone(Strike.__call__.__code__, _AtPlace.is_due.__code__)
+
+
 def _restarts(context: Context) -> str:
     """One restart. Returns how the call ended: the type of what it raised, or "went on"; notes the places."""
     strike = _AtPlace(context.args.get("place", ""))
+
+    struck, raises = context.spec.rank == 0, context.spec.rank == context.args["world_size"] - 1
 
     @inprocess.Wrapper(**context.options())
     def function(call: inprocess.CallWrapper) -> None:
         dist.init_process_group("gloo")
         dist.all_reduce(torch.ones(1))
         if call.iteration == 0:
-            strike.begin(sys._getframe())
-            raise ValueError("restart")
+            if struck:
+                strike.begin(sys._getframe())
+            if raises:
+                raise ValueError("restart")
+            dist.all_reduce(torch.ones(1))
         sys.settrace(None)
         dist.destroy_process_group()
 
@@ -80,16 +91,17 @@ def _restarts(context: Context) -> str:
     sys.settrace(None)
     if dist.is_initialized():
         dist.destroy_process_group()
-    Path(context.args["file"]).write_text("\n".join(strike.places))
-    return ended if strike.where or not strike.places else "not struck"
+    if struck:
+        Path(context.args["file"]).write_text("\n".join(strike.places))
+    return ended if strike.where or not struck else "not struck"
 
 
-def _ended(file: str, place: str = "") -> Any:
-    """How the call ended; or what is wrong besides: something is left, nothing ended."""
-    run = Run(_restarts, 1, args={"file": file, "place": place})
+def _ended(ranks: int, file: str, place: str = "") -> Any:
+    """How the call ended on each rank; or what is wrong besides: something is left, nothing ended."""
+    run = Run(_restarts, ranks, args={"file": file, "place": place})
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            return run.wait(DEADLINE_S)[0].value
+            return run.wait(DEADLINE_S).values
     except AssertionError as error:
         return str(error)
     finally:
@@ -97,15 +109,20 @@ def _ended(file: str, place: str = "") -> Any:
 
 
 def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.torture.ctrl_c", description=__doc__)
+    parser.add_argument("--ranks", type=int, default=1, help="the last one raises, the first one is struck; default 1")
+    parser.add_argument("words", nargs="*", help="only places with all of these in their name")
+    options = parser.parse_args(arguments)
     become_subreaper()
+    others = ["went on"] * (options.ranks - 1)
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "places")
-        _ended(file)
-        places = [place for place in Path(file).read_text().splitlines() if all(word in place for word in arguments)]
+        _ended(options.ranks, file)
+        places = [place for place in Path(file).read_text().splitlines() if all(map(place.__contains__, options.words))]
         wrong, told = 0, time.monotonic()
         for number, place in enumerate(places):
-            ended = _ended(file, place)
-            if ended not in ("KeyboardInterrupt", "not struck"):
+            ended = _ended(options.ranks, file, place)
+            if ended not in (["KeyboardInterrupt", *others], ["not struck", *others]):
                 wrong += 1
                 print(f"{place}: {ended}", flush=True)
             if time.monotonic() > told + REPORT_S:
