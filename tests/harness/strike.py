@@ -34,7 +34,7 @@ class Strike:
                 self._latest.clear()  # it would keep the frames that are left now
                 self.where = f"{frame.f_code.co_name}:{frame.f_lineno}"
                 raise KeyboardInterrupt
-        elif event == "return":
+        else:  # it returns, or a call has raised: then CPython does not look
             self._latest.pop(frame, None)
         return self
 

@@ -28,7 +28,7 @@ from inprocess.call import base_store
 from inprocess.monitor import process as monitor_process
 from inprocess.stores import addresses
 from inprocess.system import logs
-from inprocess.testing import leaks
+from inprocess.testing import forked_monitor, leaks
 from inprocess.testing.coordinates import When
 from inprocess.testing.faults import HoldGIL, wait_forever
 from inprocess.tools.inject_fault import Fault, inject_fault
@@ -313,7 +313,8 @@ def run_unread(context: Context) -> Any:
 
 
 def run_closed(context: Context) -> Any:
-    """Without some of the standard streams, as where the program was started without them."""
+    """Without some of the standard streams, as where the program was started without them; so is its monitor."""
+    forked_monitor.forget()
     kept = {number: fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 10) for number in context.args["closed"]}
     streams = sys.__stdin__, sys.__stdout__, sys.__stderr__
     for number in kept:
@@ -356,6 +357,7 @@ FEW = 128
 
 def run_out_of_descriptors(context: Context) -> Any:
     """The victim's function opens all that it may and raises (``left`` is None), or its call begins with that many."""
+    forked_monitor.forget()  # which has what it needs
     before, taken = resource.getrlimit(resource.RLIMIT_NOFILE), []
     victim, left = context.args["victim"], context.args["left"]
 

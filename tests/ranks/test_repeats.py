@@ -313,12 +313,19 @@ def test_no_error_is_kept_while_the_function_runs(launch):
     assert [event["count"] for event in rank.of("alive")] == [0] * 4
 
 
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit], ids=lambda kind: kind.__name__)
 def test_words_that_raise(launch, kind):
     """The error restarts everybody, as any other."""
     ranks = launch(run_hostile, 2, args={"kind": kind}).wait()
     checks.went_on(ranks)
     assert f"Hostile: (its __str__ raises {kind.__name__})" in ranks[0].log
+
+
+def test_ctrl_c_in_words_takes_its_rank_out(launch):
+    """What `__str__` raises then comes from outside."""
+    ranks = launch(run_hostile, 2, args={"kind": KeyboardInterrupt}).wait()
+    checks.failed(ranks, {1: "KeyboardInterrupt"})
+    checks.went_on(ranks, without=[1])
 
 
 def test_an_error_is_new_once(launch):
