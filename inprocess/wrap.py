@@ -5,6 +5,7 @@ Where the host of the store is lost, another ``Loop`` goes on with the call, ove
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import signal
@@ -227,15 +228,14 @@ class Wrapper:
 
         @functools.wraps(fn)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            try:
+            with contextlib.ExitStack() as closing:  # said before anything begins: Ctrl-C may cut one of them short
+                closing.callback(logs.leave)
+                closing.callback(observers.leave)
                 logs.begin()
-                with environment.translated():
-                    run = functools.partial(self._call, injector, fn, args, kwargs)
-                    instrument = extensions.first("Instrument")
-                    return run() if instrument is None else instrument.call(run)
-            finally:
-                observers.leave()
-                logs.leave()
+                closing.enter_context(environment.translated())
+                run = functools.partial(self._call, injector, fn, args, kwargs)
+                instrument = extensions.first("Instrument")
+                return run() if instrument is None else instrument.call(run)
 
         return wrapped  # type: ignore[return-value]
 

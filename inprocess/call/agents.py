@@ -11,6 +11,7 @@ import dataclasses
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from inprocess.call import successor
@@ -47,6 +48,18 @@ log = get_logger(__name__)
 T = TypeVar("T")
 #: how long a server that has our port may take to show that it is that of our job (seconds)
 PROBE = 5.0
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a call ends for this rank."""
+
+    #: completed, left (the others know), failed (the monitor tells them), moved (to another store)
+    how: str
+    #: what the monitor tells them
+    why: str
+    #: whether the MonitorThread waits for something that may come late or never
+    cut: bool
 
 
 class Agents:
@@ -200,26 +213,21 @@ class Agents:
     def connect_to(self, host: str, port: int) -> Any:
         return connect_to(host, port, self._options.barrier_timeout)
 
-    def close(self, how: str, cut: bool, why: str = "") -> None:
-        """Put everything back.
-
-        ``how``: completed, left (the others know), failed (the monitor tells them, and ``why``), moved (to another
-        store). ``cut``: the MonitorThread waits for something that may never come.
-        """
-        with contextlib.ExitStack() as stack:  # runs from the last to the first, each even where another raised
-            stack.callback(self._streams.close)
-            stack.callback(self.board.close)
-            stack.callback(self.environment.restore)
-            stack.callback(self._stacks.close)
-            stack.callback(self._lent.close)
-            stack.callback(self._interrupter.restore)
-            stack.callback(self.successor.close)
-            stack.callback(self._monitor.bye, how, why=why)
-            stack.callback(self._drop_store)
-            stack.callback(self._say_gone, how)
-            stack.callback(self.thread.stop, cut)
-            stack.callback(self._watchdog.stop)
-            self.board.leave()
+    def end_with(self, closing: contextlib.ExitStack, how: Callable[[], Ending]) -> None:
+        """Have ``closing`` put everything back: from the last to the first, each even where another one raised."""
+        closing.callback(self._streams.close)
+        closing.callback(self.board.close)
+        closing.callback(self.environment.restore)
+        closing.callback(self._stacks.close)
+        closing.callback(self._lent.close)
+        closing.callback(self._interrupter.restore)
+        closing.callback(self.successor.close)
+        closing.callback(lambda: self._monitor.bye(how().how, why=how().why))
+        closing.callback(self._drop_store)
+        closing.callback(lambda: self._say_gone(how().how))
+        closing.callback(lambda: self.thread.stop(how().cut))
+        closing.callback(self._watchdog.stop)
+        closing.callback(self.board.leave)
 
     def detach(self) -> None:
         """In a process that the user's code has forked: whatever that does, it is not this rank."""

@@ -33,7 +33,7 @@ CONNECT_LIMIT_S = 5.0
 
 
 class CleanUps:
-    """One per loop. A context manager around the end of what calls `look`."""
+    """One per loop."""
 
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
@@ -41,10 +41,12 @@ class CleanUps:
         self._thread: threading.Thread | None = None
         self._found: InFlight | None = None
 
-    def __enter__(self) -> None:
+    def end(self) -> None:
+        """`look` looks at nothing any more."""
         self._over.set()
 
-    def __exit__(self, *_: object) -> None:
+    def join(self) -> None:
+        """Wait for the thread that tells the others, but not for long."""
         if self._thread is not None:
             self._thread.join(CONNECT_LIMIT_S)
 

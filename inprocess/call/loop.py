@@ -8,13 +8,14 @@ all know is in ``rank``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from inprocess.attribution import Interruption
-from inprocess.call.agents import Agents
+from inprocess.call.agents import Agents, Ending
 from inprocess.call.clean_ups import CleanUps
 from inprocess.call.injection import Injector
 from inprocess.call.instrument import Step
@@ -110,33 +111,35 @@ class Loop:
     def run(self) -> Any:
         """Walk the table. Returns the function's value (None on a reserve rank), or raises."""
         participant = self._participant
-        try:
-            locate(participant.position)
-            observers.begin(
-                run_dir(participant.options.run_dir), participant.job.launch.job, "rank", participant.job.slot
-            )
-            emit("call", function=self._function, world_size=participant.job.world_size, pid=os.getpid())
-            forks.tell(self._detach, participant.options.leave_signals)
-            participant.parts.call_begins(self._context())
-            participant.agents.open()
-            self._leave_signals.begin(participant)
-            event = None
-            while participant.phase is not Phase.OUT:
-                participant.agents.board.enter(participant.phase)
-                emit("phase", after="" if event is None else event.value)
-                event = self._step()
-                self._history.append(
-                    f"iteration {participant.membership.iteration}: {participant.phase.value}: {event.value}"
-                )
-                participant.phase = next_phase(participant.phase, event)
-        except BaseException as error:  # Ctrl-C between two phases; a port that is taken
-            participant.leaving = participant.leaving or error
-        finally:
-            self._close()
+        with contextlib.ExitStack() as closing:
+            self._end_with(closing)
+            try:
+                self._walk()
+            except BaseException as error:  # Ctrl-C between two phases; a port that is taken
+                participant.leaving = participant.leaving or error
         if participant.leaving is not None:
             self._raise_leaving()
         value, participant.value = participant.value, None  # this object lives until garbage is collected
         return value
+
+    def _walk(self) -> None:
+        participant = self._participant
+        locate(participant.position)
+        observers.begin(run_dir(participant.options.run_dir), participant.job.launch.job, "rank", participant.job.slot)
+        emit("call", function=self._function, world_size=participant.job.world_size, pid=os.getpid())
+        forks.tell(self._detach, participant.options.leave_signals)
+        participant.parts.call_begins(self._context())
+        participant.agents.open()
+        self._leave_signals.begin(participant)
+        event = None
+        while participant.phase is not Phase.OUT:
+            participant.agents.board.enter(participant.phase)
+            emit("phase", after="" if event is None else event.value)
+            event = self._step()
+            self._history.append(
+                f"iteration {participant.membership.iteration}: {participant.phase.value}: {event.value}"
+            )
+            participant.phase = next_phase(participant.phase, event)
 
     def _context(self) -> CallContext:
         participant = self._participant
@@ -173,29 +176,48 @@ class Loop:
         self._participant.controls.detach()
         self._leave_signals.detach()
 
-    def _close(self) -> None:
+    def _end_with(self, closing: contextlib.ExitStack) -> None:
+        """How the call ends, from the last to the first: each also where another one raises, or Ctrl-C cuts it short.
+        Said before anything begins, since no line at the end is safe from that."""
         participant = self._participant
-        set_current(None)
-        forks.tell(None)
-        self._leave_signals.end()
-        participant.controls.end()
+        closing.callback(self._leave_job)
+        closing.callback(participant.parts.call_ended)
+        closing.callback(self._clean_ups.join)
+        participant.agents.end_with(closing, lambda: self._ending)
+        closing.callback(self._end_parts)
+        closing.callback(self._clean_ups.end)
+        closing.callback(self._tell)
+        closing.callback(self._let_go)
+        closing.callback(participant.controls.end)
+        closing.callback(self._leave_signals.end)
+        closing.callback(forks.tell, None)
+        closing.callback(set_current, None)
+
+    def _let_go(self) -> None:
+        participant = self._participant
         participant.store = None
         participant.failures.drop()
         participant.fn = _nothing  # the user's arguments must not live as long as this object
+
+    def _tell(self) -> None:
+        participant, ending = self._participant, self._ending
+        emit("left", how=ending.how, why=ending.why, pings=participant.counts.pings)
+        participant.tell_goodput(ending.how)
+
+    @functools.cached_property
+    def _ending(self) -> Ending:
+        participant, error = self._participant, self._participant.leaving
         says_nothing = participant.said_so or participant.agents.thread.stays_out
-        how = "completed" if participant.leaving is None else "left" if says_nothing else "failed"
+        how = "completed" if error is None else "left" if says_nothing else "failed"
         how = how if participant.handover is None else "moved"
-        # a rank that goes quietly leaves its MonitorThread waiting for something that may come late or never
-        why = "" if participant.leaving is None else in_words(participant.leaving)
-        emit("left", how=how, why=why, pings=participant.counts.pings)
-        participant.tell_goodput(how)
-        with contextlib.ExitStack() as closing:  # from the last to the first, each also where another one raises
-            closing.callback(participant.parts.call_ended)
-            closing.enter_context(self._clean_ups)
-            closing.callback(
-                participant.agents.close, how, cut=how in ("failed", "moved") or participant.quietly, why=why
-            )
-            participant.parts.call_ends(CallEnd(participant.leaving, moved=participant.handover is not None))
+        return Ending(how, "" if error is None else in_words(error), how in ("failed", "moved") or participant.quietly)
+
+    def _end_parts(self) -> None:
+        participant = self._participant
+        participant.parts.call_ends(CallEnd(participant.leaving, moved=participant.handover is not None))
+
+    def _leave_job(self) -> None:
+        participant = self._participant
         if participant.handover is None:
             participant.job.leave(participant.membership)
 

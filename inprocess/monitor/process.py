@@ -61,10 +61,11 @@ class _Ends:
     @contextlib.contextmanager
     def in_use(self) -> Iterator[bool]:
         """They stay open meanwhile; False: they are closed already."""
-        with self._lock:
-            is_open = self._users > 0
-            self._users += is_open
+        is_open = False
         try:
+            with self._lock:
+                is_open = self._users > 0
+                self._users += is_open
             yield is_open
         finally:
             if is_open:

@@ -1398,13 +1398,13 @@ LOOP = (
         "test_exceptions",
         "environment_stays",
         "the environment is not restored",
-        "            stack.callback(self.environment.restore)\n",
+        "        closing.callback(self.environment.restore)\n",
     ),
     _loop(
         "test_exceptions",
         "monitor_stays",
         "the monitor is not told that the call is over",
-        "            stack.callback(self._monitor.bye, how, why=why)\n",
+        "        closing.callback(lambda: self._monitor.bye(how().how, why=how().why))\n",
     ),
     _loop(
         "test_hooks",

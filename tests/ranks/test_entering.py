@@ -1,4 +1,4 @@
-"""Ctrl-C at each moment around the user's function, from when the MonitorThread knows of it until it is left."""
+"""Ctrl-C at each moment around the user's function, from when the MonitorThread knows of it, and of the call's end."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
+from inprocess.call.loop import Loop
 from inprocess.call.thread import MonitorThread
 from inprocess.call.user_code import UserCode
 from inprocess.interrupt.gate import Gate
 from tests.harness.child import Context
 from tests.harness.strike import Strike
 
-#: what is around the function
-CODES = {each.__name__: each.__code__ for each in (UserCode.in_window, MonitorThread.enter, Gate.run)}
+#: what is around the function, and what the end of the call consists of
+AROUND = (UserCode.in_window, MonitorThread.enter, Gate.run)
+END = (Loop._let_go, Loop._tell, Loop._end_parts, Loop._leave_job)
+CODES = {each.__name__: [each.__code__] for each in AROUND} | {"the end": [each.__code__ for each in END]}
 #: ceiling for a call at each moment of one of them (seconds)
 DEADLINE_S = 120.0
 
@@ -26,7 +29,7 @@ def _returns(context: Context, call: Any) -> str:
 
 def _strikes(context: Context) -> list[list[Any]]:
     """Calls, each struck one moment later than the one before, until one is not struck: where, and what is left."""
-    hook, found, codes = sys.unraisablehook, [], [CODES[context.args["inside"]]]
+    hook, found, codes = sys.unraisablehook, [], CODES[context.args["inside"]]
     function = context.wrap(_returns)
     while True:
         strike = Strike(len(found), codes)

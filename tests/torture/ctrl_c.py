@@ -31,6 +31,8 @@ from tests.harness import Run
 from tests.harness.child import Context
 from tests.harness.strike import Strike
 
+#: no part of a call
+TESTING = os.path.join(PACKAGE, "testing", "")
 #: seconds for one process, far more than it takes
 DEADLINE_S = 60.0
 #: seconds between two lines of progress
@@ -54,7 +56,7 @@ class _AtPlace(Strike):
 
     def is_due(self, frame: FrameType) -> bool:
         code = frame.f_code
-        if not code.co_filename.startswith(PACKAGE):
+        if not code.co_filename.startswith(PACKAGE) or code.co_filename.startswith(TESTING):
             return False
         place = f"{code.co_filename[len(PACKAGE) :]}:{frame.f_lineno} {code.co_qualname}+{frame.f_lasti}"
         self.places[place] = None
