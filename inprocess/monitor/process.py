@@ -307,12 +307,17 @@ class MonitorProcess:
                 return
             self._tell(bye=how, why=why[:400])  # one that is dead is seen below
         deadline = clock.monotonic() + self.config.termination_grace_time
-        while self._hear(max(0.0, deadline - clock.monotonic())):
-            if "lingering" in self._said:
-                self._let_linger()
-            if self._process is None or clock.monotonic() >= deadline:
-                break
-        self.close()
+        try:
+            while self._hear(max(0.0, deadline - clock.monotonic())):
+                if "lingering" in self._said:
+                    self._let_linger()
+                if self._process is None or clock.monotonic() >= deadline:
+                    break
+        except BaseException:  # Ctrl-C: it does what it was told, and a later call reaps it
+            self._let_linger()
+            raise
+        finally:
+            self.close()
 
     def _let_linger(self) -> None:
         with self._lock:

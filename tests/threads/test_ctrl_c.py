@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from typing import Any
 
+import pytest
+
+from inprocess.monitor import process
+from inprocess.monitor.board import Board
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor_process import MonitorProcess
 from inprocess.stores.spec import StoreSpec
@@ -37,3 +42,24 @@ def test_where_the_monitor_is_replaced_no_lock_stays_taken() -> None:
         assert not other.is_alive(), number
         number += 1
     assert number > 2
+
+
+def test_a_monitor_that_was_told_of_the_end_is_reaped_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not killed: it may still have to tell the others."""
+    board = Board.create()
+    monitor = MonitorProcess(MonitorConfig(member=0, roster=(0,), store=StoreSpec().to_json()), board)
+    monitor.start()
+    pid = monitor.pid
+    assert pid is not None
+    monkeypatch.setattr(monitor, "_hear", _interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        monitor.bye("completed")
+    board.close()
+    assert monitor._ends is None and pid in process._lingering
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    process.reap_lingering()
+    assert pid not in process._lingering
+
+
+def _interrupted(seconds: float) -> bool:
+    raise KeyboardInterrupt
