@@ -213,7 +213,7 @@ class Agents:
     def connect_to(self, host: str, port: int) -> Any:
         return connect_to(host, port, self._options.barrier_timeout)
 
-    def end_with(self, closing: contextlib.ExitStack, how: Callable[[], Ending]) -> None:
+    def end_with(self, closing: contextlib.ExitStack, ending: Callable[[], Ending]) -> None:
         """Have ``closing`` put everything back: from the last to the first, each even where another one raised."""
         closing.callback(self._streams.close)
         closing.callback(self.board.close)
@@ -222,10 +222,10 @@ class Agents:
         closing.callback(self._lent.close)
         closing.callback(self._interrupter.restore)
         closing.callback(self.successor.close)
-        closing.callback(lambda: self._monitor.bye(how().how, why=how().why))
+        closing.callback(lambda: self._monitor.bye(ending().how, why=ending().why))
         closing.callback(self._drop_store)
-        closing.callback(lambda: self._say_gone(how().how))
-        closing.callback(lambda: self.thread.stop(how().cut))
+        closing.callback(lambda: self._say_gone(ending().how))
+        closing.callback(lambda: self.thread.stop(ending().cut))
         closing.callback(self._watchdog.stop)
         closing.callback(self.board.leave)
 

@@ -75,11 +75,11 @@ def spawn(descriptors: list[int], plain: bool = False) -> Program:
 
 
 def prepare(limit: float, start: Callable[[socket.socket], Program] | None = None) -> None:
-    """Start a program ahead of time, for the next `spawn`, and give it so many seconds to import. It ends with this
-    process. Where none can be started the next `spawn` says so.
+    """Start a program ahead of time, for the next `spawn`. It ends with this process. Where none can be started the
+    next `spawn` says so.
 
     Args:
-        limit: see above.
+        limit: seconds that its imports may take; they are waited for.
         start: starts `program_ahead` with its end of a pair of sockets; None: as a program of its own.
     """
     with contextlib.suppress(OSError):

@@ -1404,7 +1404,7 @@ LOOP = (
         "test_exceptions",
         "monitor_stays",
         "the monitor is not told that the call is over",
-        "        closing.callback(lambda: self._monitor.bye(how().how, why=how().why))\n",
+        "        closing.callback(lambda: self._monitor.bye(ending().how, why=ending().why))\n",
     ),
     _loop(
         "test_hooks",

@@ -1,4 +1,4 @@
-"""Ctrl-C at each place of a restart: `python -m tests.torture.ctrl_c`; every one must end the call, and leave nothing.
+"""Ctrl-C at each place of a restart: `python -m tests.torture.ctrl_c`; each must end the call, and leave nothing.
 
 A place is an instruction of this library, in the main thread, behind which CPython may run the handler of a signal. It
 is struck in a process of its own, where it comes up first, from the error of the function to the next entry. Places of
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
 import os
 import sys
@@ -37,6 +38,8 @@ TESTING = os.path.join(PACKAGE, "testing", "")
 DEADLINE_S = 60.0
 #: seconds between two lines of progress
 REPORT_S = 30.0
+#: the chosen place has not come up: it depends on who was faster
+NOT_STRUCK = "not struck"
 
 
 class _AtPlace(Strike):
@@ -69,8 +72,7 @@ leave_alone(Strike.__call__.__code__, _AtPlace.is_due.__code__)
 
 def _restarts(context: Context) -> str:
     """One restart. Returns how the call ended: the type of what it raised, or "went on"; notes the places."""
-    strike = _AtPlace(context.args.get("place", ""))
-
+    strike = _AtPlace(context.args["place"])
     struck, raises = context.spec.rank == 0, context.spec.rank == context.args["world_size"] - 1
 
     @inprocess.Wrapper(**context.options())
@@ -83,7 +85,8 @@ def _restarts(context: Context) -> str:
             if raises:
                 raise ValueError("restart")
             dist.all_reduce(torch.ones(1))
-        sys.settrace(None)
+        if not context.args["to_end"]:
+            sys.settrace(None)
         dist.destroy_process_group()
 
     try:
@@ -96,13 +99,13 @@ def _restarts(context: Context) -> str:
         dist.destroy_process_group()
     if struck:
         Path(context.args["file"]).write_text("\n".join(strike.places))
-    return ended if strike.where or not struck else "not struck"
+    return ended if strike.where or not struck else NOT_STRUCK
 
 
-def _ended(ranks: int, file: str, place: str = "") -> Any:
+def _ended(ranks: int, to_end: bool, file: str, place: str = "") -> Any:
     """How the call ended on each rank, and what is left; or that it did not end. The monitor of a rank that leaves the
     others may stay for a while: it tells them."""
-    run = Run(_restarts, ranks, args={"file": file, "place": place})
+    run = Run(_restarts, ranks, args={"file": file, "place": place, "to_end": to_end})
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             found = run.wait(DEADLINE_S, check=False)
@@ -116,25 +119,29 @@ def _ended(ranks: int, file: str, place: str = "") -> Any:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.torture.ctrl_c", description=__doc__)
     parser.add_argument("--ranks", type=int, default=1, help="the last one raises, the first one is struck; default 1")
+    parser.add_argument("--to-end", action="store_true", help="up to the end of the call, not only to the next entry")
     parser.add_argument("words", nargs="*", help="only places with all of these in their name")
     options = parser.parse_args(arguments)
     become_subreaper()
     others = ["went on"] * (options.ranks - 1)
     with tempfile.TemporaryDirectory() as folder:
-        file = os.path.join(folder, "places")
-        _ended(options.ranks, file)
+        ended = functools.partial(_ended, options.ranks, options.to_end, file := os.path.join(folder, "places"))
+        if (found := ended()) != [NOT_STRUCK, *others]:
+            print(f"without Ctrl-C: {found}")
+            return 1
         places = [place for place in Path(file).read_text().splitlines() if all(map(place.__contains__, options.words))]
-        wrong, told = 0, time.monotonic()
+        struck, wrong, told = 0, 0, time.monotonic()
         for number, place in enumerate(places):
-            ended = _ended(options.ranks, file, place)
-            if ended not in (["KeyboardInterrupt", *others], ["not struck", *others]):
+            found = ended(place)
+            struck += found != [NOT_STRUCK, *others]
+            if found not in (["KeyboardInterrupt", *others], [NOT_STRUCK, *others]):
                 wrong += 1
-                print(f"{place}: {ended}", flush=True)
+                print(f"{place}: {found}", flush=True)
             if time.monotonic() > told + REPORT_S:
                 told = time.monotonic()
                 print(f"{number + 1} of {len(places)} places", flush=True)
-    print(f"{len(places)} places, {wrong} wrong", flush=True)
-    return bool(wrong)
+    print(f"{struck} of {len(places)} places struck, {wrong} wrong", flush=True)
+    return bool(wrong or not struck)
 
 
 if __name__ == "__main__":
