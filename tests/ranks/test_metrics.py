@@ -159,8 +159,10 @@ def accounted(run_dir: Path) -> Accounting:
 
 
 def test_the_last_line_of_a_call(launch: Any, tmp_path: Path) -> None:
-    """The first rank alone says it, and as the report does."""
-    ranks = launch(targets.run_train, 3, faults=FAULTS, wrapper=PATIENT | {"run_dir": str(tmp_path)}).wait()
+    """The first rank alone says it, and as the report does, which counts the end of the call as productive."""
+    faults = {At(1, step=200): Raise(ValueError), At(2, 1, step=200): Kill()}
+    options = PATIENT | {"run_dir": str(tmp_path)}
+    ranks = launch(targets.run_train, 3, faults=faults, args={"steps": 600}, wrapper=options).wait()
     assert [len(SAID.findall(ranks[rank].log)) for rank in range(3)] == [1, 0, 0]
     time = accounted(tmp_path)
     assert float(SAID.findall(ranks[0].log)[0]) == pytest.approx(time.goodput * 100, abs=5)
