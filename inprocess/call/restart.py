@@ -11,6 +11,7 @@ from inprocess.exception import HealthCheckError, RankDiscarded, StoreLost
 from inprocess.protocol import verbs
 from inprocess.protocol.messages import Arrival, ArrivalKind, Decision, Outcome, Spot
 from inprocess.protocol.phases import Event
+from inprocess.system import descriptors
 from inprocess.system.errors import in_words
 from inprocess.system.logs import get_logger
 
@@ -94,6 +95,7 @@ class Restarting:
         participant.value = None
         participant.parts.function_left()
         self._user.collect()
+        descriptors.check()  # once all is freed that is of the iteration
         spot = self._spot()
         arrival = verbs.alive(
             participant.membership,

@@ -21,7 +21,8 @@ from inprocess.monitor import lease
 from inprocess.protocol import verbs
 from inprocess.protocol.phases import Event, Phase
 from inprocess.stores.connections import shut_connections
-from inprocess.system import clock
+from inprocess.system import clock, descriptors
+from inprocess.system.errors import in_words, is_ctrl_c
 from inprocess.system.interpreter import interpreter
 from inprocess.system.logs import get_logger
 from inprocess.system.observers import emit
@@ -38,6 +39,8 @@ class UserCode:
         self._participant = participant
         #: torch's of the main thread, before it last ran the user's code
         self._torch_state: torch_state.TorchState | None = None
+        # of the abort: the iteration and the step that failed last
+        self._failed = (-1, "")
 
     def run(self) -> Event:
         """The wrapped function; a reserve waits in its place."""
@@ -192,22 +195,34 @@ class UserCode:
         """
         participant = self._participant
         lease.enforce(participant.agents.board)
-        shut_connections(*participant.rendezvous)
-        if participant.hooks.abort is None:
-            return
-        try:
-            forks.guarded(participant.hooks.abort, participant.state)
-        except BaseException:
-            log.exception("%s: the abort hook failed in iteration %d; the restart goes on", participant.who, iteration)
+        with descriptors.more():
+            self._attempt("the end of waits on this iteration's store", shut_connections, *participant.rendezvous)
+            if (hook := participant.hooks.abort) is not None:
+                self._attempt("the abort hook", forks.guarded, hook, participant.state)
 
     def release(self) -> None:
         """End waits on the iteration's own store, and what began after the abort; in the MonitorThread."""
-        participant = self._participant
-        shut_connections(*participant.rendezvous)
-        if participant.hooks.abort is not None:
-            shutdown_gloo_connections(participant.placed.world_size)
-            lost_operations.release()
-            bootstrap.cut()
+        participant, release = self._participant, "the release of waits that began after the abort"
+        with descriptors.more():
+            self._attempt(release, shut_connections, *participant.rendezvous)
+            if participant.hooks.abort is not None:
+                self._attempt(release, shutdown_gloo_connections, participant.placed.world_size)
+                self._attempt(release, lost_operations.release)
+                self._attempt(release, bootstrap.cut)
+
+    def _attempt(self, what: str, step: Callable[..., object], *args: Any) -> None:
+        """Whatever it raises, the function has to be interrupted; said once in an iteration."""
+        try:
+            step(*args)
+        except BaseException as error:
+            if is_ctrl_c(error):
+                raise
+            iteration = self._participant.membership.iteration
+            if (iteration, what) != self._failed:
+                self._failed = iteration, what
+                why = descriptors.shortage(error) or in_words(error)
+                words = "%s: %s failed in iteration %d; the restart goes on: %s"
+                log.error(words, self._participant.who, what, iteration, why, exc_info=error)
 
     def forget_exception(self) -> None:
         """A kept traceback would keep the function's frames, and with them tensors and process groups, alive."""

@@ -13,12 +13,24 @@ from collections.abc import Iterator
 
 from inprocess.exception import RestartError
 
-__all__ = ["EXHAUSTED", "DescriptorLimits", "await_readable", "explained", "give_back", "raise_limit", "shortage"]
+__all__ = [
+    "EXHAUSTED",
+    "DescriptorLimits",
+    "await_readable",
+    "check",
+    "explained",
+    "give_back",
+    "more",
+    "raise_limit",
+    "shortage",
+]
 
 #: soft and hard
 DescriptorLimits = tuple[int, int]
 #: errors of accept() that come again at once, as the connection stays in the queue
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+#: without a process group: connections to the iteration's store, event loops
+FEWEST = 8
 #: an error of torch's C++ has only the text
 _TEXT = os.strerror(errno.EMFILE)
 #: in what is said here
@@ -69,6 +81,30 @@ def give_back(pid: int, limits: DescriptorLimits) -> None:
     """
     with contextlib.suppress(OSError):  # it has ended already
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+
+
+@contextlib.contextmanager
+def more() -> Iterator[None]:
+    """Inside, as many as the hard limit allows, for what has to succeed although the program has used all it may."""
+    soft, hard = raise_limit()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            if resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard):  # not where the program has set another
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def check() -> None:
+    """Raise RestartError where too few are left for an iteration: torch would try for minutes to connect to its store,
+    and Gloo ends the process where it can accept no connection."""
+    taken: list[int] = []
+    try:
+        with explained("this rank cannot go on"):
+            taken.extend(os.eventfd(0, os.EFD_CLOEXEC) for _ in range(FEWEST))
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
 
 
 @contextlib.contextmanager

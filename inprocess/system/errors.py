@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple
 
-__all__ = ["PACKAGE", "ErrorSnapshot", "first_line", "in_words", "inside", "shown", "where"]
+__all__ = ["PACKAGE", "ErrorSnapshot", "first_line", "in_words", "inside", "is_ctrl_c", "shown", "where"]
 
 #: this package's own folder, whose lines are no place of the user's
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -32,7 +32,7 @@ def in_words(error: BaseException) -> str:
     try:
         text = str(error)
     except BaseException as failure:
-        if _is_ctrl_c(failure):
+        if is_ctrl_c(failure):
             raise
         text = f"(its __str__ raises {type(failure).__name__})"
     return f"{name}: {text}" if text else name
@@ -43,12 +43,12 @@ def shown(thing: object) -> str:
     try:
         return repr(thing)
     except BaseException as failure:
-        if _is_ctrl_c(failure):
+        if is_ctrl_c(failure):
             raise
         return f"an object of type {type(thing).__name__} (its __repr__ raises {type(failure).__name__})"
 
 
-def _is_ctrl_c(failure: BaseException) -> bool:
+def is_ctrl_c(failure: BaseException) -> bool:
     """Whether it came from outside, as Ctrl-C may at any moment: in the main thread only."""
     return isinstance(failure, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
@@ -142,7 +142,7 @@ def _attribute(error: BaseException, name: str) -> Sequence[object]:
     try:
         found = getattr(error, name, ())
     except BaseException as failure:  # a property of the user's
-        if _is_ctrl_c(failure):
+        if is_ctrl_c(failure):
             raise
         return ()
     return found if type(found) in (list, tuple) else ()

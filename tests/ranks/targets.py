@@ -381,6 +381,29 @@ def run_out_of_descriptors(context: Context) -> Any:
             os.close(descriptor)
 
 
+def run_without_descriptors(context: Context) -> Any:
+    """The victim's function has opened all that it may, and waits in Python until it is interrupted; ``hard``: it may
+    not raise its limit either."""
+    before, victim = resource.getrlimit(resource.RLIMIT_NOFILE), context.args["victim"]
+
+    def body(context: Context, call: Any) -> list[int]:
+        if call.iteration > 0:
+            return train(context, call)
+        if context.rank != victim:
+            context.point("fault")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, FEW if context.args["hard"] else before[1]))
+        taken = _take_all()
+        try:
+            context.emit("blocked")
+            while True:
+                time.sleep(0.01)
+        finally:
+            for descriptor in taken:
+                os.close(descriptor)
+
+    return context.wrap(body)()
+
+
 def _take_all() -> list[int]:
     taken: list[int] = []
     while True:

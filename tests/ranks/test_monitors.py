@@ -71,6 +71,15 @@ def test_the_store_hosts_end_between_two_iterations(launch):
     checks.failed(ranks, {0: "StoreLost", 1: "StoreLost", 2: "StoreLost"})
 
 
+@pytest.mark.parametrize("hard", [False, True])
+def test_a_healthy_rank_without_descriptors_is_interrupted(launch, hard):
+    """It frees them as it leaves its function. Its abort fails where no limit can be raised."""
+    args, faults = {"victim": 1, "hard": hard}, {At(0, step="fault"): Raise(when=When("blocked", 1))}
+    ranks = launch(targets.run_without_descriptors, 2, args=args, faults=faults).wait(30)
+    assert [ranks[rank].value for rank in range(2)] == [[1, 0, 2], [1, 1, 2]]
+    assert ("on this iteration's store failed in iteration 0; the restart goes on: too many" in ranks[1].log) == hard
+
+
 @pytest.mark.parametrize("left", [None, 0, 4])
 def test_a_rank_without_descriptors_says_so(launch, left):
     """The limit and the remedy, whichever part of it needs the next one: its MonitorThread, its monitor, a connection.
