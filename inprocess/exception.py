@@ -148,7 +148,15 @@ class Preempted(SystemExit):
         self.code = 128 + self.signum
 
     def __str__(self) -> str:
-        return signal.Signals(self.signum).name
+        return signal_name(self.signum)
+
+
+def signal_name(signum: int) -> str:
+    """Such as SIGTERM; those between SIGRTMIN and SIGRTMAX have none."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
 
 
 class RankShouldRestart(BaseException):

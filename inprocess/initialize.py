@@ -52,20 +52,25 @@ class RetryController(Initialize):
     ) -> None:
         self.wait_for_replacement = seconds("wait_for_replacement", wait_for_replacement)
         self._too_few_since: float | None = None
+        # iterations count up; another call begins anew
+        self._iteration = 0
         self.max_iterations = None if max_iterations is None else positive("max_iterations", max_iterations)
         self.min_world_size = positive("min_world_size", min_world_size)
         self.min_active_world_size = positive("min_active_world_size", min_active_world_size)
 
     def __call__(self, state: FrozenState) -> FrozenState:
         too_few = self._too_few(state)
+        if not (too_few and state.iteration and state.iteration >= self._iteration):
+            self._too_few_since = None
+        self._iteration = state.iteration
         if self.max_iterations is not None and state.iteration >= self.max_iterations:
             reached = f"iteration={state.iteration} reached max_iterations={self.max_iterations}"
             raise RestartAbort(_ENDS + "; ".join([reached, *too_few]))
         if not too_few:
-            self._too_few_since = None
             return state
         left = self._patience_left()
         if left <= 0:
+            self._too_few_since = None
             raise RestartAbort(_ENDS + "; ".join(too_few))
         waited = f"nobody came within wait_for_replacement={self.wait_for_replacement:g}s"
         raise TooFewRanks(_ENDS + "; ".join([*too_few, waited]), left)

@@ -24,7 +24,7 @@ from typing import Any
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.call.participant import Participant
 from inprocess.call_wrapper import Leaving
-from inprocess.exception import Preempted
+from inprocess.exception import Preempted, signal_name
 from inprocess.options import Options
 from inprocess.protocol import verbs
 from inprocess.protocol.ops import Verb
@@ -138,7 +138,7 @@ class LeaveSignals:
     @property
     def _name(self) -> str:
         assert self.asked is not None
-        return signal.Signals(self.asked.signum).name
+        return signal_name(self.asked.signum)
 
     def _work(self) -> None:
         self._wake.acquire()
@@ -227,6 +227,8 @@ class LeaveSignals:
         if participant is None or asked is None:
             return
         participant.agents.mailbox.poke()
+        if participant.stands_by:
+            participant.agents.thread.end_hook()
         iteration = participant.membership.iteration
         if participant.phase in INTERRUPTED and not participant.is_reserve and self.told != iteration:
             self.told = iteration

@@ -273,10 +273,13 @@ class Loop:
         return isinstance(error, RankDiscarded) or self._participant.stands_by
 
     def _leave(self) -> Event:
-        if isinstance(self._participant.leaving, Preempted):
-            self._user.hook("on_preemption")
-        if self._participant.leaving is not None:
-            self._user.hook("terminate")
+        leaving = self._participant.leaving
+        try:
+            if isinstance(leaving, Preempted):
+                self._user.hook("on_preemption")
+        finally:
+            if leaving is not None:
+                self._user.hook("terminate")
         return Event.OK
 
 

@@ -148,6 +148,14 @@ class MonitorThread(threading.Thread):
         if self._given is not None:
             self._given.leave()
 
+    def end_hook(self) -> None:
+        """Interrupt the hook that this rank runs while it waits, and with it nobody else. In a thread of its own."""
+        with self._lock:
+            gate, self._gate = self._gate, None
+        if gate is not None:
+            gate.close_for_abort(_report_atomic)
+            gate.interrupt_until_left(retry_after=self._retry_after, release=self._release)
+
     def spot(self, iteration: int) -> Spot | None:
         """Where the main thread was when it was known that this iteration ends with a soft timeout."""
         return self._spot[1] if self._spot[0] == iteration else None

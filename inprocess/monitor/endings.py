@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 
+from inprocess.exception import signal_name
 from inprocess.monitor import pidfile
 from inprocess.system import procfs
 
@@ -37,10 +36,7 @@ def how_died(status: int | None) -> str:
         return "the training process ended"
     if not os.WIFSIGNALED(status):
         return f"the training process exited with code {os.WEXITSTATUS(status)}"
-    signum = os.WTERMSIG(status)
-    with contextlib.suppress(ValueError):
-        return f"killed by {signal.Signals(signum).name}"
-    return f"killed by signal {signum}"
+    return f"killed by {signal_name(os.WTERMSIG(status))}"
 
 
 def codes(status: int | None) -> dict[str, int | None]:

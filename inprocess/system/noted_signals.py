@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
+from inprocess.exception import signal_name
 from inprocess.system.logs import get_logger
 
 __all__ = ["NotedSignals"]
@@ -40,8 +41,8 @@ class NotedSignals:
         for signum in self._signums:
             before = signal.getsignal(signum)
             if before is None:
-                name = signal.Signals(signum).name
-                log.warning("leave_signals: %s has a handler that is not Python's, and is left to that", name)
+                words = "leave_signals: %s has a handler that is not Python's, and is left to that"
+                log.warning(words, signal_name(signum))
             elif before is not signal.SIG_IGN:
                 self._before[signum] = before
                 signal.signal(signum, self._handle)

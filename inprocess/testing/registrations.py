@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from inprocess.exception import signal_name
+
 from .patching import change
 
 __all__ = ["EXTENDED", "REPLACED", "Registrations"]
@@ -125,15 +127,7 @@ def _defined(cached: Any) -> str:
 
 
 def _signal(number: Any) -> str:
-    name = number.name if isinstance(number, signal.Signals) else _name_of(number)
-    return f"different handlers of {name}"
-
-
-def _name_of(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal without a name
-        return f"signal {number}"
+    return f"different handlers of {signal_name(number)}"
 
 
 def _find(name: str) -> Any:

@@ -27,7 +27,21 @@ def options(context: Context) -> dict[str, Any]:
     def note(state: Any) -> None:
         context.emit("hook", rank=state.rank, iteration=state.iteration)
 
-    return {**PATIENT, "on_preemption": note, **context.args.get("options", {})}
+    def fail(state: Any) -> None:
+        raise ValueError("no time")
+
+    def warm_up(state: Any) -> None:
+        context.emit("warming")
+        for _ in range(6000):
+            time.sleep(0.01)
+        context.emit("warm")
+
+    hooks = {"raises": fail, "slow": warm_up}
+    given = {
+        name: hooks.get(value, value) if isinstance(value, str) else value
+        for name, value in context.args.get("options", {}).items()
+    }
+    return {**PATIENT, "on_preemption": note, "terminate": lambda state: context.emit("terminated"), **given}
 
 
 def spare_options(context: Context) -> dict[str, Any]:

@@ -142,6 +142,35 @@ def test_another_rank_dies_meanwhile(launch):
     checks.went_on(ranks, without=[1, 2])
 
 
+def test_a_reserve_leaves_its_warm_up(launch):
+    """At once, although it waits for nothing but its own hook."""
+    args = {"options": {"warm_up": "slow"}}
+    run = steady(launch, 3, wrapper=preempting.spare_options, active=2, args=args)
+    run.wait_event("warming")
+    run.kill(2, TERM)
+    run.wait_event("hook", rank=2)
+    run.kill(1, TERM)
+    ranks = run.wait()
+    checks.failed(ranks, dict.fromkeys((1, 2), "Preempted"))
+    assert not ranks[2].of("warm") and ranks[0].value == [1, 0, 1]
+
+
+def test_a_signal_without_a_name(launch):
+    signum = signal.SIGRTMIN + 3
+    run = steady(launch, 2, args={"options": {"leave_signals": (signum,)}})
+    run.kill(1, signum)
+    ranks = left(run, 1)
+    assert f"signal {signum} asks this rank to leave" in ranks[1].log
+
+
+def test_terminate_follows_a_preemption_hook_that_raises(launch):
+    run = steady(launch, 2, args={"options": {"on_preemption": "raises"}})
+    run.kill(1, TERM)
+    ranks = left(run, 1)
+    assert [len(rank.of("terminated")) for rank in ranks] == [0, 1]
+    assert "raised ValueError: no time" in ranks[1].log
+
+
 def test_none_is_asked_where_the_option_is_empty(launch):
     run = steady(launch, 2, args={"options": {"leave_signals": ()}})
     run.kill(1, TERM)

@@ -62,6 +62,22 @@ def test_it_waits_from_the_first_iteration_with_too_few(monkeypatch: pytest.Monk
         controller(state(4, 2))
 
 
+@pytest.mark.parametrize(("ends", "iteration"), [(10, 0), (4, 0), (4, 1)])
+def test_another_call_waits_anew(monkeypatch: pytest.MonkeyPatch, ends: float, iteration: int) -> None:
+    """Whether the call before ended because nobody came, or for another reason."""
+    now = [100.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    controller = RetryController(min_world_size=3, wait_for_replacement=10)
+    for then, number in ((0, 2), (ends, 3)):
+        now[0] = 100.0 + then
+        with pytest.raises(RestartAbort):
+            controller(state(number, 2))
+    now[0] += 20
+    with pytest.raises(TooFewRanks) as found:
+        controller(state(iteration, 2))
+    assert found.value.patience == 10
+
+
 def test_with_too_many_iterations_it_does_not_wait() -> None:
     with pytest.raises(RestartAbort, match="max_iterations=1; world_size=2") as found:
         RetryController(1, 3, wait_for_replacement=10)(state(1, 2))
