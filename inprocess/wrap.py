@@ -18,7 +18,7 @@ from inprocess.abort import AbortTorchDistributed
 from inprocess.call.disabled import disabled
 from inprocess.call.hooks import adapt, adapt_rank_assignment
 from inprocess.call.injection import Injector
-from inprocess.call.job import Job
+from inprocess.call.job import Job, enter_call, leave_call
 from inprocess.call.leaving import LeaveSignals
 from inprocess.call.loop import Loop
 from inprocess.call.participant import Hooks
@@ -229,6 +229,8 @@ class Wrapper:
         @functools.wraps(fn)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             with contextlib.ExitStack() as closing:  # said before anything begins: Ctrl-C may cut one of them short
+                closing.callback(leave_call, closing)
+                enter_call(closing)
                 closing.callback(logs.leave)
                 closing.callback(observers.leave)
                 logs.begin()

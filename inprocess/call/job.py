@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from inprocess.call import launch_variables
 from inprocess.call.launch_variables import Launch
-from inprocess.call_wrapper import restarting_call
 from inprocess.exception import RestartError
 from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
@@ -24,7 +23,41 @@ from inprocess.protocol.repeats import ErrorStreak
 from inprocess.state import FrozenState, State
 from inprocess.stores.owner import Owner, kinship
 
-__all__ = ["Job"]
+__all__ = ["Job", "enter_call", "leave_call"]
+
+
+def enter_call(call: object) -> None:
+    """A call begins, which ends with `leave_call`.
+
+    Raises RestartError outside the main thread, inside another call, its hooks included, or while multiprocessing
+    starts this process.
+    """
+    global _call  # one at a time, in the main thread
+    if threading.current_thread() is not threading.main_thread():
+        raise RestartError(
+            f"a wrapped function was called in thread {threading.current_thread().name!r}: call it in the main "
+            "thread, the only one that can be interrupted for a restart"
+        )
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RestartError(
+            "a wrapped function was called while multiprocessing imports the main module, to start a process such "
+            "as a DataLoader's worker: it would begin a second job. Call it below "
+            'if __name__ == "__main__":, which such processes pass over'
+        )
+    if _call is not None:
+        raise RestartError("a wrapped function was called inside another one: wrap only the outermost function")
+    _call = call
+
+
+def leave_call(call: object) -> None:
+    """It is over, if it has begun."""
+    global _call
+    if _call is call:
+        _call = None
+
+
+#: the call that this process is in
+_call: object | None = None
 
 
 @dataclass
@@ -62,22 +95,8 @@ class Job:
     def enter(cls) -> Job:
         """The job of this process, at the beginning of a call.
 
-        Raises OptionError for environment variables, RestartError outside the main thread, inside another call or while
-        multiprocessing starts this process, ValueError where torch.distributed is initialized.
+        Raises OptionError for environment variables, ValueError where torch.distributed is initialized.
         """
-        if threading.current_thread() is not threading.main_thread():
-            raise RestartError(
-                f"a wrapped function was called in thread {threading.current_thread().name!r}: call it in the main "
-                "thread, the only one that can be interrupted for a restart"
-            )
-        if getattr(multiprocessing.current_process(), "_inheriting", False):
-            raise RestartError(
-                "a wrapped function was called while multiprocessing imports the main module, to start a process such "
-                "as a DataLoader's worker: it would begin a second job. Call it below "
-                'if __name__ == "__main__":, which such processes pass over'
-            )
-        if restarting_call() is not None:
-            raise RestartError("a wrapped function was called inside another one: wrap only the outermost function")
         if dist.is_available() and dist.is_initialized():
             raise ValueError(
                 "torch.distributed is initialized already: a wrapped function makes its process groups itself, so that "

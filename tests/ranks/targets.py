@@ -24,7 +24,9 @@ from typing import Any, Optional
 import torch
 import torch.distributed as dist
 
+import inprocess
 from inprocess.call import base_store
+from inprocess.exception import RestartError
 from inprocess.monitor import process as monitor_process
 from inprocess.stores import addresses
 from inprocess.system import logs
@@ -247,6 +249,17 @@ def run_watched(context: Context) -> Any:
 
 def run_train(context: Context) -> Any:
     return context.wrap(train)()
+
+
+def run_wrapped_in_hook(context: Context) -> Any:
+    def hook(state: Any) -> Any:
+        try:
+            inprocess.Wrapper()(lambda: None)()
+        except RestartError as error:
+            context.emit("refused", text=str(error), position=str(logs.position()))
+        return state
+
+    return context.wrap(train, **{context.args["hook"]: hook})()
 
 
 def run_alone(context: Context) -> Any:

@@ -38,6 +38,15 @@ def test_initialize_raises_a_base_exception(launch, rank):
     assert all(f"rank {rank}: initialize raised" in other.message for other in ranks if other.rank != rank)
 
 
+@pytest.mark.parametrize("hook", ["rank_assignment", "initialize", "health_check", "completion"])
+def test_another_wrapped_function_in_a_hook_is_refused(launch, hook):
+    """It would end what the call around it works with."""
+    (rank,) = launch(targets.run_wrapped_in_hook, 1, args={"hook": hook}).wait()
+    (refused,) = rank.of("refused")
+    assert "wrap only the outermost function" in refused["text"]
+    assert "call 0, iteration 0, rank 0" in refused["position"] and rank.value == [0, 0, 1]
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize(
     ("hook", "iteration", "kind"),
