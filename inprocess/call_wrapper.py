@@ -319,8 +319,8 @@ class Controls:
         call._now = call._first_ping
 
     def end(self) -> None:
-        """The call is over."""
-        self.gate, self._call._now = None, _call_is_over
+        """The call is over. A thread that the function has left behind may still be in a section."""
+        self.gate, self._call._now, self._call._slots = None, _call_is_over, self._call._board.copied()
         for each in self._call._to_free:
             each.free()
 

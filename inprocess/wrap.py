@@ -245,13 +245,15 @@ class Wrapper:
         job, handover = Job.enter(), None
         with LeaveSignals(self._options) as leaving:
             while True:
-                try:
-                    loop = Loop(self._options, self._hooks, injector, fn, args, kwargs, job, leaving, handover)
-                except BaseException:
-                    if handover is None:
-                        job.uncount()
-                    raise
-                value = loop.run()
+                with contextlib.ExitStack() as opened:
+                    try:
+                        options, hooks = self._options, self._hooks
+                        loop = Loop(options, hooks, injector, fn, args, kwargs, job, leaving, opened, handover)
+                    except BaseException:
+                        if handover is None:
+                            job.uncount()
+                        raise
+                    value = loop.run()
                 if (handover := loop.handover) is None:
                     return value
 

@@ -1,7 +1,8 @@
 """Everything that works beside the main thread during a call, opened and closed together, in one order.
 
-Board, environment, signal handler, monitor process, store connection, MonitorThread, ProgressWatchdog. ``close`` puts
-all of it back whatever happened; each step is tried even where another failed.
+Board, environment, signal handler, monitor process, store connection, MonitorThread, ProgressWatchdog. ``end_with``
+puts all of it back whatever happened; each step is tried even where another failed. ``opened`` closes what the making
+of it has opened, where it fails; more than once is fine.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class Agents:
         on_standstill: Callable[[], None],
         ends_by_sigterm: bool,
         interrupts: Callable[[int, int], bool],
+        opened: contextlib.ExitStack,
         before: successor.Contact | None = None,
     ) -> None:
         self._options, self._job, self._membership = options, job, membership
@@ -87,15 +89,20 @@ class Agents:
         self._interrupter = Interrupter(options.interrupt_signal, results.raised)
         config = dataclasses.replace(self._monitor_config(), ends_by_sigterm=ends_by_sigterm)
         self._streams = StandardStreams()  # from here on there is something to close
+        opened.callback(self._streams.close)
         self._lent = LentSignal()
+        opened.callback(self._lent.close)
         config = dataclasses.replace(config, deadly_signal=self._lent.open(self._interrupter.signum))
         self._stacks = StackMemory()
+        opened.callback(self._stacks.close)
         if config.run_dir is not None:
             signum, fd = self._stacks.open()
             config = dataclasses.replace(config, stacks_signal=signum, stacks_fd=fd)
         self.board = Board.create()
+        opened.callback(self.board.close)
         self._monitor = MonitorProcess(config, self.board)
         self.successor = successor.successor(self._spec, config, self._monitor, job.moved, before)
+        opened.callback(self.successor.close)
         self.thread = MonitorThread(
             self._spec,
             membership,
@@ -119,6 +126,7 @@ class Agents:
             self._silent if config.standby_stores else None,
             on_standstill,
         )
+        opened.callback(self._watchdog.stop)
         self._store: Any = None
 
     @property

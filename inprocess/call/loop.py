@@ -43,7 +43,7 @@ HISTORY = 16
 
 
 class Loop:
-    """One call. Use once: ``Loop(...).run()``."""
+    """One call. Use once: ``Loop(...).run()``. ``opened`` closes what making it has opened, run or not."""
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class Loop:
         kwargs: Mapping[str, Any],
         job: Job,
         leaving: LeaveSignals,
+        opened: contextlib.ExitStack,
         since: Handover | None = None,
     ) -> None:
         self._leave_signals = leaving
@@ -72,6 +73,7 @@ class Loop:
             clean_ups.look,
             leaving.ends_by_sigterm,
             participant.joining_helps,
+            opened,
             contact,
         )
         self._function = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__name__)}"

@@ -109,11 +109,12 @@ class Board:
         return cls(fd)
 
     def close(self) -> None:
-        """Unmap and close; more than once is fine. Writing to ``slots`` afterwards is a ValueError."""
+        """Unmap and close; more than once is fine. What a thread of the program's still writes, nobody sees."""
         if self.fd < 0:
             return
         self.steps = _none
-        self.slots.release()
+        shared, self.slots = self.slots, self.copied()
+        shared.release()
         if self._held is None or self._held.let_go():
             self._memory.close()
         os.close(self.fd)
@@ -121,8 +122,13 @@ class Board:
 
     def detach(self) -> None:
         """In a forked child: what is written from now on nobody sees, and no lease ends."""
-        self.slots = memoryview(bytearray(self.slots)).cast("q")
-        self.slots[LEASE] = 0
+        self.slots = self.copied()
+
+    def copied(self) -> memoryview:
+        """Slots that nobody sees, and whose lease never ends."""
+        slots = memoryview(bytearray(self.slots)).cast("q")
+        slots[LEASE] = 0
+        return slots
 
     # --- the training process writes ---------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import socket
 import tempfile
 import threading
@@ -22,6 +23,7 @@ from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import FIRST_JOINER, JoinMode
 from inprocess.store import FileStore, JobIdentity, StoreSpec, TCPStore
 from inprocess.stores import addresses
+from inprocess.system import procfs
 
 
 def a_launch(agent_store: bool = False, host: str = "10.0.0.1", port: int = 29500) -> Launch:
@@ -189,6 +191,21 @@ def test_what_the_constructor_raises_is_what_the_call_raises(local: bool) -> Non
     assert not local or caught.value is raised[0]
     (known,) = job._jobs.values()
     assert known.calls == 0
+
+
+@pytest.mark.usefixtures("as_launched")
+@pytest.mark.parametrize(
+    "place", ["call.agents.Board.create", "call.agents.ProgressWatchdog", "call.loop.CallWrapper", "call.loop.Starting"]
+)
+def test_a_call_that_cannot_be_made_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str) -> None:
+    """Where descriptors run out, say; the program may try again."""
+    monkeypatch.setattr(f"inprocess.{place}", lambda *args, **kwargs: refuse())
+    wrapped = Wrapper(run_dir=str(tmp_path))(lambda: None)
+    before = sorted(os.listdir("/proc/self/fd")), procfs.caught_signals()
+    for _ in range(2):
+        with pytest.raises(Refused):
+            wrapped()
+    assert (sorted(os.listdir("/proc/self/fd")), procfs.caught_signals()) == before
 
 
 @pytest.mark.usefixtures("as_launched")

@@ -66,6 +66,15 @@ def test_atomic_outside_the_function(call: Call) -> None:
     assert not call.seen.atomic
 
 
+def test_a_thread_of_the_programs_leaves_its_sections_after_the_call(call: Call) -> None:
+    """One that writes the last checkpoint, say; its lock is released, too."""
+    gate = Controls(call).gate
+    with call.section("save", 30), call.disable_hang_protection(), call.atomic():
+        Controls(call).end()
+        call._board.close()
+    assert gate is not None and not gate.atomic.depth and not gate.atomic.held()
+
+
 def test_a_section_may_nest_while_an_abort_waits(call: Call) -> None:
     with call.atomic():
         Controls(call).gate.atomic.closed = True
