@@ -191,7 +191,7 @@ class Agents:
 
     def nudge(self) -> None:
         """Have the main thread look for signals where it waits: one that comes just before a wait does not end it."""
-        self._interrupter.send(again=False)
+        self._interrupter.nudge()
 
     def absentees(self, membership: Membership, name: str) -> Absentees:
         """Says who has not come yet to the round of this name."""

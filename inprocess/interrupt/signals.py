@@ -55,6 +55,8 @@ class Interrupter:
         self._gate: Gate | None = None
         self.main_thread = 0
         self._installed = False
+        # the next signal that interrupts nothing is our own
+        self._nudged = False
         #: how many interruptions were swallowed, by whether Python dropped them; monitor thread
         self.swallowed = {False: 0, True: 0}
         # of each: when it is to be reported again
@@ -108,7 +110,8 @@ class Interrupter:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         gate = self._gate
         if gate is None or not (gate.parking or gate.interrupting):
-            if callable(self._previous):
+            nudged, self._nudged = self._nudged, False
+            if callable(self._previous) and not nudged:
                 self._previous(signum, frame)
             return
         if frame is None or frame.f_code is _HANDLE_CODE:
@@ -118,6 +121,11 @@ class Interrupter:
         # no `else`: it may have been asked for meanwhile, by a signal that was not heeded since it found this handler
         if gate.interrupting and gate.may_raise(frame):
             raise RankShouldRestart("this iteration was interrupted for a restart")
+
+    def nudge(self) -> None:
+        """Have the main thread look for signals. Any thread."""
+        self._nudged = True  # before it is sent: the program's own handler, where there is one, is not asked
+        self.send(again=False)
 
     def send(self, again: bool) -> None:
         """Make the handler run in the main thread. Monitor thread."""

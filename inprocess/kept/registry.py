@@ -51,7 +51,7 @@ class Entry:
 KNOWN = (
     Entry("torch's process for asynchronous checkpoints", torch_checkpoint.MODULE, torch_checkpoint.reset),
     Entry("torch's threads for asynchronous checkpoints", torch_thread.MODULE, torch_thread.reset),
-    Entry("torch's profiler", profiler.MODULE, profiler.reset),
+    Entry("torch's profiler", profiler.MODULE, profiler.reset, inside=True),
     Entry("torch.distributed.rpc", rpc.MODULE, rpc.reset),
     Entry("torch's debug server", debug_server.MODULE, debug_server.reset),
     Entry("asyncio", asyncio_run.MODULE, asyncio_run.reset, inside=True),
@@ -88,6 +88,7 @@ class Registry:
         if rank is None:
             return
         _apply("torch's debug server", debug_server.enter)
+        _apply("torch's profiler", profiler.enter)
         _apply("asyncio", asyncio_run.enter)
         if lightning.MODULE in sys.modules:
             _apply("lightning", lambda: lightning.enter(rank))

@@ -40,6 +40,12 @@ def test_in_the_next_iteration(launch, what, found):
     assert rank.value == found
 
 
+def test_a_profiler_of_the_program_around_the_calls_runs_on(launch):
+    """It was switched off by a restart, and by the beginning of the second call."""
+    (rank,) = launch(torch_state.profiled, 1, faults={At(0, step="fault"): Raise()}, as_program=True).wait()
+    assert rank.value == 5
+
+
 def test_context_parallelism_keeps_no_groups(launch):
     """Those of each iteration stayed: 5 descriptors."""
     faults = {At(0, step="fault", iteration=iteration): Raise() for iteration in range(4)}

@@ -38,6 +38,20 @@ def profiler(context: Context) -> Any:
     return len(session.key_averages()) > 0
 
 
+def profiled(context: Context) -> Any:
+    """How many additions a profiler around two calls has seen."""
+    with torch.profiler.profile() as session:
+        for _ in range(2):
+            context.wrap(_adds)()
+    return sum(event.count for event in session.key_averages() if event.key == "aten::add")
+
+
+def _adds(context: Context, call: Any) -> None:
+    torch.ones(3).add(1)
+    context.point("fault")
+    torch.ones(3).add(1)
+
+
 def autocast(context: Context) -> Any:
     found = torch.is_autocast_enabled("cpu")
     with torch.autocast("cpu"):

@@ -752,6 +752,7 @@ def test_shared_signal_goes_on_to_the_previous_handler() -> None:
         interrupter = Interrupter(signal.SIGUSR2)
         interrupter.install()
         signal.raise_signal(signal.SIGUSR2)
+        interrupter.nudge()  # is not theirs
         assert run_interrupted(interrupter.new_gate(), then(spin)) == Interrupted()
         interrupter.restore()
         assert signal.getsignal(signal.SIGUSR2) is theirs
