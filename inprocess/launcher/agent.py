@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.utils.api import macros
 
 from inprocess.attribution import ranges
+from inprocess.exception import RestartError
 from inprocess.launcher.control import ControlServer
 from inprocess.launcher.decisions import (
     Fail,
@@ -52,6 +53,8 @@ log = get_logger(__name__)
 HOLD_S = 1.0
 #: how long workers whose call ended on all ranks may take to come to their own ends (seconds)
 OWN_END_S = 5.0
+#: a worker that cannot be started again is tried so often, and for so long, while the others go on (seconds)
+START_AGAIN_S, START_PATIENCE_S = 5.0, 120.0
 
 
 class JobOver(Exception):
@@ -322,9 +325,23 @@ class Agent(LocalElasticAgent):
         now = clock.monotonic()
         for slot in self._slots.values():
             if slot.due is not None and slot.due <= now:
-                self._launch(slot)
+                self._launch_again(slot, now)
             elif slot.failure is not None and slot.process and self._setup.control.is_wrapped(slot.rank):
                 slot.failure = None  # its replacement works: no longer what the job fails of
+
+    def _launch_again(self, slot: WorkerSlot, now: float) -> None:
+        """Where that is not possible now, since the disk is full, say, the others need not end for it."""
+        try:
+            self._launch(slot)
+        except (OSError, RestartError) as error:
+            slot.failing_since = now if slot.failing_since is None else slot.failing_since
+            if now - slot.failing_since > START_PATIENCE_S:
+                raise
+            slot.due = now + START_AGAIN_S
+            words = "%s could not be started again: %s; tried every %g s, for %g s at most"
+            log.warning(words, slot, error, START_AGAIN_S, START_PATIENCE_S)
+        else:
+            slot.failing_since = None
 
     def _stuck(self) -> RunResult | None:
         """torch's own check for a process that waits in the kernel (TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT)."""

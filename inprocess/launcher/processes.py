@@ -162,13 +162,20 @@ class Process(abc.ABC):
         self.local_rank = local_rank
         self.ended: Ended | None = None
         self._context = self._make(spec, local_rank, start.args, _common(spec, env, dest, prefixes))
-        self._context._start()  # not start(), which installs torch's handlers of signals over ours
-        self._tails = [*_torchs_tails(self._context), *logs.filtered(spec.role, dest, prefixes)]
-        for tail in self._tails:
-            tail.start()
-        self.pid = int(self._context.pids()[0])
-        self._descriptor = _pidfd(self.pid)
-        descriptors.give_back(self.pid, spec.limits)
+        self._tails: list[Any] = []
+        try:
+            self._context._start()  # not start(), which installs torch's handlers of signals over ours
+            self._tails += [*_torchs_tails(self._context), *logs.filtered(spec.role, dest, prefixes)]
+            for tail in self._tails:
+                tail.start()
+            self.pid = int(self._context.pids()[0])
+            self._descriptor = _pidfd(self.pid)
+            descriptors.give_back(self.pid, spec.limits)
+        except BaseException:  # nobody else knows of it
+            self._context.close(signal.SIGKILL)
+            for tail in self._tails:
+                tail.stop()
+            raise
 
     @abc.abstractmethod
     def _make(self, spec: ProcessSpec, local_rank: int, args: tuple[str, ...], common: dict[str, Any]) -> Any:

@@ -38,6 +38,8 @@ class WorkerSlot:
     own_store: bool = False
     #: when it is started again (monotonic seconds)
     due: float | None = None
+    #: since when that was not possible (monotonic seconds)
+    failing_since: float | None = None
     #: why its process is being ended by the launcher
     reason: str = ""
     #: when it is killed if it has not ended by then (monotonic seconds)

@@ -37,6 +37,22 @@ def test_one_worker_is_replaced_and_the_others_go_on(run: Run, hub: Hub) -> None
     assert launcher.left() == []
 
 
+def test_a_worker_that_cannot_be_started_again_at_first(run: Run, hub: Hub, tmp_path: Path) -> None:
+    """The disk is full, say: the others go on, and it is started as soon as that is possible."""
+    launcher = run("--nproc-per-node", "2", "--log-dir", str(tmp_path), "--redirects", "3")
+    first = hub.group(2)
+    (folder,) = tmp_path.rglob("attempt_0/1")
+    (folder / "restart_1").write_text("in the way")
+    first[1].tell("kill 9")
+    launcher.expect("could not be started again: [Errno 20] Not a directory")
+    (folder / "restart_1").unlink()
+    again = hub.next()
+    for worker in (first[0], again):
+        assert worker.ask("show still here") == {"shown": True}
+        worker.tell("exit 0")
+    assert launcher.finish() == 0 and launcher.left() == []
+
+
 def test_a_worker_fails_the_job_when_it_has_used_up_its_restarts(run: Run, hub: Hub) -> None:
     launcher = run("--nproc-per-node", "2", "--max-restarts", "2", "--restart-backoff", "0.05")
     first = hub.group(2)
