@@ -1108,14 +1108,14 @@ FOLLOWER = (
     follower(
         "abort_before_atomic_ends",
         "the abort begins inside atomic()",
-        "            gate.close_for_abort(_report_atomic)\n",
-        "            self._abort(iteration)\n            gate.close_for_abort(_report_atomic)\n",
+        "            gate.close_for_abort(_report_atomic)\n            with ",
+        "            self._abort(iteration)\n            gate.close_for_abort(_report_atomic)\n            with ",
     ),
     follower(
         "finalize_before_it_is_left",
         "finalize begins while the abort is under way",
-        "            gate.interrupt_until_left(",
-        '            self.mailbox.put("aborted", iteration, True)\n            gate.interrupt_until_left(',
+        '            emit("aborted")\n',
+        '            self.mailbox.put("aborted", iteration, True)\n',
     ),
     follower(
         "cut_off_is_not_interrupted",
@@ -2152,7 +2152,7 @@ NCCL = (
         "ranks wait in the bootstrap",
         'rungs.append(("NCCL\'s bootstrap", bootstrap.cut))',
         "pass",
-        Edit("inprocess/call/user_code.py", "            bootstrap.cut()\n", ""),
+        Edit("inprocess/call/user_code.py", "                self._attempt(release, bootstrap.cut)\n", ""),
     ),
 )
 
