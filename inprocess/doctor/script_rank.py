@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from torch.optim import optimizer as optimizers
 from inprocess import events
 from inprocess.call.participant import Participant
 from inprocess.call_wrapper import Controls
+from inprocess.doctor.script_copy import CHANGES, keep_above_apart, keep_apart
 from inprocess.doctor.script_mending import Mending
 from inprocess.interrupt.signals import Interrupter
 from inprocess.options import Options, seconds
@@ -192,7 +192,7 @@ class Observer(Instruments):
         if not isinstance(file, str | os.PathLike) or not set(mode) & set("wx+a"):
             return
         path = os.path.abspath(os.fsdecode(file))
-        make_own(path, self._script.folder)
+        keep_apart(path, self._script.folder)
         line = users_line()
         self._told[line] += 1
         if line and self._told[line] <= TOLD:
@@ -200,19 +200,9 @@ class Observer(Instruments):
             self._context.emit("file", path=path, line=line, mode=mode, step=self._steps - 1, inside=inside)
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(args[0], str) and isinstance(args[2], int) and args[2] & _WRITES:
-            make_own(args[0], self._script.folder)
-
-
-def make_own(path: str, folder: str) -> None:
-    """Where it is a link from the folder to a file elsewhere, a copy of the file takes its place."""
-    if not (os.path.islink(path) and os.path.isfile(path)):
-        return
-    if is_below(os.path.abspath(path), folder) and not is_below(os.path.realpath(path), folder):
-        beside = f"{path}.{os.getpid()}"
-        shutil.copyfile(path, beside)
-        os.replace(beside, path)
-
-
-def is_below(path: str, folder: str) -> bool:
-    return path.startswith(folder.rstrip(os.sep) + os.sep)
+        writes = event == "open" and isinstance(args[2], int) and args[2] & _WRITES
+        if (writes or event == "os.truncate") and isinstance(args[0], str):
+            keep_apart(args[0], self._script.folder)
+        for path in (args[number] for number in CHANGES.get(event, ())):
+            if isinstance(path, str | os.PathLike):
+                keep_above_apart(os.fsdecode(path), self._script.folder)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inprocess.doctor.script_rank import Examined, is_below
+from inprocess.doctor.script_copy import WorkingCopies, is_below
+from inprocess.doctor.script_rank import Examined
 from inprocess.exception import OptionError
 from inprocess.testing import At, Deadline, Fault
 from inprocess.testing.job import repeats_with
@@ -24,10 +25,6 @@ __all__ = ["Seen", "Trials"]
 
 #: a run that has not ended is ended after so long (seconds)
 LIMIT = 30.0
-#: files up to so many bytes are copied, all together up to as many more; of others there are links
-FILE, TOGETHER = 8 << 20, 64 << 20
-#: of the working directory, so many files are there
-FILES = 5000
 #: steps that a run makes after its last restart before it is ended, where it has not ended by itself
 STEPS = 2
 #: runs of the function that fail without a fault before it is taken to fail each time
@@ -141,9 +138,7 @@ class Trials:
         self.nproc, self._command = nproc, command
         self._stack = ExitStack()
         self._home = os.getcwd()
-        #: files of the working directory that the copies do not have
-        self.left_out = 0
-        self._number = 0
+        self._copies, self._number = WorkingCopies(self._home), 0
 
     def __enter__(self) -> Trials:
         made = tempfile.mkdtemp(prefix="doctor-")
@@ -211,6 +206,11 @@ class Trials:
             run.close()
         return Seen(ranks, is_late, watch.is_enough, watch.is_failing, faults, folder)
 
+    @property
+    def left_out(self) -> int:
+        """Files of the working directory that the copies do not have."""
+        return self._copies.left_out
+
     def shown(self, text: str) -> str:
         """A text in which files of a copy have their names in the working directory."""
         return re.sub(re.escape(self._base) + r"/\d+/", "", text).replace(self._home.rstrip(os.sep) + os.sep, "")
@@ -219,45 +219,12 @@ class Trials:
         """Whether it is in a copy of the working directory."""
         return is_below(os.path.realpath(path), self._base)
 
-    # --- the copy -------------------------------------------------------------------------------------------------
-
     def _copy(self) -> str:
-        """The working directory without hidden folders and virtual environments; large files are links."""
         self._number += 1
         target = Path(self._base, str(self._number))
         target.mkdir()
-        room, number, self.left_out = TOGETHER, 0, 0
-        for folder, below, files in os.walk(self._home):
-            inside = target / os.path.relpath(folder, self._home)
-            below[:] = [name for name in below if _is_wanted(os.path.join(folder, name))] if number < FILES else []
-            inside.mkdir(exist_ok=True)
-            links = [name for name in below if os.path.islink(os.path.join(folder, name))]
-            for name in [*files, *links]:
-                number += 1
-                if number > FILES:
-                    self.left_out += 1
-                    continue
-                room -= _take(os.path.join(folder, name), inside / name, self._home, room)
+        self._copies.make(target)
         return str(target)
-
-
-def _is_wanted(folder: str) -> bool:
-    name = os.path.basename(folder)
-    return not (name.startswith(".") or name == "__pycache__" or os.path.exists(os.path.join(folder, "pyvenv.cfg")))
-
-
-def _take(file: str, target: Path, home: str, room: int) -> int:
-    """How many bytes were copied."""
-    if os.path.islink(file):
-        inside = is_below(os.path.realpath(file), os.path.realpath(home))
-        os.symlink(os.readlink(file) if inside else os.path.realpath(file), target)
-    elif os.path.isfile(file):  # no socket, no pipe
-        size = os.path.getsize(file)
-        if size <= min(FILE, room):
-            shutil.copyfile(file, target)
-            return size
-        os.symlink(file, target)
-    return 0
 
 
 # --- while it runs ------------------------------------------------------------------------------------------------

@@ -221,3 +221,10 @@ def train():
 
 train()
 """
+WRITES_BEHIND_A_LINK = CLEAN.replace(
+    "        save(step + 1)\n",
+    """        save(step + 1)
+        if dist.get_rank() == 0:
+            torch.save(step, "checkpoints.txt/last.pt")
+""",
+)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from inprocess.doctor import script_runs
+from inprocess.doctor import script_copy, script_runs
 from inprocess.doctor.script import SCRIPT_CHECKS, SEED, examine
 from inprocess.exception import OptionError
 
@@ -175,12 +175,21 @@ def test_a_rank_that_dies_by_itself(doctor):
 
 def test_the_users_files_stay_as_they_are(doctor, tmp_path, monkeypatch):
     """Large ones are links until the script writes to them."""
-    monkeypatch.setattr(script_runs, "FILE", 10)
+    monkeypatch.setattr(script_copy, "FILE", 10)
     (tmp_path / "large.txt").write_text("large " * 10)
     (tmp_path / "small.txt").write_text("small")
     doctor('open("large.txt", "a").write("more"); open("small.txt", "w").close(); os.remove("large.txt")')
     assert (tmp_path / "large.txt").read_text() == "large " * 10
     assert (tmp_path / "small.txt").read_text() == "small"
+
+
+def test_the_users_files_behind_a_link_stay_as_they_are(doctor, tmp_path, tmp_path_factory):
+    """A folder for checkpoints on a larger disk, say."""
+    elsewhere = tmp_path_factory.mktemp("scratch")
+    (elsewhere / "last.pt").write_text("of a week")
+    os.symlink(elsewhere, tmp_path / "checkpoints.txt")
+    doctor(scripts.WRITES_BEHIND_A_LINK)
+    assert [(path.name, path.read_text()) for path in elsewhere.iterdir()] == [("last.pt", "of a week")]
 
 
 def test_wrong_usage(tmp_path, monkeypatch):
