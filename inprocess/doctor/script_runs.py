@@ -222,7 +222,6 @@ class Trials:
     def _copy(self) -> str:
         self._number += 1
         target = Path(self._base, str(self._number))
-        target.mkdir()
         self._copies.make(target)
         return str(target)
 
