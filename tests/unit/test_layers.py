@@ -35,7 +35,7 @@ ONLY = {
     ),
     "make a folder": (
         r"os\.makedirs\(|os\.mkdir\(|\.mkdir\(",
-        {"system/private_folder.py", "doctor/script_runs.py", "testing/run.py", "testing/command.py"},
+        {"system/private_folder.py", "doctor/script_copy.py", "testing/run.py", "testing/command.py"},
     ),
     "map memory": (r"mmap\.mmap\(", {"monitor/board.py", "heartbeats/board.py"}),
     "install a signal handler": (
