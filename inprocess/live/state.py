@@ -42,6 +42,7 @@ from inprocess.live.plan import (
 )
 from inprocess.live.present import LiveParts
 from inprocess.live.saving import Around, Saving, checkpoints
+from inprocess.live.sendable import SendableCheck
 from inprocess.live.transfer import Wire, gather
 from inprocess.live.tree import Record, Stateful, read
 from inprocess.system.logs import get_logger
@@ -143,6 +144,7 @@ class LiveState:
         self._source = ""
         self._is_introduced = False
         self._last = LastCheckpoint()
+        self._sendable = SendableCheck()
         keepers.add(self)
 
     @property
@@ -246,6 +248,7 @@ class LiveState:
         if call is not None:
             Controls(call).last.wanted = saving.disk is not None and bool(saving.save_every)
         self._say(newest(haves))
+        self._sendable.recovered(present, around.rank, len(haves))
         emit("recovered", step=present.step, source=self._source)
         return present.step
 
@@ -451,6 +454,7 @@ class LiveState:
     def _keep(self) -> None:
         """A commit has ended."""
         saving, call = self._saving, self._around.call() if self._around.call is not None else None
+        self._sendable.committed(self._present, self._around.rank)
         saving.keep(self._present)
         if call is not None and Controls(call).last.wanted:
             self._last.committed(call, functools.partial(saving.save_last, self._present), self._around.shown)

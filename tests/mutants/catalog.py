@@ -1711,6 +1711,12 @@ LIVE = (
         "            if copy.point == point:\n",
         "            if copy.step == point.step:\n",
     ),
+    _in("live/sendable.py", "tests/threads/test_live_state.py")(
+        "numpy_is_plain",
+        "a NumPy number counts as one that can be sent",
+        "elif kind not in _PLAIN and",
+        "elif not isinstance(state, tuple(_PLAIN)) and",
+    ),
     _in("live/state.py", "tests/threads/test_live_state.py")(
         "a_history_for_each_recover",
         "recover alone makes a new history of a step that ranks have already",

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import datetime
+import enum
 import functools
 import random
+import re
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from inprocess import LiveState
 from inprocess.exception import LiveStateError, OptionError, StateLost
-from inprocess.live import patience, randoms, transfer, tree
+from inprocess.live import patience, randoms, sendable, transfer, tree
 from inprocess.live import state as live_state
 from inprocess.live.beside import Beside
 from inprocess.live.copies import Copies
@@ -684,6 +688,51 @@ def test_own_tensors_are_filled() -> None:
     target = tree.into(state, tree.take({"a": torch.ones(3), "b": torch.ones(4)}).tree)
     assert target.tree["a"] is state["a"]
     assert target.tree["b"].shape == (4,)
+
+
+class Kind(enum.Enum):
+    ONE = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"rates": [0.5, np.float64(0.1)]}, ("value.rates.1", "numpy.float64")),
+        ((datetime.timedelta(1),), ("value.0", "datetime.timedelta")),
+        (Kind.ONE, ("value", f"{__name__}.Kind")),
+        ({Kind.ONE: 1}, ("value", "dict with such keys")),
+        (threading.Lock(), ("value", "_thread.lock")),
+        ({"a": 1, 2: (None, True, 1j, b"x", torch.float32, torch.ones(2), torch.Size([1]))}, None),
+        (collections.Counter("aab"), None),
+    ],
+)
+def test_what_cannot_be_sent_is_found(value: Any, expected: tuple[str, str] | None) -> None:
+    found = [(tree.dotted(path), kind) for path, kind in sendable.faults({"fine": torch.ones(2), "value": value})]
+    assert found == ([expected] if expected else [])
+
+
+def test_a_part_that_cannot_be_sent_is_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once each: at the first `recover` or, where the first step puts it there, at the first commit. Where there is one
+    rank, it sends to nobody."""
+    model, optim = parts()
+    live = LiveState(model=model, optim=optim, part=Part(np.float64(1)))
+
+    def said() -> list[str]:
+        return re.findall(r"the part ('\w+') cannot be given to another rank: ('[\w.]+')", caplog.text)
+
+    live.recover()
+    assert not said()
+    monkeypatch.setattr(live_state, "gather", lambda wire, numbers: [list(numbers)] * 2)
+    for _ in range(2):
+        live.recover()
+        assert said() == [("'part'", "'value'")]
+    optim.param_groups[0]["lr"] = np.float64(0.1)
+    for step in (1, 2):
+        train(live, model, optim, step)
+        assert said() == [("'part'", "'value'"), ("'optim'", "'param_groups.0.lr'")]
+        live.recover()
 
 
 def test_code_does_not_travel() -> None:
