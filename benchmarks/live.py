@@ -27,6 +27,7 @@ from benchmarks import peers
 from benchmarks.job import free_port, here
 from inprocess import LiveState
 from inprocess.live.copies import Buffer
+from inprocess.live.plan import Point
 from inprocess.live.tree import take
 
 #: parameters of one layer: 16 MiB
@@ -124,7 +125,7 @@ def recover(model: Layers, rank: int) -> None:
     """Rank 0 has the state, rank 1 is new."""
     live = LiveState(model=model)
     if rank == 0:
-        live._now_at(1, live._present)
+        live._now_at(Point(1, 1), live._present)
     assert live.recover() == 1
     assert live.source == ("rank 0" if rank else "own memory")
 
@@ -169,7 +170,7 @@ def alone(model: Layers, rounds: int) -> dict[str, list[float]]:
     )
     optim = torch.optim.AdamW(small.parameters())
     live = LiveState(model=small, optim=optim, schedule=torch.optim.lr_scheduler.ConstantLR(optim))
-    live._now_at(0, live._present)
+    live._now_at(Point(1, 0), live._present)
     for step in range(1, 1001):
         begin = time.perf_counter()
         with live.commit(step):

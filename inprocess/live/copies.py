@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from inprocess.exception import LiveStateError
 from inprocess.live.beside import Beside
-from inprocess.live.plan import NOTHING, Copy, Shard
+from inprocess.live.plan import NOTHING, NOWHERE, Copy, Point, Shard
 from inprocess.live.transfer import Wire
 from inprocess.live.tree import Record, leaves, read
 from inprocess.system.logs import get_logger
@@ -31,9 +31,9 @@ class Buffer:
     """Room for one state, in one piece of host memory that is kept for the next one."""
 
     def __init__(self) -> None:
-        self.shard, self.step = Shard(), NOTHING
+        self.shard, self.step, self.history = Shard(), NOTHING, NOTHING
         #: what a copy that is under way will be, and what tells that it is there
-        self._under_way: tuple[Shard, int, Sequence[Any]] | None = None
+        self._under_way: tuple[Copy, Sequence[Any]] | None = None
         self.header = b""
         self.record = Record({}, [])
         self._data = torch.empty(0, dtype=torch.uint8)
@@ -41,6 +41,15 @@ class Buffer:
     @property
     def nbytes(self) -> int:
         return self._data.nbytes
+
+    @property
+    def held(self) -> Copy:
+        """What is here; its step is `NOTHING` where nothing is."""
+        return Copy(self.shard, self.step, self.history)
+
+    @property
+    def point(self) -> Point:
+        return self.held.point if self.step != NOTHING else NOWHERE
 
     def lay_out(self, tree: Any, header: bytes) -> Record:
         """Make room for a state, to be filled; what was here before is gone."""
@@ -57,26 +66,26 @@ class Buffer:
         self.record = Record(tree, views)
         return self.record
 
-    def holds(self, shard: Shard, step: int) -> None:
+    def holds(self, copy: Copy) -> None:
         """All of it is there."""
-        self.shard, self.step = shard, step
+        self.shard, self.step, self.history = copy.shard, copy.step, copy.history
 
-    def holds_after(self, events: Sequence[Any], shard: Shard, step: int) -> None:
+    def holds_after(self, events: Sequence[Any], copy: Copy) -> None:
         """All of it is there as soon as these have happened."""
-        self._under_way = shard, step, events
+        self._under_way = copy, events
 
     def settle(self) -> None:
         """Wait for a copy that is under way."""
         if (under_way := self._under_way) is None:
             return
-        shard, step, events = under_way
+        copy, events = under_way
         try:
             for event in events:
                 event.synchronize()
         except RuntimeError as error:  # the device is lost, and the copy with it
-            log.warning("the copy of step %d did not get to host memory: %s", step, error)
+            log.warning("the copy of step %d did not get to host memory: %s", copy.step, error)
         else:
-            self.holds(shard, step)
+            self.holds(copy)
         self._under_way = None
 
 
@@ -87,7 +96,7 @@ class Copies:
     def __init__(self) -> None:
         self.buffers = (Buffer(), Buffer())
         #: all ranks have this one, and none after it
-        self._spared = NOTHING
+        self._spared = NOWHERE
         #: beside the training, by device
         self._streams: dict[torch.device, Any] = {}
 
@@ -96,8 +105,8 @@ class Copies:
         return sum(buffer.nbytes for buffer in self.buffers)
 
     def next(self) -> Buffer:
-        spared, self._spared = self._spared, NOTHING
-        return min(self.buffers, key=lambda buffer: (buffer.step == spared != NOTHING, buffer.step))
+        spared, self._spared = self._spared, NOWHERE
+        return min(self.buffers, key=lambda buffer: (buffer.point == spared != NOWHERE, buffer.point))
 
     def settle(self) -> None:
         """Wait for a copy that is under way: what it is of is about to change."""
@@ -106,23 +115,23 @@ class Copies:
 
     def held(self) -> Iterator[Copy]:
         self.settle()
-        yield from (Copy(buffer.shard, buffer.step) for buffer in self.buffers if buffer.step != NOTHING)
+        yield from (buffer.held for buffer in self.buffers if buffer.step != NOTHING)
 
-    def drop_after(self, step: int, spared: int = NOTHING) -> None:
-        """What is newer is of a future that did not come to be; another rank may have it of the one that does.
+    def drop_after(self, point: Point, spared: Point = NOWHERE) -> None:
+        """What is newer, by its step or its history, is of a future that did not come to be.
 
         ``spared``: the newest of which all ranks have theirs. It is not the next to be overwritten: should that be
         interrupted as well, no step would be left.
         """
         self._spared = spared
         for buffer in self.buffers:
-            if buffer.step > step:
+            if not buffer.point.is_before(point):
                 buffer.step = NOTHING
 
-    def find(self, shard: Shard, step: int) -> Buffer | None:
-        return next((buffer for buffer in self.buffers if (buffer.shard, buffer.step) == (shard, step)), None)
+    def find(self, copy: Copy) -> Buffer | None:
+        return next((buffer for buffer in self.buffers if buffer.held == copy), None)
 
-    def take(self, record: Record, shard: Shard, step: int) -> Buffer:
+    def take(self, record: Record, copy: Copy) -> Buffer:
         """Copy a state that is in place. It must not change before `settle`."""
         self.settle()
         buffer = self.next()
@@ -138,7 +147,7 @@ class Copies:
                 with torch.cuda.stream(stream):
                     room.copy_(tensor, non_blocking=True)
                     tensor.record_stream(stream)  # should it be freed before
-        buffer.holds_after([stream.record_event() for stream in streams.values()], shard, step)
+        buffer.holds_after([stream.record_event() for stream in streams.values()], copy)
         if not streams:
             buffer.settle()
         return buffer
@@ -174,15 +183,14 @@ class Replicator:
     def _exchange(self, buffer: Buffer) -> None:
         try:
             buffer.settle()  # only then it is known which one it is
-            numbers = [buffer.shard.index, buffer.shard.count, buffer.step]
             wire = Wire(there(self._group))
-            sent = wire.post_numbers(numbers, self._to)
+            sent = wire.post_numbers(buffer.held.row(), self._to)
             sent += wire.post(buffer.record, buffer.header, self._to)
-            index, count, step = wire.receive_numbers(3, self._from)
+            copy = Copy.of(wire.receive_numbers(4, self._from))
             header = wire.receive_header(self._from)
             room = self._kept.next()
             wire.receive(room.lay_out(read(header), header), self._from, f"a copy of rank {self._from}")
-            room.holds(Shard(index, count), step)
+            room.holds(copy)
             for post in sent:
                 post.wait()
         except Exception as error:  # the iteration is over, as a rule: the copy before is there yet

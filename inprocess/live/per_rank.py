@@ -3,8 +3,8 @@
 What one was at a commit belongs to that rank of that many. A rank that goes on as the same one gets it back. One that
 was interrupted before its commit of the step that all go on with keeps what it has: it has done the work of that step,
 since the others needed its gradients. In a new process, with another rank or world size, at an earlier step, or where
-the others made steps without it while it was in reserve, nobody knows what it would be: the part stays as it is, and a
-warning says so. The program sets it, and what that was is known with the next commit.
+the others made steps without it while it was in reserve (its last one again, say), nobody knows what it would be: the
+part stays as it is, and a warning says so. The program sets it, and what that was is known with the next commit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RankParts:
         #: of parts that were replaced since the last commit: what they were then
         self._before: dict[str, Any] = {}
         self._kept: dict[str, Any] = {}
-        self._step = NOTHING
+        self._step, self._history = NOTHING, 0
         #: rank and number of ranks
         self._place = (-1, -1)
         #: the last iteration with this rank, and whether there were some without it since `_step`
@@ -68,11 +68,13 @@ class RankParts:
             self._parts[name] = part
         return {name: part for name, part in parts.items() if name not in self.names}
 
-    def recover(self, step: int, place: tuple[int, int]) -> None:
-        """All go on with this step, and this is that rank of so many. Raises OptionError for a name without a part."""
+    def recover(self, step: int, place: tuple[int, int], history: int = 0) -> None:
+        """All go on with this step of that history, and this is that rank of so many. Raises OptionError for a name
+        without a part."""
         if missing := [name for name in self.names if name not in self._parts]:
             raise OptionError(f"per_rank={missing[0]!r} is no part: give it to LiveState() or to recover()")
-        lost = self._step == NOTHING or step < self._step or (self._was_away and step > self._step)
+        lost = self._step == NOTHING or step < self._step
+        lost |= self._was_away and (step, history) != (self._step, self._history)
         unknown = step > 0 and (place != self._place or lost)
         if unknown and self._parts:
             log.warning(
@@ -87,11 +89,11 @@ class RankParts:
             for name, state in self._before.items():
                 self._parts[name].load_state_dict(state)
         self._place = place
-        self.at(NOTHING if unknown else step)
+        self.at(NOTHING if unknown else step, history)
 
-    def at(self, step: int) -> None:
-        """They are those of this step; `NOTHING`: of none."""
+    def at(self, step: int, history: int = 0) -> None:
+        """They are those of this step of that history; `NOTHING`: of none."""
         self._kept = {name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()}
-        self._step = step
+        self._step, self._history = step, history
         self._was_away = False
         self._before.clear()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from inprocess.exception import LiveStateError, OptionError
-from inprocess.live.plan import NOTHING, Shard
+from inprocess.live.plan import NOTHING, Copy, Point, Shard
 from inprocess.live.transfer import checksum, digest, flat
 from inprocess.live.tree import Record, Stateful, into, is_sharded, leaves, local, shard_of, take
 
@@ -29,6 +29,8 @@ class LiveParts:
         self.shard = Shard()
         #: NOTHING: torn, or not known
         self.step = NOTHING
+        #: in which it was made; see `plan`
+        self.history = 0
         #: whether they come of a training: a commit has begun, or they were received or loaded
         self.began = False
         modules = {name: part for name, part in self.parts.items() if isinstance(part, torch.nn.Module)}
@@ -48,10 +50,15 @@ class LiveParts:
         self._options: dict[str, list[dict[str, Any]]] = {}
         self._states: dict[str, Any] = {}
         #: of the last two commits: which step, and the other parts
-        self._last: list[tuple[int, dict[str, Any]]] = []
+        self._last: list[tuple[Point, dict[str, Any]]] = []
 
-    def at(self, step: int) -> None:
-        """They are those of this step."""
+    @property
+    def held(self) -> Copy:
+        """Which state it is."""
+        return Copy(self.shard, self.step, self.history)
+
+    def at(self, step: int, history: int) -> None:
+        """They are those of this step of that history."""
         with torch.no_grad():
             for name, modules in self._with_buffers.items():
                 kept = self._buffers[name]
@@ -63,9 +70,10 @@ class LiveParts:
                         kept[key] = buffer.detach().clone()
         self._options = {name: _options(part) for name, part in self._optimizers.items()}
         self._states = {name: copy.deepcopy(part.state_dict()) for name, part in self._others.items()}
-        self._last = [*[each for each in self._last if each[0] != step][-1:], (step, self._states)]
+        point = Point(history, step)
+        self._last = [*[each for each in self._last if each[0] != point][-1:], (point, self._states)]
         self._version, self._sums = self._versions(), None
-        self.step = step
+        self.step, self.history = step, history
 
     def recovered(self) -> None:
         """What is written now and changes no value, as by DistributedDataParallel(model), does not count.
@@ -148,13 +156,14 @@ class LiveParts:
         return self._others.keys()
 
     def digests(self) -> list[int]:
-        """A step and a digest of the small parts then, for the last two commits; `NOTHING` where there is none."""
-        found = [number for step, states in self._last for number in (step, digest(states))]
-        return [*found, *[NOTHING, 0] * (2 - len(self._last))]
+        """History, step and a digest of the small parts then, for the last two commits; a step of `NOTHING` where there
+        is none."""
+        found = [number for point, states in self._last for number in (*point, digest(states))]
+        return [*found, *[0, NOTHING, 0] * (2 - len(self._last))]
 
-    def digest(self, name: str, step: int) -> int:
+    def digest(self, name: str, point: Point) -> int:
         """Of one of them; 0: not known."""
-        return next((digest(states[name]) for at, states in reversed(self._last) if at == step and name in states), 0)
+        return next((digest(states[name]) for at, states in reversed(self._last) if at == point and name in states), 0)
 
     def is_large(self, name: str) -> bool:
         """A module or an optimizer; other parts are small."""

@@ -17,7 +17,7 @@ from inprocess.live.beside import Beside
 from inprocess.live.copies import Copies, Replicator
 from inprocess.live.every import Schedule
 from inprocess.live.patience import TIDY, all_do, all_ready, in_words, join_with_progress
-from inprocess.live.plan import NOTHING, Copy, Holdings, Plan, Shard
+from inprocess.live.plan import NOWHERE, Copy, Holdings, Plan, Point, Shard
 from inprocess.live.present import LiveParts
 from inprocess.live.transfer import Wire, gather
 from inprocess.system.interpreter import SLICE
@@ -103,10 +103,10 @@ class Saving:
         """The copies that there are, this rank's and those it keeps for another one."""
         return (*self.copies.held(), *self.kept.held())
 
-    def drop_after(self, step: int, spared: int = NOTHING) -> None:
+    def drop_after(self, point: Point, spared: Point = NOWHERE) -> None:
         """Forget those of a future that has not come to be; see `Copies.drop_after`."""
         for copies in (self.copies, self.kept):
-            copies.drop_after(step, spared)
+            copies.drop_after(point, spared)
 
     # --- after a restart ------------------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class Saving:
         if self.is_first:
             self.is_first = False
             if not present.is_changed():
-                self.copies.take(present.record(), present.shard, present.step)
+                self.copies.take(present.record(), present.held)
         self.copies.settle()
 
     def keep(self, present: LiveParts) -> None:
@@ -198,7 +198,7 @@ class Saving:
     def _copy(self, present: LiveParts) -> None:
         if self._replicator is not None and not self._is_free(self._replicator.sender, present.step, "copy", "sent"):
             return
-        buffer = self.copies.take(present.record(), present.shard, present.step)
+        buffer = self.copies.take(present.record(), present.held)
         if self._replicator is not None:
             with self._around.atomic():
                 self._replicator.begin(buffer)

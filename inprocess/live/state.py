@@ -7,6 +7,7 @@ import datetime
 import functools
 import logging
 import os
+import secrets
 import weakref
 from collections.abc import Collection, Sequence
 from types import TracebackType
@@ -22,9 +23,26 @@ from inprocess.live.copies import Buffer
 from inprocess.live.every import Schedule
 from inprocess.live.last import LastCheckpoint
 from inprocess.live.per_rank import RankParts
-from inprocess.live.plan import NOTHING, Holdings, Plan, Shard, Source, Where, differing, newest, plan, whole_copies
+from inprocess.live.plan import (
+    DRAWN_BITS,
+    NOTHING,
+    NOWHERE,
+    Copy,
+    Holdings,
+    Plan,
+    Point,
+    Shard,
+    Source,
+    Where,
+    differing,
+    newest,
+    next_history,
+    plan,
+    whole_copies,
+)
 from inprocess.live.present import LiveParts
 from inprocess.live.saving import Around, Saving, checkpoints
+from inprocess.live.sendable import SendableCheck
 from inprocess.live.transfer import Wire, gather
 from inprocess.live.tree import Record, Stateful, read
 from inprocess.system.logs import get_logger
@@ -121,9 +139,12 @@ class LiveState:
         )
         #: that of the last `recover`
         self._iteration = -1
+        #: of the steps that are made from now on; see `plan`
+        self._history = 0
         self._source = ""
         self._is_introduced = False
         self._last = LastCheckpoint()
+        self._sendable = SendableCheck()
         keepers.add(self)
 
     @property
@@ -194,36 +215,40 @@ class LiveState:
         wire = self._wire(call, group) if dist.is_initialized() else None
         saving.end_sending(wire)
         around.rank = dist.get_rank(group) if wire is not None else 0
-        have = Holdings(present.shard, step, saving.held(), present.began, had)
+        restarts = max(1, iteration - self._iteration)  # the iterations of another call begin at 0 again
+        proposal = next_history(self._history, restarts, secrets.randbits(DRAWN_BITS))
+        have = Holdings(present.shard, step, saving.held(), present.began, had, before.history, proposal)
         haves, found, is_newer_there = self._agree(wire, have, before, present, iteration)
         self._introduce()
         saving.begin_groups(group)
         saving.begin_saving(haves, shard)
         loaded = saving.load(found, wire, present, before) if is_newer_there else None
         if loaded is not None:
-            now, self._source = loaded
+            step, self._source = loaded
+            now = Point(self._history, step)
         elif found is not None:
-            now = found.step
+            now = found.point
             self._carry_out(found, haves, wire, mine, before, present)
         else:
-            now = 0
+            now = Point(self._history, 0)
             self._begin(haves)
         saving.drop_after(now, whole_copies(haves, now))
         if saving.disk is not None:
-            saving.disk.newest = min(saving.disk.newest, now)  # what is newer is of such a future, too
+            saving.disk.newest = min(saving.disk.newest, now.step)  # what is newer is of such a future, too
         present.clear()
-        self._own.recover(now, (around.rank, len(haves)))
+        self._own.recover(now.step, (around.rank, len(haves)), now.history)
         self._now_at(now, present)
         present.recovered()
         present.began |= self._source != "nowhere"
         around.group = weakref.ref(group) if group is not None else None
         for every in (saving.copy_every, saving.save_every):
-            every.begin(now)
-        saving.is_first = bool(saving.copy_every) and not now
+            every.begin(now.step)
+        saving.is_first = bool(saving.copy_every) and not now.step
         self._last = LastCheckpoint()
         if call is not None:
             Controls(call).last.wanted = saving.disk is not None and bool(saving.save_every)
         self._say(newest(haves))
+        self._sendable.recovered(present, around.rank, len(haves))
         emit("recovered", step=present.step, source=self._source)
         return present.step
 
@@ -237,7 +262,7 @@ class LiveState:
         """
         present, saving = self._present, self._saving
         step = NOTHING if present.is_changed() else present.step
-        have = Holdings(present.shard, step, saving.held(), present.began)
+        have = Holdings(present.shard, step, saving.held(), present.began, history=present.history)
         rows = gather(Wire(group) if dist.is_initialized() else None, have.row())
         found = plan([Holdings.of(row) for row in rows])
         return found.step if found is not None else None
@@ -248,15 +273,15 @@ class LiveState:
         On all ranks, before `recover`, which else raises StateLost where no rank has a whole state any more.
         """
         self._present = LiveParts(self._present.parts)
-        self._saving.drop_after(NOTHING)
+        self._saving.drop_after(NOWHERE)
 
     def refresh(self) -> None:
         """Keep what has changed beside the parameters since the last commit: the step is the same, and what was due
         after it is done. Nothing where parameters have changed, too."""
         with self._around.atomic():
             if self.step != NOTHING and not self._present.is_changed():
-                self._own.at(self.step)
-                self._present.at(self.step)
+                self._own.at(self.step, self._present.history)
+                self._present.at(self.step, self._present.history)
 
     def reseed(self, step: int) -> None:
         """Random numbers as after ``commit(step)``; for a program that has drawn some to get back to that step."""
@@ -301,6 +326,7 @@ class LiveState:
         more = [saved, int(was_there), len(names), *before.digests()]
         rows = gather(wire, [*have.row(), *more])
         haves = [Holdings.of(row) for row in rows]
+        self._history = max(each.proposal for each in haves)
         told = [row[-len(more) :] for row in rows]
         if all(row[2] == len(names) for row in told):  # else whoever receives parts of other names says so
             self._compare(wire, differing([each.in_place for each in haves], [row[3:] for row in told]), names, before)
@@ -308,17 +334,17 @@ class LiveState:
         newest_saved, anybody = (max(row[at] for row in told) for at in (0, 1))
         return haves, found, found is None or newest_saved > found.step or not anybody
 
-    def _compare(self, wire: Wire | None, step: int | None, names: Sequence[str], before: LiveParts) -> None:
+    def _compare(self, wire: Wire | None, point: Point | None, names: Sequence[str], before: LiveParts) -> None:
         """Say which parts are not the same on all ranks at that step: one of them may get another one's."""
-        if step is None:
+        if point is None:
             return
-        there = gather(wire, [before.digest(name, step) for name in names])
+        there = gather(wire, [before.digest(name, point) for name in names])
         for name, column in zip(names, zip(*there, strict=True), strict=True):
             if len({digest for digest in column if digest}) > 1 and not self._around.rank:
                 log.error(
                     "the part %r is not the same on all ranks at step %d, and a rank that needs a state gets that of "
                     "another one. Where each rank has its own, say LiveState(per_rank=(%r,))",
-                    *(name, step, name),
+                    *(name, point.step, name),
                 )
 
     def _carry_out(
@@ -348,7 +374,7 @@ class LiveState:
             present.fill(mine)
         elif source.rank == rank:
             self._source = "own copy"
-            present.fill(self._find(present.shard, found.step).record)
+            present.fill(self._find(present.shard, found).record)
 
     def _say(self, newest: int) -> None:
         if self._source == "nowhere":
@@ -378,7 +404,7 @@ class LiveState:
         if mine is not None and found.sources[receiver].where is Where.LIVE:
             wire.send(mine, mine.header(), receiver)
         else:
-            buffer = self._find(shard, found.step)
+            buffer = self._find(shard, found)
             wire.send(buffer.record, buffer.header, receiver)
 
     def _receive(self, wire: Wire, present: LiveParts, source: Source, step: int) -> None:
@@ -387,16 +413,16 @@ class LiveState:
         wire.receive(room, source.rank, f"the state of step {step} from {self._source}")
         present.load(room)
 
-    def _find(self, shard: Shard, step: int) -> Buffer:
-        found = self._saving.copies.find(shard, step) or self._saving.kept.find(shard, step)
+    def _find(self, shard: Shard, plan: Plan) -> Buffer:
+        copy = Copy(shard, plan.step, plan.history)
+        found = self._saving.copies.find(copy) or self._saving.kept.find(copy)
         if found is None:
-            raise InternalError(f"there is no copy of {shard} at step {step}, which this rank said it had")
+            raise InternalError(f"there is no {copy}, which this rank said it had")
         return found
 
-    def _now_at(self, step: int, present: LiveParts) -> None:
-        if self._seed is not None:
-            randoms.seed(self._seed, step, self._around.rank)
-        present.at(step)
+    def _now_at(self, point: Point, present: LiveParts) -> None:
+        self.reseed(point.step)
+        present.at(point.step, point.history)
         self._present = present
 
     # --- at each step ---------------------------------------------------------------------------------------------
@@ -414,7 +440,7 @@ class LiveState:
             raise LiveStateError(f"commit({step}): recover() has not been called, or an earlier commit failed")
         if step < self.step:
             raise OptionError(f"commit({step}): the state is at step {self.step} already")
-        return _Commit(self, step)
+        return _Commit(self, Point(self._history if step > self.step else self._present.history, step))
 
     def wait(self, timeout: float = 600.0) -> None:
         """Until the last copy is sent, and the last checkpoint written. Before the process group is destroyed, where
@@ -428,6 +454,7 @@ class LiveState:
     def _keep(self) -> None:
         """A commit has ended."""
         saving, call = self._saving, self._around.call() if self._around.call is not None else None
+        self._sendable.committed(self._present, self._around.rank)
         saving.keep(self._present)
         if call is not None and Controls(call).last.wanted:
             self._last.committed(call, functools.partial(saving.save_last, self._present), self._around.shown)
@@ -436,10 +463,10 @@ class LiveState:
 class _Commit:
     """See `LiveState.commit`."""
 
-    __slots__ = ("_atomic", "_live", "_step")
+    __slots__ = ("_atomic", "_live", "_point")
 
-    def __init__(self, live: LiveState, step: int) -> None:
-        self._live, self._step = live, step
+    def __init__(self, live: LiveState, point: Point) -> None:
+        self._live, self._point = live, point
         self._atomic = live._around.atomic()
 
     def __enter__(self) -> None:
@@ -452,8 +479,8 @@ class _Commit:
     ) -> None:
         try:
             if kind is None:
-                self._live._own.at(self._step)
-                self._live._now_at(self._step, self._live._present)
+                self._live._own.at(self._point.step, self._point.history)
+                self._live._now_at(self._point, self._live._present)
         finally:
             self._atomic.__exit__(kind, error, trace)
         if kind is None:

@@ -1704,26 +1704,44 @@ stuck = _in("live/patience.py", "tests/threads/test_stuck_disk.py")
 loader = _in("live/loader.py", "tests/threads/test_kept_loader.py")
 crew = _in("live/workers.py", "tests/threads/test_kept_loader.py")
 LIVE = (
-    plan("the_oldest_step", "all go on at the oldest step", "sorted(steps, reverse=True)", "sorted(steps)"),
+    plan("the_oldest_step", "all go on at the oldest step", "sorted(points, reverse=True)", "sorted(points)"),
+    _in("live/plan.py", "tests/unit/test_live_plan.py", "tests/sim/test_found.py")(
+        "steps_of_two_histories",
+        "states of one step are the same, whatever their histories are",
+        "            if copy.point == point:\n",
+        "            if copy.step == point.step:\n",
+    ),
+    _in("live/sendable.py", "tests/threads/test_live_state.py")(
+        "numpy_is_plain",
+        "a NumPy number counts as one that can be sent",
+        "elif kind not in _PLAIN and",
+        "elif not isinstance(state, tuple(_PLAIN)) and",
+    ),
+    _in("live/state.py", "tests/threads/test_live_state.py")(
+        "a_history_for_each_recover",
+        "recover alone makes a new history of a step that ranks have already",
+        "            now = found.point\n",
+        "            now = Point(self._history, found.step)\n",
+    ),
     plan("some_shards", "all go on where one shard is there", "if all(holders", "if any(holders"),
     spread("one_sends_all", "the first rank sends to everybody", "(sends[source.rank], source.rank)", "source.rank"),
-    copies(
+    _in("live/copies.py", "tests/threads/test_live_state.py")(
         "another_future",
         "copies of a future that did not come to be are kept",
-        "if buffer.step > step:",
+        "if not buffer.point.is_before(point):",
         "if False:",
     ),
     spread(
         "some_copies_are_whole",
         "copies count as whole where one rank has its own",
-        "if all(Copy(have.shard, each) in there for have in haves)",
-        "if any(Copy(have.shard, each) in there for have in haves)",
+        "if all(Copy(have.shard, each.step, each.history) in there for have in haves)",
+        "if any(Copy(have.shard, each.step, each.history) in there for have in haves)",
     ),
     _in("live/copies.py", "tests/threads/test_live_state.py")(
         "last_whole_copies_overwritten",
         "the last copies that all ranks have are overwritten first",
-        "(buffer.step == spared != NOTHING, buffer.step)",
-        "buffer.step",
+        "(buffer.point == spared != NOWHERE, buffer.point)",
+        "buffer.point",
     ),
     copies("newest_overwritten", "the newer copy is overwritten", "return min(self.buffers", "return max(self.buffers"),
     disk("no_checksums", "what was written is not compared", "if _sums(stream) != kept[file]:", "if False:"),

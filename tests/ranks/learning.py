@@ -81,7 +81,7 @@ def gradients(model: torch.nn.Module, position: Position) -> None:
     (model(torch.randn(5, 8)) * position.drawn).square().mean().backward()
 
 
-def run_replicated(context: Context) -> Any:
+def run_replicated(context: Context, **options: Any) -> Any:
     """All ranks have everything, in objects that outlive iterations. Returns step, digest, position, sources."""
     torch.manual_seed(context.rank)  # the first weights differ: rank 0's count
     model, position = network(), Position()
@@ -113,7 +113,7 @@ def run_replicated(context: Context) -> Any:
         dist.destroy_process_group()
         return [live.step, digest([*model.parameters(), *model.buffers()]), position.drawn, sources]
 
-    return _wrapped(context, learn)()
+    return _wrapped(context, learn, **options)()
 
 
 def run_ddp(context: Context) -> Any:
@@ -237,6 +237,19 @@ def rotate(ctx: Any) -> Any:
     ctx = ShiftRanks()(ctx)
     ctx.state.rank = (before + 1) % ctx.state.world_size
     return ctx
+
+
+def one_waits(ctx: Any) -> Any:
+    """A rank assignment: after the first restart the last rank is in reserve, after the second one it is not."""
+    from inprocess import Compose
+    from inprocess.rank_assignment import MaxActiveWorldSize, ShiftRanks
+
+    most = ctx.state.world_size - (ctx.state.iteration == 1)
+    return Compose(MaxActiveWorldSize(most), ShiftRanks())(ctx)
+
+
+def run_replicated_with_a_reserve(context: Context) -> Any:
+    return run_replicated(context, rank_assignment=one_waits)
 
 
 def run_sharded_rotating(context: Context) -> Any:

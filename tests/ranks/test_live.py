@@ -63,6 +63,22 @@ def test_replicated_torn(launch, calm):
     assert ranks[1].value[3][1].startswith("rank ")
 
 
+def test_a_rank_comes_back_from_reserve_with_a_step_that_the_others_did_again(launch):
+    """Rank 2 alone finishes step 1, and waits while the others do it again, as two: it has another step 2 than they."""
+    faults = {
+        At(2, 0, step="after 1"): Hang(),
+        At(1, 0, step="summed 1"): Hang(),
+        At(0, 0, step="summed 1"): Raise(when=When("fault", 2)),
+        At(1, 1, step="summed 2"): Hang(),
+        At(0, 1, step="summed 2"): Raise(),
+    }
+    ranks = launch(learning.run_replicated_with_a_reserve, 3, faults=faults).wait()
+    assert len({tuple(rank.value[:3]) for rank in ranks}) == 1
+    assert ranks[2].value[3][-1].startswith("rank ")
+    assert [ranks[rank].value[3][-1] for rank in (0, 1)] == ["own memory"] * 2
+    assert not any("is not the same on all ranks" in rank.log for rank in ranks)
+
+
 def test_replicated_two_die_in_turn(launch, calm):
     faults = {At(1, step="before 2"): Kill(), **{At(2, i, step="before 4"): Kill() for i in range(1, 5)}}
     ranks = result_of(launch, calm, learning.run_replicated, faults=faults, respawn=2)

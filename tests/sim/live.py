@@ -12,7 +12,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from inprocess.live.copies import Buffer, Copies
-from inprocess.live.plan import NOTHING, Holdings, Shard, Source, Where, newest, plan, whole_copies
+from inprocess.live.plan import (
+    NOTHING,
+    Copy,
+    Holdings,
+    Point,
+    Shard,
+    Source,
+    Where,
+    newest,
+    next_history,
+    plan,
+    whole_copies,
+)
 from tests.sim.engine import Broken, Work
 
 if TYPE_CHECKING:
@@ -50,7 +62,7 @@ class Group:
     #: rank -> where it went on
     began: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     #: (receiver of a copy, step) -> shard and history
-    copies: dict[tuple[int, int], tuple[Shard, tuple[int, ...]]] = field(default_factory=dict)
+    copies: dict[tuple[int, int], tuple[Copy, tuple[int, ...]]] = field(default_factory=dict)
 
 
 @dataclass
@@ -61,6 +73,9 @@ class Record:
     histories: int = 0
     #: the last group in which a step was begun
     last: Group | None = None
+    #: numbers that were drawn; and how often ranks met that have the same step of two histories
+    drawn: int = 0
+    met: int = 0
 
 
 class Live:
@@ -69,6 +84,8 @@ class Live:
     def __init__(self, training: Training, record: Record, sharded: bool) -> None:
         self._training, self._record, self._sharded = training, record, sharded
         self.shard, self.step, self.history = ONE, NOTHING, (0,)
+        #: the numbers that the library has for histories: of what is in place, and of the steps that are made now
+        self.number, self._next, self._iteration = 0, 0, -1
         self.copies, self.kept = Copies(), Copies()
         #: buffer -> the history of what is in it
         self._within: dict[Buffer, tuple[int, ...]] = {}
@@ -84,13 +101,22 @@ class Live:
         """The function. Raises Left, RaisedInside."""
         size = self._training.placed.active_world_size
         self._group = self._record.groups.setdefault(self._training.moment, Group(size))
-        yield from self._recover(Shard(self._rank, size) if self._sharded else ONE)
+        yield from self._recover(self._needs(size))
         while self.step < STEPS:
             yield from self._pass(seconds * self._training.engine.rng.random() / STEPS)
             history = yield from self._reduce(self.step + 1)
+            if apart := self._training.world.scenario.apart:
+                yield from self._pass(apart * self._training.engine.rng.random())
             yield from self._commit(history)
             if self.step % COPY_EVERY == 0:
                 yield from self._copy()
+
+    def _needs(self, size: int) -> Shard:
+        """Hybrid: of two shards, every other rank has the same one."""
+        if not self._sharded:
+            return ONE
+        count = 2 if self._training.world.scenario.live == "hybrid" and size > 1 else size
+        return Shard(self._rank % count, count)
 
     def hang(self) -> Generator[Any, Any, None]:
         yield from self._pass(math.inf)
@@ -101,13 +127,18 @@ class Live:
         group, rank = self._group, self._rank
         copies = (*self.copies.held(), *self.kept.held())
         group.processes[rank] = self._training.name
-        group.haves[rank] = Holdings(shard, self.step, copies, self.step != NOTHING, self.shard)
+        iteration, self._record.drawn = self._training.membership.iteration, self._record.drawn + 1
+        proposal = next_history(self._next, max(1, iteration - self._iteration), self._record.drawn)
+        group.haves[rank] = Holdings(shard, self.step, copies, self.step != NOTHING, self.shard, self.number, proposal)
         yield from self._until(lambda: len(group.haves) == group.size)
         haves = [group.haves[number] for number in range(group.size)]
+        self._iteration, self._next = iteration, max(have.proposal for have in haves)
+        steps = {(have.step, have.history) for have in haves if have.step != NOTHING}
+        self._record.met += len({step for step, _ in steps}) < len(steps)
         found = plan(haves)
-        step, history = 0, (0,)
+        now, history = Point(self._next, 0), (0,)
         if found is not None:
-            step, source = found.step, found.sources[rank]
+            now, source = found.point, found.sources[rank]
             mine = self.history, self.shard
             if not self._sharded and source != Source(rank, Where.LIVE):
                 self.step = NOTHING  # until all of it is there
@@ -115,7 +146,7 @@ class Live:
                 if pair[0] == rank:
                     asked = haves[pair[1]].shard
                     live = found.sources[pair[1]].where is Where.LIVE and asked == mine[1]
-                    group.sent[pair] = mine[0] if live else self._within[self._find(asked, step)]
+                    group.sent[pair] = mine[0] if live else self._within[self._find(asked, now)]
                     yield from self._until(lambda pair=pair: pair in group.taken)
                 elif pair[1] == rank:
                     yield from self._until(lambda pair=pair: pair in group.sent)
@@ -125,16 +156,17 @@ class Live:
             if source == Source(rank, Where.LIVE):
                 history = self.history
             elif source.rank == rank:
-                history = self._within[self._find(shard, step)]
-        self._check(haves, step, history)
+                history = self._within[self._find(shard, now)]
+        self._check(haves, now.step, history)
         for copies_of in (self.copies, self.kept):
-            copies_of.drop_after(step, whole_copies(haves, step))
-        self.shard, self.step, self.history = shard, step, history
+            copies_of.drop_after(now, whole_copies(haves, now))
+        self.shard, self.step, self.history, self.number = shard, now.step, history, now.history
 
-    def _find(self, shard: Shard, step: int) -> Buffer:
-        found = self.copies.find(shard, step) or self.kept.find(shard, step)
+    def _find(self, shard: Shard, point: Point) -> Buffer:
+        copy = Copy(shard, point.step, point.history)
+        found = self.copies.find(copy) or self.kept.find(copy)
         if found is None:
-            raise Broken(f"{self._training.name} has no copy of {shard} at step {step}, which it said it had")
+            raise Broken(f"{self._training.name} has no {copy}, which it said it had")
         return found
 
     def _check(self, haves: list[Holdings], step: int, history: tuple[int, ...]) -> None:
@@ -173,7 +205,7 @@ class Live:
 
         def done() -> None:
             if not raises:
-                self.step, self.history = self._torn + 1, history
+                self.step, self.history, self.number = self._torn + 1, history, self._next
 
         if (yield from self._training._commit(tear, done)):
             raise Left
@@ -182,19 +214,20 @@ class Live:
 
     def _copy(self) -> Generator[Any, Any, None]:
         """A restart may begin in the middle: the buffer holds nothing then."""
-        yield from self._fill(self.copies.next(), self.shard, self.step, self.history)
+        mine = Copy(self.shard, self.step, self.number)
+        yield from self._fill(self.copies.next(), mine, self.history)
         group, to = self._group, (self._rank + 1) % self._group.size
         if self._sharded and group.size > 1:
-            group.copies[to, self.step] = self.shard, self.history
-            mine = self._rank, self.step
-            yield from self._until(lambda: mine in group.copies)
-            yield from self._fill(self.kept.next(), group.copies[mine][0], self.step, group.copies[mine][1])
+            group.copies[to, self.step] = mine, self.history
+            here = self._rank, self.step
+            yield from self._until(lambda: here in group.copies)
+            yield from self._fill(self.kept.next(), *group.copies[here])
 
-    def _fill(self, buffer: Buffer, shard: Shard, step: int, history: tuple[int, ...]) -> Generator[Any, Any, None]:
+    def _fill(self, buffer: Buffer, copy: Copy, history: tuple[int, ...]) -> Generator[Any, Any, None]:
         buffer.step = NOTHING
         yield from self._pass(0.02 * self._training.engine.rng.random())
         self._within[buffer] = history
-        buffer.holds(shard, step)
+        buffer.holds(copy)
 
     # --- time -----------------------------------------------------------------------------------------------------
 

@@ -162,8 +162,10 @@ class Scenario:
     standbys: int = 0
     #: how long ranks wait for replacements where no active rank is left (seconds); 0: not at all
     patience: float = 0.0
-    #: the function trains with a LiveState: "replicated" or "sharded"; "" it does not
+    #: the function trains with a LiveState: "replicated", "sharded" or "hybrid" (two shards); "" it does not
     live: str = ""
+    #: how long a rank may take from the gradients of all to its commit (seconds): so long it is a step behind
+    apart: float = 0.0
 
 
 def random_scenario(seed: int, members: int = 4, faults: int = 3) -> Scenario:
@@ -205,8 +207,14 @@ def random_scenario(seed: int, members: int = 4, faults: int = 3) -> Scenario:
         join=joins.choice(("now", "now", "next_restart")),
         standbys=standbys,
         patience=random.Random(f"patience {seed}").choice((0.0, 0.0, 20.0)),
-        live=random.Random(f"live {seed}").choice((*[""] * 6, "replicated", "sharded")),
+        live=_random_live(seed),
+        apart=random.Random(f"apart {seed}").choice((0.0, 0.0, 0.0, longest / 6)),
     )
+
+
+def _random_live(seed: int) -> str:
+    live = random.Random(f"live {seed}").choice((*[""] * 6, "replicated", "sharded"))
+    return "hybrid" if live == "sharded" and random.Random(f"hybrid {seed}").random() < 0.5 else live
 
 
 def _random_again(rng: random.Random, members: int) -> Again:

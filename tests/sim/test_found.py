@@ -135,6 +135,19 @@ def test_so_far_behind_that_the_verdicts_are_deleted(
     assert [training.result for training in world.training] == ["returned", result, "returned", "returned"]
 
 
+@pytest.mark.parametrize("live", ["replicated", "hybrid"])
+def test_a_rank_comes_back_from_reserve_with_a_step_that_the_others_did_again(live: str) -> None:
+    """An odd number of ranks is left, so one waits until the replacement comes. Its last step may be of the history
+    that was given up: ranks that matched steps alone continued with two histories (I8)."""
+    met = 0
+    for seed in range(60):
+        fault = Kill(3, "training", time=0.5 + 0.05 * seed)
+        met += sim.run(
+            Scenario(seed, 4, (fault,), assignment="even", longest=6.0, respawn=3.0, live=live, apart=1.0)
+        ).live.met
+    assert met
+
+
 def test_no_active_rank_is_left_until_a_replacement_comes() -> None:
     """Four ranks, active in fours: the three that are left wait, and all four go on."""
     for seed in range(20):

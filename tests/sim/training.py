@@ -62,7 +62,7 @@ class Training(Process):
             self.entry = JoinMode.GROW
         self._begin()
         live = world.scenario.live
-        self.live = Live(self, world.live, live == "sharded") if live else None
+        self.live = Live(self, world.live, live != "replicated") if live else None
         #: where its main thread was at a soft timeout
         self.spot: Spot | None = None
         #: since when no active rank is left

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import datetime
+import enum
 import functools
 import random
+import re
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from inprocess import LiveState
 from inprocess.exception import LiveStateError, OptionError, StateLost
-from inprocess.live import patience, randoms, transfer, tree
+from inprocess.live import patience, randoms, sendable, transfer, tree
 from inprocess.live import state as live_state
 from inprocess.live.beside import Beside
 from inprocess.live.copies import Copies
 from inprocess.live.every import Schedule
 from inprocess.live.per_rank import RankParts
-from inprocess.live.plan import NOTHING, Shard
+from inprocess.live.plan import DRAWN_BITS, NOTHING, Copy, Point, Shard
 from inprocess.system import clock
 from inprocess.system.progress import EVERY_S
 
@@ -49,6 +53,9 @@ class Part:
 
 class Faulty(Exception):
     pass
+
+
+ONE = Shard()
 
 
 def parts() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -82,8 +89,8 @@ def test_copies_of_a_future_that_did_not_come_to_be_are_dropped() -> None:
     """Another rank may have one of the same step, of what was done again."""
     copies = Copies()
     for step in (4, 6):
-        copies.take(tree.take({"x": torch.zeros(2)}), Shard(), step)
-    copies.drop_after(4)
+        copies.take(tree.take({"x": torch.zeros(2)}), Copy(ONE, step))
+    copies.drop_after(Point(0, 4))
     assert [copy.step for copy in copies.held()] == [4]
     assert copies.next().step == NOTHING
 
@@ -92,11 +99,24 @@ def test_the_copies_that_all_ranks_have_are_not_the_next_to_be_overwritten() -> 
     """Once: then there are newer ones."""
     copies = Copies()
     for step in (2, 4):
-        copies.take(tree.take({"x": torch.zeros(2)}), Shard(), step)
-    copies.drop_after(4, spared=2)
+        copies.take(tree.take({"x": torch.zeros(2)}), Copy(ONE, step))
+    copies.drop_after(Point(0, 4), spared=Point(0, 2))
     for step in (6, 8):
-        copies.take(tree.take({"x": torch.zeros(2)}), Shard(), step)
+        copies.take(tree.take({"x": torch.zeros(2)}), Copy(ONE, step))
         assert sorted(copy.step for copy in copies.held()) == [{6: 2, 8: 6}[step], step]
+
+
+def test_copies_of_another_history_are_overwritten_first_and_dropped_when_newer() -> None:
+    """Whatever their step is: a rank that was in reserve has gone further in a history that did not come to be."""
+    copies = Copies()
+    for point in (Point(1, 6), Point(2, 4)):
+        copies.take(tree.take({"x": torch.zeros(2)}), Copy(ONE, point.step, point.history))
+    assert copies.next().point == Point(1, 6)
+    assert copies.find(Copy(ONE, 4, 1)) is None
+    copies.drop_after(Point(2, 4))
+    assert [copy.point for copy in copies.held()] == [Point(2, 4)]
+    copies.drop_after(Point(1, 4))
+    assert not list(copies.held())
 
 
 class Event:
@@ -114,7 +134,7 @@ class Event:
 @pytest.mark.parametrize("error", [False, True])
 def test_a_copy_that_is_under_way_counts_when_it_is_there(error: bool) -> None:
     copies, event = Copies(), Event(error)
-    copies.buffers[0].holds_after([event], Shard(), 4)
+    copies.buffers[0].holds_after([event], Copy(ONE, 4))
     assert copies.buffers[0].step == NOTHING
     assert [copy.step for copy in copies.held()] == ([] if error else [4])
     copies.settle()
@@ -290,6 +310,34 @@ def test_forgotten() -> None:
     live.forget()
     assert live.peek() is None
     assert (live.recover(), live.source) == (0, "nowhere")
+
+
+def test_a_history_begins_with_the_first_new_step_after_recover() -> None:
+    """Until then the state is that of the ones that were not there, or were cut off in the same `recover`."""
+    model, optim = parts()
+    live = LiveState(model=model, optim=optim, copy_every=1)
+    live.recover()
+    found = [live._present.history]
+    for step in (0, 2, 2):
+        assert live.recover() == step
+        found.append(live._present.history)
+        with live.commit(step):  # nothing new
+            pass
+        found.append(live._present.history)
+        train(live, model, optim, 2)
+    first, second = found[0], found[3]
+    assert found == [first, first, first, second, second, second, second]
+    assert first < second
+    assert {copy.history for copy in live._saving.copies.held()} == {second}
+
+
+def test_restarts_in_reserve_count_and_another_call_begins_at_0_again() -> None:
+    live, numbers = LiveState(part=Part()), []
+    for last in (-1, -1, -4, 7):  # the iteration of the last `recover`; this one is in iteration 0
+        live._iteration = last
+        live.recover()
+        numbers.append(live._history >> DRAWN_BITS)
+    assert numbers == [1, 2, 6, 7]
 
 
 def test_what_is_done_after_a_commit_is_kept() -> None:
@@ -482,11 +530,14 @@ def test_whose_a_part_of_a_rank_is(
     assert bool(caplog.records) == (value == "now" and step < 3)
 
 
-@pytest.mark.parametrize(("iteration", "step", "value"), [(1, 3, "kept"), (2, 3, "warned"), (2, 2, "back")])
+@pytest.mark.parametrize(
+    ("iteration", "step", "history", "value"),
+    [(1, 3, 0, "kept"), (2, 3, 1, "warned"), (2, 2, 0, "back"), (2, 2, 1, "warned")],
+)
 def test_a_rank_that_was_in_reserve_meanwhile(
-    caplog: pytest.LogCaptureFixture, iteration: int, step: int, value: str
+    caplog: pytest.LogCaptureFixture, iteration: int, step: int, history: int, value: str
 ) -> None:
-    """What the others did without it moved no part of its own."""
+    """What the others did without it moved no part of its own; they may have done its last step again."""
     part, own = Part("back"), RankParts(["own"])
     own.split({"own": part})
     own.enter(0)
@@ -494,7 +545,7 @@ def test_a_rank_that_was_in_reserve_meanwhile(
     own.at(2)
     part.value = "kept"
     own.enter(iteration)
-    own.recover(step, (1, 3))
+    own.recover(step, (1, 3), history)
     assert ("warned" if caplog.records else part.value) == value
     own.at(step)
     own.enter(iteration + 1)  # from then on it takes part again
@@ -637,6 +688,51 @@ def test_own_tensors_are_filled() -> None:
     target = tree.into(state, tree.take({"a": torch.ones(3), "b": torch.ones(4)}).tree)
     assert target.tree["a"] is state["a"]
     assert target.tree["b"].shape == (4,)
+
+
+class Kind(enum.Enum):
+    ONE = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"rates": [0.5, np.float64(0.1)]}, ("value.rates.1", "numpy.float64")),
+        ((datetime.timedelta(1),), ("value.0", "datetime.timedelta")),
+        (Kind.ONE, ("value", f"{__name__}.Kind")),
+        ({Kind.ONE: 1}, ("value", "dict with such keys")),
+        (threading.Lock(), ("value", "_thread.lock")),
+        ({"a": 1, 2: (None, True, 1j, b"x", torch.float32, torch.ones(2), torch.Size([1]))}, None),
+        (collections.Counter("aab"), None),
+    ],
+)
+def test_what_cannot_be_sent_is_found(value: Any, expected: tuple[str, str] | None) -> None:
+    found = [(tree.dotted(path), kind) for path, kind in sendable.faults({"fine": torch.ones(2), "value": value})]
+    assert found == ([expected] if expected else [])
+
+
+def test_a_part_that_cannot_be_sent_is_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once each: at the first `recover` or, where the first step puts it there, at the first commit. Where there is one
+    rank, it sends to nobody."""
+    model, optim = parts()
+    live = LiveState(model=model, optim=optim, part=Part(np.float64(1)))
+
+    def said() -> list[str]:
+        return re.findall(r"the part ('\w+') cannot be given to another rank: ('[\w.]+')", caplog.text)
+
+    live.recover()
+    assert not said()
+    monkeypatch.setattr(live_state, "gather", lambda wire, numbers: [list(numbers)] * 2)
+    for _ in range(2):
+        live.recover()
+        assert said() == [("'part'", "'value'")]
+    optim.param_groups[0]["lr"] = np.float64(0.1)
+    for step in (1, 2):
+        train(live, model, optim, step)
+        assert said() == [("'part'", "'value'"), ("'optim'", "'param_groups.0.lr'")]
+        live.recover()
 
 
 def test_code_does_not_travel() -> None:

@@ -17,7 +17,7 @@ from inprocess.live import copies, patience
 from inprocess.live.beside import Beside
 from inprocess.live.copies import Buffer, Copies, Replicator
 from inprocess.live.patience import BUSY, ON_DISK, Doing, Look, all_do, all_ready, in_words
-from inprocess.live.plan import Shard
+from inprocess.live.plan import Copy, Shard
 from inprocess.live.shelf import Name
 from tests.harness.stuck import Stuck, install
 
@@ -199,6 +199,6 @@ def test_a_copy_is_sent_with_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
     replicator._group, replicator._to, replicator._kept = None, 1, Copies()  # type: ignore[assignment]
     buffer = Buffer()
     buffer.lay_out({"x": torch.zeros(2)}, b"")
-    buffer.holds_after([Event()], Shard(1, 2), 8)
+    buffer.holds_after([Event()], Copy(Shard(1, 2), 8, 3))
     replicator._exchange(buffer)
-    assert sent == [[1, 2, 8]]
+    assert sent == [[1, 2, 8, 3]]
