@@ -12,6 +12,9 @@ from tests.sim.assignments import ASSIGNMENTS
 HEARTBEAT, HEARTBEAT_TIMEOUT, SOFT_TIMEOUT, HARD_TIMEOUT = 1.0, 6.0, 4.0, 7.0
 #: how long a member waits for the founders, and a monitor for the end of a round it speaks in
 BARRIER_TIMEOUT = 60.0
+#: and a rank is at most so late with each of its commits: the monitor of a reserve that dies early waits no longer than
+#: that for the iteration to end (seconds)
+APART = 2.5
 
 
 #: assignments of random jobs; in fours, most of them would only wait
@@ -208,7 +211,7 @@ def random_scenario(seed: int, members: int = 4, faults: int = 3) -> Scenario:
         standbys=standbys,
         patience=random.Random(f"patience {seed}").choice((0.0, 0.0, 20.0)),
         live=_random_live(seed),
-        apart=random.Random(f"apart {seed}").choice((0.0, 0.0, 0.0, longest / 6)),
+        apart=random.Random(f"apart {seed}").choice((0.0, 0.0, 0.0, min(longest / 6, APART))),
     )
 
 
