@@ -151,7 +151,9 @@ def shard_of(state: Any) -> Shard:
     meshes: dict[Any, set[int]] = {}
     for _, leaf in leaves(state):
         if is_sharded(leaf):
-            dims = {dim for dim, placement in enumerate(leaf.placements) if placement.is_shard()}
+            # there are kinds of shards, as of a dimension that is sharded twice, which do not count as one for torch
+            whole = (placement.is_replicate() or placement.is_partial() for placement in leaf.placements)
+            dims = {dim for dim, is_whole in enumerate(whole) if not is_whole}
             meshes.setdefault(leaf.device_mesh, set()).update(dims)
     if len(meshes) > 1:
         raise LiveStateError(
