@@ -106,7 +106,7 @@ class LiveParts:
             if name in self._states:
                 states[name] = self._states[name]
                 continue
-            states[name] = dict(part.state_dict())
+            states[name] = copy.copy(part.state_dict())
             if name in self._options:
                 groups = states[name]["param_groups"]
                 states[name]["param_groups"] = [
