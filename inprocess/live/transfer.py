@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from inprocess.exception import LiveStateError
-from inprocess.live.tree import Record, local
+from inprocess.live.tree import Record, local, put
 from inprocess.system.logs import get_logger
 from inprocess.system.progress import Progress
 
@@ -228,7 +228,7 @@ def in_one_piece(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]
     with torch.no_grad():
         for tensor, room in zip(tensors, rooms, strict=True):
             if room is not tensor:
-                tensor.copy_(room)
+                put(tensor, room)
 
 
 def view(data: torch.Tensor) -> memoryview:

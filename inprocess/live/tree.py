@@ -31,6 +31,7 @@ __all__ = [
     "leaves",
     "like",
     "local",
+    "put",
     "read",
     "replaced",
     "shard_of",
@@ -122,6 +123,14 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     """What of a tensor is on this rank: of a DTensor its shard, sharing its memory."""
     found: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor
     return found.detach()
+
+
+def put(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy, also to a tensor that is expanded: one element in several places, to which torch does not copy."""
+    for dim, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
+    target.copy_(source)
 
 
 def leaves(state: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
