@@ -331,9 +331,9 @@ def _room(name: str, part: Any, skeleton: Any, sizes: Mapping[str, Any]) -> Any:
 
     def target(leaf: torch.Tensor) -> torch.Tensor:
         path = next(paths)
-        if path in own:
-            return own[path]
-        size = tuple(sizes[dotted((name, *path))].size)
+        size, mine = tuple(sizes[dotted((name, *path))].size), own.get(path)
+        if mine is not None and mine.shape == size:
+            return mine if mine.dtype == leaf.dtype else torch.zeros_like(mine, dtype=leaf.dtype)
         if params and len(path) == 3 and isinstance(path[1], int) and params[path[1]].shape == size:
             return torch.zeros_like(params[path[1]], dtype=leaf.dtype)
         return torch.zeros(size, dtype=leaf.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -9,19 +10,18 @@ from typing import Any
 import torch
 
 from inprocess.exception import LiveStateError, OptionError
+from inprocess.live import optimizers
 from inprocess.live.plan import NOTHING, Copy, Point, Shard
 from inprocess.live.transfer import checksum, digest, flat
-from inprocess.live.tree import Record, Stateful, into, is_sharded, leaves, local, shard_of, take
-
-#: values that cannot change; to copy those of an optimizer would take half of a commit
-_FIXED = (int, float, str, type(None), tuple)
+from inprocess.live.tree import Record, Stateful, into, local, put, shard_of, take
 
 
 class LiveParts:
     """Modules, optimizers and other parts, by name.
 
-    Parameters and optimizer state change inside of commits alone. The rest, that is buffers of modules, options of
-    optimizers (a learning rate) and all other parts, may change at any time: what they were at the last commit is kept.
+    Parameters and optimizer state change inside of commits alone. The rest, that is buffers and extra state of modules,
+    groups of optimizers and their options (a learning rate), and all other parts, may change at any time: what they
+    were at the last commit is kept.
     """
 
     def __init__(self, parts: Mapping[str, Stateful]) -> None:
@@ -39,15 +39,15 @@ class LiveParts:
         #: of the parameters' bytes, since `recover` and until the first commit
         self._sums: list[torch.Tensor] | None = None
         self._optimizers = {name: part for name, part in self.parts.items() if isinstance(part, torch.optim.Optimizer)}
-        self._with_buffers = {
-            name: [(prefix, inner) for prefix, inner in module.named_modules() if inner._buffers]
-            for name, module in modules.items()
-        }
+        self._groups = {name: optimizers.Groups(part) for name, part in self._optimizers.items()}
+        inner = [each for module in modules.values() for each in module.modules()]
+        #: of each module that has buffers: what was in them
+        self._buffers: dict[torch.nn.Module, dict[str, torch.Tensor]] = {each: {} for each in inner if each._buffers}
+        self._with_extra = [each for each in dict.fromkeys(inner) if _has_extra_state(each)]
+        self._extra: dict[torch.nn.Module, Any] = {}
         self._others = {
             name: part for name, part in self.parts.items() if name not in modules and name not in self._optimizers
         }
-        self._buffers: dict[str, dict[str, torch.Tensor]] = {name: {} for name in modules}
-        self._options: dict[str, list[dict[str, Any]]] = {}
         self._states: dict[str, Any] = {}
         #: of the last two commits: which step, and the other parts
         self._last: list[tuple[Point, dict[str, Any]]] = []
@@ -60,15 +60,18 @@ class LiveParts:
     def at(self, step: int, history: int) -> None:
         """They are those of this step of that history."""
         with torch.no_grad():
-            for name, modules in self._with_buffers.items():
-                kept = self._buffers[name]
-                for key, buffer in _buffers(modules):
-                    room = kept.get(key)
-                    if room is not None and room.shape == buffer.shape and room.dtype == buffer.dtype:
+            for module, kept in self._buffers.items():
+                for name, buffer in module._buffers.items():
+                    room = kept.get(name)
+                    if buffer is None:
+                        kept.pop(name, None)
+                    elif room is not None and room.shape == buffer.shape and room.dtype == buffer.dtype:
                         room.copy_(buffer)
                     else:
-                        kept[key] = buffer.detach().clone()
-        self._options = {name: _options(part) for name, part in self._optimizers.items()}
+                        kept[name] = buffer.detach().clone()
+        self._extra = {module: copy.deepcopy(module.get_extra_state()) for module in self._with_extra}
+        for groups in self._groups.values():
+            groups.keep()
         self._states = {name: copy.deepcopy(part.state_dict()) for name, part in self._others.items()}
         point = Point(history, step)
         self._last = [*[each for each in self._last if each[0] != point][-1:], (point, self._states)]
@@ -89,11 +92,21 @@ class LiveParts:
     def tear(self) -> None:
         self.step = NOTHING
 
+    def change(self) -> str:
+        """What was changed since then and cannot be given back; empty: nothing."""
+        if self.step == NOTHING:
+            return ""
+        if not all(groups.can_give_back() for groups in self._groups.values()):
+            return "the groups of an optimizer"
+        if self._versions() == self._version:
+            return ""
+        if self._sums is not None and all(map(torch.equal, self._sums, self._checksums())):
+            return ""
+        return "parameters"
+
     def is_changed(self) -> bool:
-        """Whether parameters were changed since then."""
-        if self.step == NOTHING or self._versions() == self._version:
-            return False
-        return self._sums is None or not all(map(torch.equal, self._sums, self._checksums()))
+        """Whether anything was."""
+        return bool(self.change())
 
     def _checksums(self) -> list[torch.Tensor]:
         with torch.no_grad():
@@ -109,31 +122,47 @@ class LiveParts:
 
     def record(self) -> Record:
         """What they were at that step; the parameters themselves, not copies."""
-        states: dict[str, Any] = {}
-        for name, part in self.parts.items():
-            if name in self._states:
-                states[name] = self._states[name]
-                continue
-            states[name] = dict(part.state_dict())
-            if name in self._options:
-                groups = states[name]["param_groups"]
-                states[name]["param_groups"] = [
-                    group | kept for group, kept in zip(groups, self._options[name], strict=True)
-                ]
-            kept = self._buffers.get(name, {})
-            states[name].update({key: value for key, value in kept.items() if key in states[name]})
-        return take(states)
+        with self._as_committed():
+            return take(
+                {
+                    name: self._states[name] if name in self._states else part.state_dict()
+                    for name, part in self.parts.items()
+                }
+            )
+
+    @contextlib.contextmanager
+    def _as_committed(self) -> Iterator[None]:
+        """Inside, what is kept is in place of what is there now, for ``state_dict()``: only that knows by which names
+        it goes. A module may be there twice, or in a wrapper that none of them shows."""
+        with contextlib.ExitStack() as stack:
+            for groups in self._groups.values():
+                stack.enter_context(groups.as_committed())
+            for module, kept in self._buffers.items():
+                now = dict(module._buffers.items())
+                stack.callback(_set_buffers, module, now)
+                _set_buffers(module, {name: kept[name] for name in now if name in kept})
+            for module, extra in self._extra.items():
+                stack.callback(vars(module).pop, "get_extra_state", None)
+                vars(module)["get_extra_state"] = lambda extra=extra: extra
+            yield
 
     def give_back(self) -> None:
         """What may have changed since that step."""
         with torch.no_grad():
-            for name, modules in self._with_buffers.items():
-                for key, buffer in _buffers(modules):
-                    if key in self._buffers[name]:
-                        buffer.copy_(self._buffers[name][key])
-        for name, options in self._options.items():
-            for group, kept in zip(self._optimizers[name].param_groups, copy.deepcopy(options), strict=True):
-                group.update(kept)
+            for module, kept in self._buffers.items():
+                for name, buffer in list(module._buffers.items()):
+                    if buffer is None or name not in kept:
+                        continue
+                    if kept[name].shape == buffer.shape and kept[name].dtype == buffer.dtype:
+                        put(buffer, kept[name])
+                    elif any(each is buffer for each in module.state_dict(keep_vars=True).values()):
+                        module._buffers[name] = kept[
+                            name
+                        ].clone()  # others are caches, as of positions, that have grown
+        for module, extra in self._extra.items():
+            module.set_extra_state(copy.deepcopy(extra))
+        for groups in self._groups.values():
+            groups.give_back()
         for name, state in self._states.items():
             self.parts[name].load_state_dict(copy.deepcopy(state))
 
@@ -181,7 +210,7 @@ class LiveParts:
         """Where the data of a state goes, before `load`."""
         self.check_names(tree)
         for name, part in self.parts.items():
-            _fill_optimizer(part, tree[name])
+            optimizers.make_state(part, tree[name])
         return into(self._now(), tree)
 
     def fill(self, record: Record) -> None:
@@ -190,34 +219,30 @@ class LiveParts:
         with torch.no_grad():
             for target, source in zip(room.tensors, record.tensors, strict=True):
                 if target.data_ptr() != source.data_ptr():
-                    target.copy_(source)
+                    put(target, source)
         self.load(room)
 
     def load(self, room: Record) -> None:
         for name, part in self.parts.items():
-            part.load_state_dict(room.tree[name])
+            if isinstance(part, torch.optim.Optimizer):
+                optimizers.load(part, room.tree[name])
+            else:
+                part.load_state_dict(room.tree[name])
 
     def _now(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self.parts.items()}
 
 
-def _buffers(modules: list[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
-    for prefix, module in modules:
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                yield f"{prefix}.{name}" if prefix else name, buffer
+def _set_buffers(module: torch.nn.Module, buffers: Mapping[str, torch.Tensor | None]) -> None:
+    for name, buffer in buffers.items():
+        module._buffers[name] = buffer
 
 
-def _options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Of each group of parameters: its learning rate, and so on."""
-    return [
-        {
-            key: value if isinstance(value, _FIXED) else copy.deepcopy(value)
-            for key, value in group.items()
-            if key != "params"
-        }
-        for group in optimizer.param_groups
-    ]
+def _has_extra_state(module: torch.nn.Module) -> bool:
+    """Whether it has one that it can be given back: its history of scaling factors, say."""
+    kind, base = type(module), torch.nn.Module
+    has: bool = kind.get_extra_state is not base.get_extra_state and kind.set_extra_state is not base.set_extra_state
+    return has
 
 
 def checked(name: str, part: Any) -> Stateful:
@@ -227,25 +252,3 @@ def checked(name: str, part: Any) -> Stateful:
     if not isinstance(part, Stateful):
         raise OptionError(f"{name}={part!r} must have state_dict() and load_state_dict()")
     return part
-
-
-def _fill_optimizer(part: Stateful, state: Any) -> None:
-    """Have an optimizer of sharded parameters make its state, so that there is somewhere to put what was kept.
-
-    A step with gradients and a learning rate of zero; what else it may change is replaced in a moment.
-    """
-    if not isinstance(part, torch.optim.Optimizer) or part.state or not dict(leaves(state["state"])):
-        return
-    params = [param for group in part.param_groups for param in group["params"] if param.requires_grad]
-    if not any(is_sharded(param) for param in params):
-        return
-    rates = [group["lr"] for group in part.param_groups]
-    with torch.no_grad():
-        for param in params:
-            param.grad = torch.zeros_like(param)
-    for group in part.param_groups:
-        group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
-    part.step()
-    for group, rate in zip(part.param_groups, rates, strict=True):
-        group["lr"] = rate
-    part.zero_grad(set_to_none=True)

@@ -200,10 +200,10 @@ class LiveState:
         around.call = weakref.ref(call) if call is not None else None
         if call is not None and saving.disk is not None:
             Controls(call).free_at_end(saving.disk)
-        if before.is_changed():
+        if change := before.change():
             if before.began:
-                what = "parameters were changed after commit(%d): call recover() before what does that"
-                log.error(what, before.step)
+                what = "%s were changed after commit(%d): call recover() before what does that"
+                log.error(what, change, before.step)
             before.tear()
         self._own.enter(iteration)
         shared = self._own.split(parts)

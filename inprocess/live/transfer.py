@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from inprocess.exception import LiveStateError
-from inprocess.live.tree import Record, local
+from inprocess.live.tree import Record, local, put
 from inprocess.system.logs import get_logger
 from inprocess.system.progress import Progress
 
@@ -44,6 +44,8 @@ def checksum(data: torch.Tensor) -> torch.Tensor:
 
     Sums of 64-bit words by blocks, and of these, each times an odd number of its own: a block in another place counts.
     """
+    if data.storage_offset() % 8:  # in the middle of a larger tensor: no words begin here
+        data = data.clone()
     whole = data.numel() // (8 * BLOCK) * 8 * BLOCK
     sums = data[:whole].view(torch.int64).view(-1, BLOCK).sum(1)
     odd = 2 * torch.arange(len(sums), device=data.device) + 1
@@ -99,8 +101,12 @@ class Wire:
 
     def __init__(self, group: ProcessGroup | None = None) -> None:
         self._group = group
-        #: device types that the group can send from
-        self._devices = {kind.partition(":")[0] for kind in dist.get_backend_config(group).split(",")}
+        #: device types that the group can send from; Gloo can from the host alone
+        self._devices = {
+            device
+            for device, _, backend in (kind.partition(":") for kind in dist.get_backend_config(group).split(","))
+            if device == "cpu" or backend != "gloo"
+        }
 
     @property
     def rank(self) -> int:
@@ -222,7 +228,7 @@ def in_one_piece(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]
     with torch.no_grad():
         for tensor, room in zip(tensors, rooms, strict=True):
             if room is not tensor:
-                tensor.copy_(room)
+                put(tensor, room)
 
 
 def view(data: torch.Tensor) -> memoryview:
@@ -237,4 +243,9 @@ def pieces(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def _together(sums: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.stack(list(sums)).cpu() if sums else torch.zeros(1, dtype=torch.int64)
+    """Checksums, on the host. What an optimizer has may be on several devices; from each it is one copy."""
+    found = torch.zeros(max(1, len(sums)), dtype=torch.int64)
+    for device in {each.device for each in sums}:
+        places = [place for place, each in enumerate(sums) if each.device == device]
+        found[places] = torch.stack([sums[place] for place in places]).cpu()
+    return found

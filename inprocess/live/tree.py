@@ -5,9 +5,12 @@ Bytes are torch's own format without code in it (``weights_only``), with each te
 
 from __future__ import annotations
 
+import copy
 import io
+import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import UserDict, UserList, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
@@ -19,7 +22,21 @@ from inprocess.live.plan import Shard
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["Path", "Record", "Stateful", "dotted", "into", "leaves", "local", "read", "replaced", "shard_of", "take"]
+__all__ = [
+    "Path",
+    "Record",
+    "Stateful",
+    "dotted",
+    "into",
+    "leaves",
+    "like",
+    "local",
+    "put",
+    "read",
+    "replaced",
+    "shard_of",
+    "take",
+]
 
 
 #: keys and indices that lead to a tensor
@@ -48,10 +65,15 @@ class Record:
 
     def header(self) -> bytes:
         """Raises LiveStateError for what torch does not load again without running code."""
-        file = io.BytesIO()
-        torch.save(self.tree, file)
-        read(file.getvalue())  # the one that sends it should say so, and not the one that receives it
-        return file.getvalue()
+        try:
+            return _header(self.tree)  # the one that sends it should say so, and not the one that receives it
+        except Exception as error:
+            raise LiveStateError(
+                "a part's state_dict() holds something that cannot be loaded without running code: "
+                f"{_strange(self.tree)}. Keep it to tensors, numbers, strings, None, and dicts, lists, tuples and sets "
+                "of these. A named tuple, or another class that torch can load so, may be told to "
+                "torch.serialization.add_safe_globals, on all ranks"
+            ) from error
 
     @property
     def bytes(self) -> int:
@@ -63,10 +85,24 @@ def read(header: bytes) -> Any:
     try:
         return torch.load(io.BytesIO(header), weights_only=True)
     except Exception as error:  # whatever its unpickler meets
-        raise LiveStateError(
-            "a part's state_dict() holds something that cannot be loaded without running code; keep it to tensors, "
-            f"numbers, strings, None and containers of these: {error}"
-        ) from error
+        raise LiveStateError(f"a state cannot be loaded without running code: {error}") from error
+
+
+def _header(tree: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(tree, file)
+    torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    return file.getvalue()
+
+
+def _strange(tree: Any, path: Path = ()) -> str:
+    """Where in a tree something is that torch does not load, and what."""
+    for key, value in _content(tree) if _is_container(tree) else ():
+        try:
+            _header(value)
+        except Exception:  # whatever pickle and its reader meet
+            return _strange(value, (*path, key))
+    return f"{dotted(path)} is a {type(tree).__module__}.{type(tree).__qualname__}"
 
 
 def take(state: Any) -> Record:
@@ -89,16 +125,29 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return found.detach()
 
 
+def put(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy, also to a tensor that is expanded: one element in several places, to which torch does not copy."""
+    for dim, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
+    target.copy_(source)
+
+
 def leaves(state: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
     """The tensors in nested containers, each with where it is."""
     if isinstance(state, torch.Tensor):
         yield path, state
-    elif isinstance(state, Mapping):
-        for key, value in state.items():
+    elif _is_container(state):
+        for key, value in _content(state):
             yield from leaves(value, (*path, key))
-    elif isinstance(state, Sequence) and not isinstance(state, str | bytes):
-        for index, value in enumerate(state):
-            yield from leaves(value, (*path, index))
+
+
+def _is_container(state: Any) -> bool:
+    return isinstance(state, Mapping | tuple | MutableSequence) and not isinstance(state, bytearray)
+
+
+def _content(container: Any) -> Iterable[tuple[Any, Any]]:
+    return container.items() if isinstance(container, Mapping) else enumerate(container)
 
 
 def dotted(path: Path) -> str:
@@ -107,15 +156,33 @@ def dotted(path: Path) -> str:
 
 
 def replaced(state: Any, new: Callable[[torch.Tensor], Any]) -> Any:
-    """The same containers with other tensors."""
+    """The same containers, of the same types, with other tensors."""
     if isinstance(state, torch.Tensor):
         return new(state)
-    if isinstance(state, Mapping):
-        return {key: replaced(value, new) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        values = [replaced(value, new) for value in state]
-        return values if isinstance(state, list) else tuple(values)
-    return state
+    if not _is_container(state):
+        return state
+    return like(state, {key: replaced(value, new) for key, value in _content(state)})
+
+
+def like(container: Any, content: dict[Any, Any]) -> Any:
+    """A container as that one with other content, by key or index.
+
+    Whoever loads a Counter, say, or a named tuple, uses it as such.
+    """
+    kind = type(container)
+    if kind is dict:
+        return content
+    if isinstance(container, tuple):
+        if all(map(operator.is_, container, content.values())):
+            return container
+        make: Callable[[Any], Any] = getattr(container, "_make", kind)  # a named tuple takes its values one by one
+        return make(content.values())
+    if isinstance(container, dict | list | UserDict | UserList | deque):
+        made = copy.copy(container)  # with what belongs to it besides: a factory, a length, versions of modules
+        for key, value in content.items():
+            made[key] = value
+        return made
+    return content if isinstance(container, Mapping) else list(content.values())
 
 
 def into(state: Any, skeleton: Any) -> Record:
@@ -151,7 +218,9 @@ def shard_of(state: Any) -> Shard:
     meshes: dict[Any, set[int]] = {}
     for _, leaf in leaves(state):
         if is_sharded(leaf):
-            dims = {dim for dim, placement in enumerate(leaf.placements) if placement.is_shard()}
+            # there are kinds of shards, as of a dimension that is sharded twice, which do not count as one for torch
+            whole = (placement.is_replicate() or placement.is_partial() for placement in leaf.placements)
+            dims = {dim for dim, is_whole in enumerate(whole) if not is_whole}
             meshes.setdefault(leaf.device_mesh, set()).update(dims)
     if len(meshes) > 1:
         raise LiveStateError(

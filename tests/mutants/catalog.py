@@ -1698,6 +1698,7 @@ disk = _in("live/checkpoints.py", "tests/threads/test_checkpoints.py")
 staged = _in("live/checkpoints.py", "tests/threads/test_checkpoint_copies.py")
 moved = _in("live/transfer.py", "tests/threads/test_live_state.py")
 present = _in("live/present.py", "tests/threads/test_live_state.py")
+given = _in("live/*.py", "tests/threads/test_live_parts.py", "tests/threads/test_live_optimizers.py")
 own = _in("live/per_rank.py", "tests/threads/test_live_state.py")
 shelf = _in("live/shelf.py", "tests/threads/test_checkpoints.py")
 stuck = _in("live/patience.py", "tests/threads/test_stuck_disk.py")
@@ -1762,8 +1763,8 @@ LIVE = (
     present(
         "written_is_changed",
         "what is written between recover and the first commit counts, though no value is another one",
-        "        return self._sums is None or not all(map(torch.equal, self._sums, self._checksums()))\n",
-        "        return True\n",
+        "        if self._sums is not None and all(map(torch.equal, self._sums, self._checksums())):\n",
+        "        if False:\n",
     ),
     present(
         "gradients_stay",
@@ -1772,7 +1773,31 @@ LIVE = (
         "            pass\n",
     ),
     present("scaler_stays", "a scaler stays unscaled", "part._per_optimizer_states.clear()", "pass"),
-    present("rates_stay", "a learning rate is not that of the commit", "group.update(kept)", "pass"),
+    given("rates_stay", "a learning rate is not that of the commit", "group.update(_options(options))", "pass"),
+    given(
+        "other_rows",
+        "ranks whose rows are split twice count as replicas",
+        "(placement.is_replicate() or placement.is_partial() for",
+        "(not placement.is_shard() for",
+    ),
+    given(
+        "rounded",
+        "float32 state of bfloat16 parameters is rounded on whoever loads",
+        "    _put_back(optimizer.state_dict(), state)\n",
+        "",
+    ),
+    given(
+        "half_step",
+        "others get buffers of the step that was interrupted",
+        "{name: kept[name] for name in now if name in kept}",
+        "{}",
+    ),
+    given(
+        "other_kinds",
+        "a Counter arrives as a dict",
+        "    if isinstance(container, dict | list | UserDict | UserList | deque):\n",
+        "    if isinstance(container, list | UserDict | UserList | deque):\n",
+    ),
     loader(
         "batches_of_another_world",
         "batches that were loaded for another share are handed out",
@@ -1822,7 +1847,7 @@ LIVE = (
         "            while under_way:\n                settle()\n",
         "",
     ),
-    moved("strided_is_lost", "a tensor with its channels last does not arrive", "tensor.copy_(room)", "pass"),
+    moved("strided_is_lost", "a tensor with its channels last does not arrive", "put(tensor, room)", "pass"),
     shelf(
         "nothing_removed",
         "old checkpoints stay",
