@@ -5,6 +5,9 @@ passes ``init_method="tcp://..."``, means the group of all ranks: it meets at th
 nobody listens at the address that it names. One that passes a rank or a world size from before would wait for ranks
 that do not exist; an error says so at once.
 
+*A store of the program's own* (``store=``, ``file://``) still has the addresses of the iterations before, under the
+same keys. So the group of all ranks gets the port of the iteration's store, which is new, as a prefix there.
+
 *Addresses.* All groups of an iteration meet in one store, and each default group has the same name there. So a second
 ``init_process_group()`` (train, destroy, evaluate) finds the addresses of the first, and connects to what is closed,
 unless all ranks come at the same moment. Each one after the first of its size gets a prefix to its keys. Ranks count
@@ -48,6 +51,8 @@ class DefaultGroups:
         self._ranks: set[int] = set()
         self._sizes: set[int] = set()
         self._address = ("", 0)
+        # the group that is made now meets at the iteration's store
+        self._is_there = False
 
     def begin(self) -> None:
         """A call begins. In the environment are rank and world size that the process was started with."""
@@ -73,7 +78,8 @@ class DefaultGroups:
 
     def _check(self, rank: int, size: int) -> None:
         """Raises OptionError where they are from before. Any others may be those of a group of some of the ranks."""
-        if (rank, size) != self._place and rank in self._ranks and size in self._sizes:
+        is_of_others = size > 1 and (rank, size) != self._place  # a group of this process alone waits for nobody
+        if is_of_others and rank in self._ranks and size in self._sizes:
             raise OptionError(
                 f"rank={rank}, world_size={size} were passed to init_process_group(), but this iteration has rank "
                 f"{self._place[0]} of {self._place[1]}: read RANK and WORLD_SIZE again in the function, or leave both "
@@ -97,6 +103,7 @@ class DefaultGroups:
             )
         # also where it is named by ``tcp://``: since 2.14 torch is a client at MASTER_ADDR:MASTER_PORT alone
         meet_at(*self._address)
+        self._is_there = True
         return original("env://", *place, **kwargs)
 
     def _make(
@@ -107,6 +114,9 @@ class DefaultGroups:
         self._check(rank, size)
         earlier = self._begun[size]
         self._begun[size] += 1
+        is_there, self._is_there = self._is_there, False
+        if not is_there and (rank, size) == self._place and self._address[1] and size > 1:
+            store = dist.distributed_c10d.PrefixStore(f"iteration_{self._address[1]}", store)
         if earlier:
             store = dist.distributed_c10d.PrefixStore(f"again_{earlier}", store)
         made = original(size, rank, ranks, backend, store, *args, **kwargs)

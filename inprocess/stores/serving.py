@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import importlib.metadata
@@ -37,7 +38,7 @@ def serve(host: str, port: int, bind: str = "") -> Any:
     """
     family, address, listener = _open(host, port, bind)
     number = listener.getsockname()[1]
-    local = address if not is_any(address) else "127.0.0.1" if family == socket.AF_INET else "::1"
+    local = _loopback(family) if is_any(address) else address
     descriptor = listener.detach()  # TCPStore owns it from here on
     try:
         return with_libuv_or_without(
@@ -52,6 +53,16 @@ def serve(host: str, port: int, bind: str = "") -> Any:
             f"torch {version} cannot serve a store on a socket that is given to it ({first_line(error)}): install a "
             "version that the library was run with, see docs/versions.md"
         ) from None
+
+
+def _loopback(family: socket.AddressFamily) -> str:
+    """At which a socket is reached that listens on all addresses. Where IPv6 is switched off by sysctl, a socket may
+    listen on ``::``, but there is no ``::1``."""
+    if family == socket.AF_INET6:
+        with contextlib.suppress(OSError), socket.socket(family) as probe:
+            probe.bind(("::1", 0))
+            return "::1"
+    return "127.0.0.1"
 
 
 def listen(host: str, bind: str = "") -> socket.socket:

@@ -56,6 +56,27 @@ def _again(context: Context, call: Any) -> Any:
     return call.iteration
 
 
+def kept_store(context: Context) -> Any:
+    """A store of the program's own, which it makes before the call, or names as a file; the last rank comes first."""
+    path, size = context.args["path"], int(os.environ["WORLD_SIZE"])
+    given: dict[str, Any] = {"init_method": f"file://{path}"}
+    if context.args["how"] == "store":
+        given = {"store": dist.FileStore(path, size)}
+
+    def body(context: Context, call: Any) -> Any:
+        rank, size = targets.place_in_world()
+        if rank != size - 1:
+            time.sleep(LATE_S)
+        dist.init_process_group("gloo", timeout=targets.LONG, rank=rank, world_size=size, **given)
+        targets.check_sum(size)
+        context.point("fault")
+        targets.check_sum(size)
+        dist.destroy_process_group()
+        return call.iteration
+
+    return context.wrap(body)()
+
+
 def elsewhere(context: Context) -> Any:
     return context.wrap(_elsewhere)()
 

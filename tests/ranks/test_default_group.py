@@ -27,6 +27,15 @@ def test_another_in_the_same_iteration(launch, own_store):
     assert [rank.value for rank in ranks] == [1, 1, 1]
 
 
+@pytest.mark.parametrize("how", ["store", "file"])
+def test_a_store_that_outlives_the_iteration(launch, tmp_path, how):
+    """It has the addresses of the iteration before, which the ranks that are early would take."""
+    args = {"how": how, "path": str(tmp_path / "meet")}
+    faults = {At(1, step="fault", iteration=iteration): Raise() for iteration in range(3)}
+    ranks = launch(regrouping.kept_store, 4, args=args, faults=faults).wait(40)
+    assert [rank.value for rank in ranks] == [3, 3, 3, 3]
+
+
 @pytest.mark.parametrize("how", ["env", "tcp"])
 def test_an_address_that_the_function_names(launch, how):
     """As torch's tutorials do. Nobody listens there; the ranks meet at the iteration's store."""

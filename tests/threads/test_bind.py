@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -54,6 +55,21 @@ def test_one_address_and_no_other(serve: Serve) -> None:
     assert works(HERE, server.port)
     assert not any(answers(other, server.port) for other in (ELSEWHERE, "127.0.0.1"))
     assert not V6 or not answers("::1", server.port)
+
+
+@pytest.mark.skipif(not V6, reason="no IPv6 here")
+def test_all_addresses_where_ipv6_is_switched_off(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By sysctl: a socket may listen on ``::``, and there is no ``::1`` at which torch could reach it."""
+
+    class Socket(socket.socket):
+        def bind(self, address: Any) -> None:
+            if address[0] == "::1":
+                raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+            super().bind(address)
+
+    monkeypatch.setattr(serving.socket, "socket", Socket)
+    server = serve("10.1.2.3")
+    assert server.host == "127.0.0.1" and works("127.0.0.1", server.port)
 
 
 @pytest.mark.skipif(not V6, reason="no IPv6 here")

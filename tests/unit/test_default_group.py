@@ -33,6 +33,14 @@ def test_the_group_of_all_ranks_joins_the_iterations_store(
     assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("10.0.0.1", "1234")
 
 
+def test_a_group_of_one_process_is_never_from_before() -> None:
+    """Although the job once had one rank, and this process was that."""
+    groups = DefaultGroups()
+    for size in (1, 2):
+        groups.begin_iteration(0, size, ("10.0.0.1", 1234))
+    groups._check(0, 1)
+
+
 def test_a_group_of_some_ranks_meets_where_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch 2.14 and later has its first rank serve there; before, nobody did."""
     groups = DefaultGroups()
