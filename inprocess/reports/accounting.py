@@ -9,9 +9,12 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
-from inprocess.reports.incident import PHASES, Incident
+from inprocess.reports.incident import ENDED, PHASES, Incident
+from inprocess.reports.launches import launches
 from inprocess.reports.reading import Trail
 
 __all__ = ["OTHER", "Accounting", "Loss", "account", "merge", "total"]
@@ -62,7 +65,8 @@ class Accounting:
 
     Attributes:
         job: as in the header of the events; empty for several together.
-        begin, started, end: the first event, the function's first call and the last event (seconds since 1970).
+        begin, started, end: the first event, the function's first call and the last event (seconds since 1970). Where
+            a launch that nothing interrupted is followed by another one, ``started`` is later by the time between them.
         losses: one for each incident, by number.
         last_steps: begun in iterations that nothing interrupted.
     """
@@ -81,7 +85,7 @@ class Accounting:
 
     @property
     def starting(self) -> float:
-        """Before the function was called for the first time."""
+        """Before the function was called for the first time, in each launch that no fault has caused."""
         return self.started - self.begin
 
     @property
@@ -159,28 +163,44 @@ class Accounting:
 
 def account(trail: Trail, found: Sequence[Incident]) -> Accounting | None:
     """Of one job with these incidents; None: its function never ran."""
-    runs = [entry.at for entry in trail.of("run")]
+    each = launches(trail)
+    runs = sorted(
+        (entry.at, (number, entry.event.call, entry.event.iteration))
+        for number, launch in enumerate(each)
+        for entry in launch.of("run")
+    )
     if not runs:
         return None
     begin, end = trail.entries[0].at, trail.entries[-1].at
     waits = [entry.at for entry in trail.of("too_few")]
-    losses, since = [], runs[0]
+    losses, since = [], runs[0][0]
     for index, incident in enumerate(found):
-        later, earlier = bisect_right(runs, incident.at), bisect_left(runs, incident.at)
+        interrupted = (incident.launch, incident.call, incident.iteration)
+        later, earlier = (where(runs, incident.at, key=itemgetter(0)) for where in (bisect_right, bisect_left))
         # of two that overlap, the time belongs to the later one from its fault on
         at = min(max(incident.at, since), end)
         following = found[index + 1].at if index + 1 < len(found) else end
-        again = runs[later] if later < len(runs) else end
+        # a rank may enter the interrupted iteration when another one hangs there already
+        again = next((entered for entered, where in runs[later:] if where != interrupted), end)
         until = max(at, min(again, following) if following > at else again)
         waited = next((until - wait for wait in waits if at <= wait < until), 0.0)
         pings = max((witness.pings or 0 for witness in incident.evidence.witnesses.values()), default=0)
-        ran = at - max(since, runs[earlier - 1] if earlier else begin)
+        ran = at - max(since, runs[earlier - 1][0] if earlier else begin)
         steps = incident.steps_lost or 0  # where it is not known
         repeated = ran * min(1.0, steps / pings) if pings and ran > 0.0 else 0.0
         seconds, kind = until - at - waited, incident.verdict.kind
         losses.append(Loss(incident.number, kind, seconds, waited, repeated, pings, steps, dict(incident.phases)))
         since = until
-    return Accounting(trail.job, begin, runs[0], end, tuple(losses), _last_steps(trail))
+    started = runs[0][0] + sum(_between(each, found))
+    return Accounting(trail.job, begin, started, end, tuple(losses), sum(map(_last_steps, each)))
+
+
+def _between(each: Sequence[Trail], found: Sequence[Incident]) -> Iterator[float]:
+    """Seconds from the end of each launch to the function's call in the next one, where no incident accounts for it."""
+    failed = {incident.launch for incident in found if incident.decision.startswith(ENDED)}
+    for number, (before, now) in enumerate(pairwise(each)):
+        if number not in failed and (runs := now.of("run")):
+            yield max(0.0, runs[0].at - before.entries[-1].at)
 
 
 def _last_steps(trail: Trail) -> int:

@@ -116,6 +116,19 @@ def test_waiting_for_replacements_is_not_blamed_on_the_fault(write: Written, tmp
     assert parts(time) == pytest.approx(time.seconds)
 
 
+def test_a_rank_enters_the_function_when_another_one_hangs_already(write: Written, tmp_path: Path) -> None:
+    """The standstill ends with the next iteration, not with a rank that was late for this one."""
+    write(1, 1.0, "run", world_size=2, before=0)
+    write(0, 1.3, "run", world_size=2, before=0)
+    hang = record(1, "soft_timeout", "no progress")
+    write(1, 5.5, "no_progress", role="monitor", record=hang, silent_for=4.45)
+    restart(write, range(2), 5.5, [hang])
+    write(0, 8.0, "left", "out", 1, how="completed")
+    time = accounted(tmp_path)
+    assert time.losses[0].seconds == pytest.approx(4.45 + 0.009)
+    assert time.productive + time.repeated == pytest.approx(7.0 - 4.459)
+
+
 def test_phases_are_those_before_the_function_runs(write: Written, tmp_path: Path) -> None:
     """The first step is no loss, and of what no phase is known that has no name."""
     a_job(write)
