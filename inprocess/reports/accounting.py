@@ -17,10 +17,12 @@ from inprocess.reports.incident import ENDED, PHASES, Incident
 from inprocess.reports.launches import launches
 from inprocess.reports.reading import Trail
 
-__all__ = ["OTHER", "Accounting", "Loss", "account", "merge", "total"]
+__all__ = ["LATE", "OTHER", "Accounting", "Loss", "account", "merge", "total"]
 
 #: the part of a restart of which nothing is known, in place of one of `PHASES`
 OTHER = "other"
+#: of so many incidents, the latest, more may become known
+LATE = 5
 
 
 @dataclass(frozen=True)
@@ -228,10 +230,21 @@ def total(each: Iterable[Accounting]) -> Accounting | None:
 
 
 def merge(before: Accounting, now: Accounting) -> Accounting:
-    """What was known ``before`` of the same job, when its oldest events, which are gone by now, were still there."""
-    if not before.begin < now.begin <= before.end:
+    """What was known ``before`` of the same job, when events that are gone by now were still there, and what is known
+    ``now``; that alone, where it is another job of the same name."""
+    if now.begin > before.end or now.end < before.begin:
         return now
-    first = now.losses[0].number if now.losses else float("inf")
-    old = tuple(loss for loss in before.losses if loss.number <= first)  # of the first, too, something may be gone
-    new = tuple(loss for loss in now.losses if not old or loss.number > old[-1].number)
-    return Accounting(now.job, before.begin, before.started, now.end, old + new, max(before.last_steps, now.last_steps))
+    is_whole = now.begin <= before.begin
+    latest = {loss.number for loss in before.losses[-LATE:]}
+    found = {loss.number: loss for loss in now.losses}
+    known, previous = frozenset(found), 0
+    for loss in before.losses:
+        # of the first one after a gap something may be gone: the file of a rank that died early stays, others do not
+        is_there = previous in known if previous else is_whole
+        if not is_there or loss.number not in latest:
+            found[loss.number] = loss
+        previous = loss.number
+    losses = tuple(found[number] for number in sorted(found))
+    first = now if is_whole else before
+    last_steps = max(before.last_steps, now.last_steps)
+    return Accounting(now.job, first.begin, first.started, max(before.end, now.end), losses, last_steps)

@@ -15,6 +15,7 @@ from inprocess.reports.accounting import OTHER, Accounting, Loss, account, merge
 from inprocess.reports.incident import all_incidents
 from inprocess.reports.page import _time
 from inprocess.reports.reading import read
+from inprocess.reports.summary import read_summary
 
 from .test_reports import Written, record, restart
 
@@ -163,20 +164,90 @@ def test_what_the_oldest_events_said_is_kept_in_the_summary(write: Written, tmp_
     a_job(write)
     writer.write(str(tmp_path))
     whole = accounted(tmp_path)
-    assert writer.read_summary(str(tmp_path)) == [whole]
+    assert read_summary(str(tmp_path)) == [whole]
     for path in (tmp_path / "events").iterdir():  # as when a file becomes .1 twice
         header, *lines = path.read_bytes().splitlines(keepends=True)
         path.write_bytes(header + b"".join(line for line in lines if json.loads(line)["time"] > 4.0))
     assert accounted(tmp_path).seconds < whole.seconds
     for _ in range(2):
         writer.write(str(tmp_path))
-        (kept,) = writer.read_summary(str(tmp_path))
+        (kept,) = read_summary(str(tmp_path))
         assert kept == whole
     raises(write, 3, 12.0)
     writer.write(str(tmp_path))
-    (kept,) = writer.read_summary(str(tmp_path))
+    (kept,) = read_summary(str(tmp_path))
     assert [loss.number for loss in kept.losses] == [1, 2, 3]
     assert parts(kept) == pytest.approx(kept.seconds)
+
+
+def forget(run_dir: Path, until: float, *ranks: int) -> None:
+    """As when the files of these ranks become .1 twice."""
+    for rank in ranks:
+        (path,) = (run_dir / "events").glob(f"rank-{rank}-*")
+        header, *lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(header + b"".join(line for line in lines if json.loads(line)["time"] > until))
+
+
+def many(write: Written, numbers: range) -> None:
+    for number in numbers:
+        raises(write, number, 10.0 * number)
+    write(0, 10.0 * numbers[-1] + 9.0, "first_step", iteration=numbers[-1])
+
+
+def a_rank_that_dies_early(write: Written) -> None:
+    """It is the first one to call; its file stays as it is."""
+    write(2, 0.0, "call", "join", -1)
+    for rank in range(3):
+        write(rank, 1.0, "run", world_size=3, before=0)
+    write(2, 10.005, "restart", "end round", 1, restart=1, records=[record(0, "exception")], pings=4)
+    many(write, range(1, 9))
+
+
+@pytest.mark.parametrize("further", [0, 1], ids=["nothing more", "one more incident"])
+def test_the_file_of_a_rank_that_died_early_is_not_all_that_was_known(
+    write: Written, tmp_path: Path, further: int
+) -> None:
+    a_rank_that_dies_early(write)
+    whole = accounted(tmp_path)
+    writer.write(str(tmp_path))
+    forget(tmp_path, 55.0, 0, 1)
+    if further:
+        many(write, range(9, 10))
+    writer.write(str(tmp_path))
+    (kept,) = read_summary(str(tmp_path))
+    assert kept.losses[:8] == whole.losses and [loss.number for loss in kept.losses] == [*range(1, 9 + further)]
+    assert parts(kept) == pytest.approx(kept.seconds)
+
+
+def test_an_incident_that_turns_out_to_be_none_is_not_kept(write: Written, tmp_path: Path) -> None:
+    """A monitor said that its rank died; then the others completed."""
+    many(write, range(1, 3))
+    write(1, 29.5, "died", role="monitor", how="killed by SIGKILL", signal=9)
+    writer.write(str(tmp_path))
+    assert len(read_summary(str(tmp_path))[0].losses) == 3
+    write(0, 31.0, "left", "out", 2, how="completed", pings=3)
+    writer.write(str(tmp_path))
+    assert read_summary(str(tmp_path)) == [accounted(tmp_path)] and len(accounted(tmp_path).losses) == 2
+
+
+def test_the_command_knows_what_the_summary_remembers(write: Written, tmp_path: Path, capsys: Any) -> None:
+    a_rank_that_dies_early(write)
+    writer.write(str(tmp_path))
+    forget(tmp_path, 55.0, 0, 1, 2)
+    (kept,) = read_summary(str(tmp_path))
+    assert program.main([str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert said.err == "" and "incidents 1-5: their events are gone" in said.out
+    assert program.main([str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["accounting"] == kept.to_json() and told["problems"] == []
+
+
+def test_the_command_says_of_which_incidents_nothing_is_known(write: Written, tmp_path: Path, capsys: Any) -> None:
+    a_rank_that_dies_early(write)
+    forget(tmp_path, 55.0, 0, 1)
+    assert program.main([str(tmp_path)]) == 0
+    assert "the events of incidents 2-5 are gone" in capsys.readouterr().err
 
 
 def test_a_job_of_the_same_name_that_began_later_is_another_one() -> None:
@@ -201,9 +272,9 @@ def test_a_summary_that_is_none(write: Written, tmp_path: Path, damage: bytes) -
     a_job(write)
     (tmp_path / "incidents").mkdir()
     (tmp_path / "incidents" / "summary.json").write_bytes(damage)
-    assert writer.read_summary(str(tmp_path)) == []
+    assert read_summary(str(tmp_path)) == []
     writer.write(str(tmp_path))
-    assert writer.read_summary(str(tmp_path)) == [accounted(tmp_path)]
+    assert read_summary(str(tmp_path)) == [accounted(tmp_path)]
 
 
 def test_what_is_printed(write: Written, tmp_path: Path, capsys: Any) -> None:
