@@ -423,6 +423,18 @@ def test_nothing_counts_twice_that_came_through_the_store(write: Written, tmp_pa
     assert len(trail.entries) == both
 
 
+@pytest.mark.parametrize(("wall", "at"), [(1300.0, 1310.0), (1030.0, 1010.0)], ids=["another machine", "clock was set"])
+def test_the_name_of_a_host_comes_back_with_another_clock(tmp_path: Path, wall: float, at: float) -> None:
+    """A pod that is replaced keeps its name, on a machine that was started at another time."""
+    (tmp_path / "events").mkdir()
+    for pid, time in ((7, 1000.0), (8, wall)):
+        line = to_line(Event(20.0, time + 10.0, 0, 0, 0, 0, "run", "run", {}))
+        header = to_line(Header("job", "rank", 0, pid, "train-0", 10.0, time))
+        (tmp_path / "events" / f"rank-0-train-0-{pid}.jsonl").write_bytes(header + line)
+    ((trail,), _) = read(str(tmp_path))
+    assert [entry.at for entry in trail.entries] == [1010.0, at]
+
+
 @pytest.mark.parametrize(("name", "words"), [("none", "is no directory"), (".", "no folder 'events' in it")])
 def test_no_run_directory(tmp_path: Path, capsys: Any, name: str, words: str) -> None:
     assert program.main([str(tmp_path / name)]) == 2
