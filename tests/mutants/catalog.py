@@ -2527,6 +2527,12 @@ REPORTS = (
         "before=pid, last",
         "before=None, last",
     ),
+    writers(
+        "an_incident_beside_a_timer_is_missed",
+        "what happens while the reports are to be written already is not written",
+        "        self._following = self._following if seconds is None else seconds\n",
+        "",
+    ),
     _in("monitor/program.py", "tests/ranks/test_incidents.py")(
         "writers_are_orphans",
         "the last program that writes reports outlives all monitors",
@@ -2536,8 +2542,8 @@ REPORTS = (
     writers(
         "all_write",
         "each monitor has the reports written",
-        "return FIRST_S + turn * NEXT_S if turn < WRITERS else None",
-        "return FIRST_S",
+        "seconds = FIRST_S + turn * NEXT_S if turn < WRITERS else None",
+        "seconds = FIRST_S",
     ),
 )
 
