@@ -166,7 +166,7 @@ def _read(folder: Folder) -> tuple[list[Trail], list[str]]:
     names = sorted(folder.names(), key=lambda name: (name.removesuffix(".1"), not name.endswith(".1")))
     there = set(names)
     # what went through the store, since that rank's own file was not here
-    names = [name for name in names if not (name.startswith(RELAYED) and f"rank{name.removeprefix(RELAYED)}" in there)]
+    names = [name for name in names if not (name.startswith(RELAYED) and _own(name) in there)]
     for name in names[:MAX_FILES]:
         if not name.endswith((".jsonl", ".jsonl.1")):
             files.blame(f"{name[:200]}: no file of events")
@@ -183,6 +183,11 @@ def _read(folder: Folder) -> tuple[list[Trail], list[str]]:
         jobs = ", ".join(one_line(trail.job, 60) for trail in trails)
         files.blame(f"{len(trails)} jobs share this directory: {jobs}; their incidents follow each other")
     return trails, files.problems
+
+
+def _own(relayed: str) -> str:
+    """The file that the rank itself writes; it may have set none aside yet."""
+    return f"rank{relayed.removeprefix(RELAYED).removesuffix('.1')}"
 
 
 def lines(folder: Folder, name: str) -> Iterator[bytes]:
