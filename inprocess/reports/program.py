@@ -43,6 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     time, lost = total(times), gaps(found, times)
     if lost:
         problems.append(f"the events of incidents {lost} are gone, and {FOLDER}/{SUMMARY} does not know them")
+    problems += _unread(found)
     if given.incident is not None:
         found = [incident for incident in found if incident.number == given.incident]
         if not found:
@@ -60,6 +61,15 @@ def main(arguments: Sequence[str]) -> int:
     else:
         print("\n".join(_table(found, time)))
     return 0
+
+
+def _unread(found: Sequence[Incident]) -> list[str]:
+    """That there are records that a newer version may have written."""
+    reasons = {incident.number: incident.evidence.unread for incident in found if incident.evidence.unread}
+    if not reasons:
+        return []
+    count, why = sum(map(len, reasons.values())), one_line(next(iter(reasons.values()))[0], 200)
+    return [f"incidents {ranges(reasons)}: {count} record{'s are' if count > 1 else ' is'} left out: {why}"]
 
 
 def _table(found: Sequence[Incident], time: Accounting | None) -> list[str]:

@@ -253,6 +253,18 @@ def test_nobody_is_named_where_nothing_tells(write: Written, tmp_path: Path) -> 
     assert found.initial_rank is None and found.confidence <= 0.1
 
 
+def test_records_of_a_newer_version(write: Written, tmp_path: Path, capsys: Any) -> None:
+    """What they say beyond this one is left out; a kind that this one does not know is told of."""
+    newer = record(1, "terminated", "killed by SIGKILL") | {"rack": "r7"}
+    write(1, 1.0, "killed", role="monitor", record=newer, at_once=True)
+    restart(write, range(1), 1.0, [newer, record(2, "terminated") | {"interruption": "evaporated"}])
+    found = the_one(tmp_path).verdict
+    assert (found.initial_rank, found.kind) == (1, "signal")
+    assert program.main([str(tmp_path), "--json"]) == 0
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert problem.startswith("incidents 1: 1 record is left out") and "evaporated" in problem
+
+
 # --- incidents ----------------------------------------------------------------------------------------------------
 
 
