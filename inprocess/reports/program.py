@@ -77,7 +77,7 @@ def _table(found: Sequence[Incident], time: Accounting | None) -> list[str]:
     there = {incident.number for incident in found}
     remembered = [] if time is None else [loss.number for loss in time.losses if loss.number not in there]
     if remembered:
-        lines.insert(0, f"incidents {ranges(remembered)}: their events are gone; {FOLDER}/ has what they were")
+        lines.insert(0, f"incidents {ranges(remembered)}: their events are gone; {FOLDER}/ has those that are kept")
     lines = lines or ["no incidents"]
     if time is None:
         return lines
