@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any
@@ -38,6 +38,7 @@ class Loss:
         steps: begun in the iteration that was interrupted.
         repeated_steps: of these, those that are done again.
         phases: how long each of `PHASES` took, to the first step; None: not known.
+        call, iteration, at: which one it was: see `Incident`.
     """
 
     number: int
@@ -48,6 +49,9 @@ class Loss:
     steps: int
     repeated_steps: int
     phases: Mapping[str, float | None]
+    call: int = 0
+    iteration: int = 0
+    at: float = 0.0
 
     def by_phase(self) -> Iterator[tuple[str, float]]:
         """Parts of ``seconds``. The last phase, to the first step, is none of them: the function runs."""
@@ -149,18 +153,23 @@ class Accounting:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Accounting:
-        """Raises ValueError, TypeError or KeyError for anything but what `to_row` made."""
-        losses = tuple(Loss(**each) for each in row["losses"])
-        found = cls(**{**row, "losses": losses})
+        """Raises ValueError, TypeError or KeyError for anything but what `to_row` made, here or in a newer version."""
+        losses = tuple(Loss(**_known(Loss, each)) for each in row["losses"])
+        found = cls(**{**_known(cls, row), "losses": losses})
         numbers = [found.begin, found.started, found.end, found.last_steps]
         for loss in losses:
             if not isinstance(loss.kind, str):
                 raise TypeError("the class of an incident is no text")
             numbers += [loss.number, loss.seconds, loss.waiting, loss.repeated, loss.steps, loss.repeated_steps]
+            numbers += [loss.call, loss.iteration, loss.at]
             numbers += [seconds for seconds in loss.phases.values() if seconds is not None]
         if not isinstance(found.job, str) or not all(isinstance(each, int | float) for each in numbers):
             raise TypeError("a field is of another type")
         return found
+
+
+def _known(kind: type[Accounting | Loss], row: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: row[field.name] for field in fields(kind) if field.name in row}
 
 
 def account(trail: Trail, found: Sequence[Incident]) -> Accounting | None:
@@ -191,7 +200,8 @@ def account(trail: Trail, found: Sequence[Incident]) -> Accounting | None:
         steps = incident.steps_lost or 0  # where it is not known
         repeated = ran * min(1.0, steps / pings) if pings and ran > 0.0 else 0.0
         seconds, kind = until - at - waited, incident.verdict.kind
-        losses.append(Loss(incident.number, kind, seconds, waited, repeated, pings, steps, dict(incident.phases)))
+        spent = (seconds, waited, repeated, pings, steps, dict(incident.phases))
+        losses.append(Loss(incident.number, kind, *spent, incident.call, incident.iteration, incident.at))
         since = until
     started = runs[0][0] + sum(_between(each, found))
     return Accounting(trail.job, begin, started, end, tuple(losses), sum(map(_last_steps, each)))

@@ -11,9 +11,9 @@ from datetime import datetime
 from inprocess.attribution import one_line, ranges
 from inprocess.reports.accounting import Accounting, total
 from inprocess.reports.history import History, histories
-from inprocess.reports.incident import Incident, all_incidents
+from inprocess.reports.incident import Incident
 from inprocess.reports.reading import read
-from inprocess.reports.summary import FOLDER, SUMMARY, accounted, gaps
+from inprocess.reports.summary import FOLDER, SUMMARY, accounted, gaps, numbered
 from inprocess.system.descriptors import shortage
 
 __all__ = ["main"]
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         print(f"inprocess report: {one_line(shortage(error) or str(error))}", file=sys.stderr)
         return 2
-    jobs = list(all_incidents(trails))
+    jobs = numbered(given.run_dir, trails)
     found = [incident for _, each in jobs for incident in each]
     told_before = dict(zip([incident.number for incident in found], histories(found), strict=True))
     times = accounted(given.run_dir, jobs)

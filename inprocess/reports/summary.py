@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from inprocess.attribution import ranges
-from inprocess.reports.accounting import Accounting, account, merge
-from inprocess.reports.incident import Incident
+from inprocess.reports.accounting import Accounting, Loss, account, merge
+from inprocess.reports.incident import Incident, all_incidents
 from inprocess.reports.reading import Trail
 from inprocess.system import private_folder, strict_json
 
-__all__ = ["FOLDER", "SUMMARY", "accounted", "gaps", "look", "read_summary"]
+__all__ = ["FOLDER", "SUMMARY", "accounted", "gaps", "look", "numbered", "read_summary"]
 
 #: below this in the run directory, a folder for each incident, such as 0003
 FOLDER = "incidents"
@@ -18,6 +19,38 @@ FOLDER = "incidents"
 SUMMARY = "summary.json"
 #: some 50,000 incidents
 MAX_BYTES = 1 << 24
+#: what is known of an incident changes its beginning by less (seconds)
+SAME_S = 60.0
+
+
+def numbered(run_dir: str, trails: Sequence[Trail]) -> list[tuple[Trail, list[Incident]]]:
+    """The incidents of each job, with the numbers that they had before.
+
+    The events count restarts anew in each call and each launch, and of those that are gone they do not know how many
+    there were.
+    """
+    known: dict[tuple[str, int, int], list[Loss]] = {}
+    for time in read_summary(run_dir):
+        for loss in time.losses:
+            known.setdefault((time.job, loss.call, loss.iteration), []).append(loss)
+    jobs, shift = [], 0
+    for trail, found in all_incidents(trails):
+        shifts = [_shift(each, known.get((trail.job, each.call, each.iteration), ())) for each in found]
+        shift = next((each for each in shifts if each is not None), shift)
+        now = []
+        for incident, each in zip(found, shifts, strict=True):
+            shift = max(shift, each or 0)  # no number twice
+            now.append(replace(incident, number=incident.number + shift))
+        jobs.append((trail, now))
+    return jobs
+
+
+def _shift(incident: Incident, known: Sequence[Loss]) -> int | None:
+    """By how much its number was higher; None: it was not known."""
+    nearest = min(known, key=lambda loss: abs(loss.at - incident.at), default=None)
+    if nearest is None or abs(nearest.at - incident.at) > SAME_S:
+        return None
+    return max(0, nearest.number - incident.number)
 
 
 def accounted(run_dir: str, jobs: Sequence[tuple[Trail, list[Incident]]]) -> list[Accounting]:

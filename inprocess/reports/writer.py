@@ -17,10 +17,10 @@ from typing import Any
 from inprocess.reports.accounting import LATE, Accounting, total
 from inprocess.reports.drawing import svg
 from inprocess.reports.history import History, histories
-from inprocess.reports.incident import Incident, all_incidents
+from inprocess.reports.incident import Incident
 from inprocess.reports.page import incident_page, index_page
 from inprocess.reports.reading import Trail, read
-from inprocess.reports.summary import FOLDER, SUMMARY, accounted, look
+from inprocess.reports.summary import FOLDER, SUMMARY, accounted, look, numbered
 from inprocess.system import clock, descriptors, private_folder
 from inprocess.system.private_folder import Folder
 
@@ -101,7 +101,7 @@ def write(run_dir: str) -> bool:
         OSError: the events cannot be read, or nothing can be written.
     """
     trails, _ = read(run_dir, in_job=True)
-    jobs = list(all_incidents(trails))
+    jobs = numbered(run_dir, trails)
     found = [(trail, each) for trail, incidents in jobs for each in incidents]
     told = histories([incident for _, incident in found])
     kept = list(zip(found, told, strict=True))[-MAX_INCIDENTS:]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from inprocess.events.record import Event, Header, to_line
 from inprocess.reports import program, writer
 from inprocess.reports.accounting import OTHER, Accounting, Loss, account, merge, total
 from inprocess.reports.incident import all_incidents
@@ -217,6 +218,45 @@ def test_the_file_of_a_rank_that_died_early_is_not_all_that_was_known(
     (kept,) = read_summary(str(tmp_path))
     assert kept.losses[:8] == whole.losses and [loss.number for loss in kept.losses] == [*range(1, 9 + further)]
     assert parts(kept) == pytest.approx(kept.seconds)
+
+
+def test_incidents_keep_their_numbers_when_the_call_before_is_gone(tmp_path: Path, capsys: Any) -> None:
+    """Restarts are counted anew in each call; the summary knows how many there were before."""
+    header = to_line(Header("job", "rank", 0, 100, "host", 0.0, 1000.0))
+    told = record(0, "exception", "ValueError")
+    by_call: list[bytes] = []
+    for call in range(2):
+        found = [(0.0, 0, "run", {"world_size": 1, "before": 0})]
+        for number in range(1, 4):
+            found += [
+                (10.0 * number, number - 1, "raised", told),
+                (10.0 * number + 1, number, "restart", {"restart": number, "records": [told], "pings": 4}),
+                (10.0 * number + 2, number, "run", {"world_size": 1, "before": 1}),
+            ]
+        at = 1.0 + 100.0 * call
+        events = [Event(at + t, 1000.0 + at + t, call, i, 0, 0, "run", kind, more) for t, i, kind, more in found]
+        by_call.append(b"".join(map(to_line, events)))
+    path = tmp_path / "events" / "rank-0-host-100.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(header + b"".join(by_call))
+    writer.write(str(tmp_path))
+    (before,) = read_summary(str(tmp_path))
+    path.write_bytes(header + by_call[1])
+    writer.write(str(tmp_path))
+    assert read_summary(str(tmp_path)) == [before] and [loss.number for loss in before.losses] == [*range(1, 7)]
+    assert program.main([str(tmp_path), "--incident", "6"]) == 0
+    assert program.main([str(tmp_path), "--incident", "3"]) == 2
+
+
+def test_a_summary_with_more_than_this_version_knows(write: Written, tmp_path: Path) -> None:
+    a_job(write)
+    writer.write(str(tmp_path))
+    path = tmp_path / "incidents" / "summary.json"
+    told = json.loads(path.read_text())
+    told["jobs"][0] |= {"rack": 1}
+    told["jobs"][0]["losses"][0] |= {"rack": 1}
+    path.write_text(json.dumps(told))
+    assert read_summary(str(tmp_path)) == [accounted(tmp_path)]
 
 
 def test_an_incident_that_turns_out_to_be_none_is_not_kept(write: Written, tmp_path: Path) -> None:
