@@ -50,20 +50,35 @@ class IncidentReports:
         self._process: subprocess.Popen[bytes] | None = None
         # of the latest incident: iteration, and which member this one was in the roster
         self._latest: tuple[int, int] | None = None
+        # `write` is to be called; and in how many seconds after that once more, for what happened meanwhile
+        self._is_due = False
+        self._following: float | None = None
 
     def happened(self, iteration: int, turn: int) -> float | None:
-        """An iteration was interrupted; returns in how many seconds to call `write` (None: others do that)."""
+        """An iteration was interrupted; returns in how many seconds to call `write`.
+
+        None: others do that, or it is to be called already. One program writes all incidents that there are, so as many
+        restarts as there may be set one timer.
+        """
         if self._run_dir is None:
             return None
         self._latest = (iteration, turn)
-        return FIRST_S + turn * NEXT_S if turn < WRITERS else None
+        seconds = FIRST_S + turn * NEXT_S if turn < WRITERS else None
+        if not self._is_due:
+            self._is_due = seconds is not None
+            return seconds
+        self._following = self._following if seconds is None else seconds
+        return None
 
     def write(self) -> float | None:
-        """Start the program; returns in how many seconds to call this again, None: it has been started."""
+        """Start the program; returns in how many seconds to call this again: where one runs still, or something has
+        happened since this was to be called; None: that is all."""
         if self._running() is not None:
             return RETRY_S
         self._start(self._command())
-        return None
+        following, self._following = self._following, None
+        self._is_due = following is not None
+        return following
 
     def last(self, completed: bool) -> list[str] | None:
         """The monitor ends: the program that it becomes, None: there is nothing to do.

@@ -12,6 +12,7 @@ each monitor while the ranks go on made it 1 ms longer (4 ranks on 2 cores).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -156,14 +157,20 @@ class Relay:
             return
         with self._folder() as folder:
             name = file_name(header, RELAYED)
-            there = set(_read(folder, name, MAX_FILE_BYTES).splitlines(keepends=True))
+            there = {
+                line
+                for each in (f"{name}.1", name)
+                for line in _read(folder, each, 2 * MAX_FILE_BYTES).splitlines(keepends=True)
+            }
             new = b"".join(line for line in lines if line not in there or b'"format"' in line)
             if new.count(b"\n") <= sum(b'"format"' in line for line in lines):
                 return  # nothing but headers
+            with contextlib.suppress(FileNotFoundError):
+                if folder.stat(name).st_size > MAX_FILE_BYTES:  # as a process does with its own, see `EventFile`
+                    folder.rename(name, f"{name}.1")
             fd = folder.append(name)
         try:
-            if os.fstat(fd).st_size < MAX_FILE_BYTES:
-                os.write(fd, new)
+            os.write(fd, new)
         finally:
             os.close(fd)
 

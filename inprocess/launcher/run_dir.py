@@ -45,6 +45,8 @@ _NAME = re.compile(r"\d{8}-\d{6}-[A-Za-z0-9._-]{1,40}")
 _OF_RANKS = re.compile(r"rank-.*")
 #: in a line of an event
 _RESTART, _ABORT = b'"kind":"restart"', b'"kind":"abort"'
+#: the number of a restart, and in which call
+_NUMBER = re.compile(rb'"call":(\d{1,9}),[^\n]*"kind":"restart","attributes":\{"restart":(\d{1,9})\b')
 
 
 def chosen(option: str | None, environ: Mapping[str, str]) -> str | None:
@@ -163,9 +165,12 @@ def _within(action: Callable[[], object]) -> str:
 def count_restarts(run_dir: str, earlier: Collection[str] = ()) -> tuple[int, bool]:
     """How many restarts the ranks of this host saw, and whether the job ended for all of them.
 
-    A process that was there from the beginning to the end saw them all. ``earlier``: files of jobs before.
+    A process that was there at the end knows the number of the last one, also where the first ones are not in its files
+    any more. ``earlier``: files of jobs before.
     """
     seen: dict[str, int] = {}
+    #: of each process and call, the number of the last one
+    last: dict[tuple[str, int], int] = {}
     aborted = False
     host = f"-{host_in_names(socket.gethostname())}-"
     with contextlib.suppress(OSError), look(run_dir, FOLDER) as folder:
@@ -176,7 +181,10 @@ def count_restarts(run_dir: str, earlier: Collection[str] = ()) -> tuple[int, bo
             one = name.removesuffix(".1")
             seen[one] = seen.get(one, 0) + data.count(_RESTART)
             aborted = aborted or _ABORT in data
-    return max(seen.values(), default=0), aborted
+            for call, number in ((int(call), int(number)) for call, number in _NUMBER.findall(data)):
+                last[one, call] = max(number, last.get((one, call), 0))
+    known = (sum(number for (of, _), number in last.items() if of == one) for one in seen)
+    return max((*seen.values(), *known), default=0), aborted
 
 
 def _read(folder: Folder, name: str) -> bytes:

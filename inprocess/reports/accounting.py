@@ -8,16 +8,21 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
-from inprocess.reports.incident import PHASES, Incident
+from inprocess.reports.incident import ENDED, PHASES, Incident
+from inprocess.reports.launches import launches
 from inprocess.reports.reading import Trail
 
-__all__ = ["OTHER", "Accounting", "Loss", "account", "merge", "total"]
+__all__ = ["LATE", "OTHER", "Accounting", "Loss", "account", "merge", "total"]
 
 #: the part of a restart of which nothing is known, in place of one of `PHASES`
 OTHER = "other"
+#: of so many incidents, the latest, more may become known
+LATE = 5
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class Loss:
         steps: begun in the iteration that was interrupted.
         repeated_steps: of these, those that are done again.
         phases: how long each of `PHASES` took, to the first step; None: not known.
+        call, iteration, at: which one it was: see `Incident`.
     """
 
     number: int
@@ -43,6 +49,9 @@ class Loss:
     steps: int
     repeated_steps: int
     phases: Mapping[str, float | None]
+    call: int = 0
+    iteration: int = 0
+    at: float = 0.0
 
     def by_phase(self) -> Iterator[tuple[str, float]]:
         """Parts of ``seconds``. The last phase, to the first step, is none of them: the function runs."""
@@ -62,7 +71,8 @@ class Accounting:
 
     Attributes:
         job: as in the header of the events; empty for several together.
-        begin, started, end: the first event, the function's first call and the last event (seconds since 1970).
+        begin, started, end: the first event, the function's first call and the last event (seconds since 1970). Where
+            a launch that nothing interrupted is followed by another one, ``started`` is later by the time between them.
         losses: one for each incident, by number.
         last_steps: begun in iterations that nothing interrupted.
     """
@@ -81,7 +91,7 @@ class Accounting:
 
     @property
     def starting(self) -> float:
-        """Before the function was called for the first time."""
+        """Before the function was called for the first time, in each launch that no fault has caused."""
         return self.started - self.begin
 
     @property
@@ -143,44 +153,66 @@ class Accounting:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Accounting:
-        """Raises ValueError, TypeError or KeyError for anything but what `to_row` made."""
-        losses = tuple(Loss(**each) for each in row["losses"])
-        found = cls(**{**row, "losses": losses})
+        """Raises ValueError, TypeError or KeyError for anything but what `to_row` made, here or in a newer version."""
+        losses = tuple(Loss(**_known(Loss, each)) for each in row["losses"])
+        found = cls(**{**_known(cls, row), "losses": losses})
         numbers = [found.begin, found.started, found.end, found.last_steps]
         for loss in losses:
             if not isinstance(loss.kind, str):
                 raise TypeError("the class of an incident is no text")
             numbers += [loss.number, loss.seconds, loss.waiting, loss.repeated, loss.steps, loss.repeated_steps]
+            numbers += [loss.call, loss.iteration, loss.at]
             numbers += [seconds for seconds in loss.phases.values() if seconds is not None]
         if not isinstance(found.job, str) or not all(isinstance(each, int | float) for each in numbers):
             raise TypeError("a field is of another type")
         return found
 
 
+def _known(kind: type[Accounting | Loss], row: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: row[field.name] for field in fields(kind) if field.name in row}
+
+
 def account(trail: Trail, found: Sequence[Incident]) -> Accounting | None:
     """Of one job with these incidents; None: its function never ran."""
-    runs = [entry.at for entry in trail.of("run")]
+    each = launches(trail)
+    runs = sorted(
+        (entry.at, (number, entry.event.call, entry.event.iteration))
+        for number, launch in enumerate(each)
+        for entry in launch.of("run")
+    )
     if not runs:
         return None
     begin, end = trail.entries[0].at, trail.entries[-1].at
     waits = [entry.at for entry in trail.of("too_few")]
-    losses, since = [], runs[0]
+    losses, since = [], runs[0][0]
     for index, incident in enumerate(found):
-        later, earlier = bisect_right(runs, incident.at), bisect_left(runs, incident.at)
+        interrupted = (incident.launch, incident.call, incident.iteration)
+        later, earlier = (where(runs, incident.at, key=itemgetter(0)) for where in (bisect_right, bisect_left))
         # of two that overlap, the time belongs to the later one from its fault on
         at = min(max(incident.at, since), end)
         following = found[index + 1].at if index + 1 < len(found) else end
-        again = runs[later] if later < len(runs) else end
+        # a rank may enter the interrupted iteration when another one hangs there already
+        again = next((entered for entered, where in runs[later:] if where != interrupted), end)
         until = max(at, min(again, following) if following > at else again)
         waited = next((until - wait for wait in waits if at <= wait < until), 0.0)
         pings = max((witness.pings or 0 for witness in incident.evidence.witnesses.values()), default=0)
-        ran = at - max(since, runs[earlier - 1] if earlier else begin)
+        ran = at - max(since, runs[earlier - 1][0] if earlier else begin)
         steps = incident.steps_lost or 0  # where it is not known
         repeated = ran * min(1.0, steps / pings) if pings and ran > 0.0 else 0.0
         seconds, kind = until - at - waited, incident.verdict.kind
-        losses.append(Loss(incident.number, kind, seconds, waited, repeated, pings, steps, dict(incident.phases)))
+        spent = (seconds, waited, repeated, pings, steps, dict(incident.phases))
+        losses.append(Loss(incident.number, kind, *spent, incident.call, incident.iteration, incident.at))
         since = until
-    return Accounting(trail.job, begin, runs[0], end, tuple(losses), _last_steps(trail))
+    started = runs[0][0] + sum(_between(each, found))
+    return Accounting(trail.job, begin, started, end, tuple(losses), sum(map(_last_steps, each)))
+
+
+def _between(each: Sequence[Trail], found: Sequence[Incident]) -> Iterator[float]:
+    """Seconds from the end of each launch to the function's call in the next one, where no incident accounts for it."""
+    failed = {incident.launch for incident in found if incident.decision.startswith(ENDED)}
+    for number, (before, now) in enumerate(pairwise(each)):
+        if number not in failed and (runs := now.of("run")):
+            yield max(0.0, runs[0].at - before.entries[-1].at)
 
 
 def _last_steps(trail: Trail) -> int:
@@ -208,10 +240,21 @@ def total(each: Iterable[Accounting]) -> Accounting | None:
 
 
 def merge(before: Accounting, now: Accounting) -> Accounting:
-    """What was known ``before`` of the same job, when its oldest events, which are gone by now, were still there."""
-    if not before.begin < now.begin <= before.end:
+    """What was known ``before`` of the same job, when events that are gone by now were still there, and what is known
+    ``now``; that alone, where it is another job of the same name."""
+    if now.begin > before.end or now.end < before.begin:
         return now
-    first = now.losses[0].number if now.losses else float("inf")
-    old = tuple(loss for loss in before.losses if loss.number <= first)  # of the first, too, something may be gone
-    new = tuple(loss for loss in now.losses if not old or loss.number > old[-1].number)
-    return Accounting(now.job, before.begin, before.started, now.end, old + new, max(before.last_steps, now.last_steps))
+    is_whole = now.begin <= before.begin
+    latest = {loss.number for loss in before.losses[-LATE:]}
+    found = {loss.number: loss for loss in now.losses}
+    known, previous = frozenset(found), 0
+    for loss in before.losses:
+        # of the first one after a gap something may be gone: the file of a rank that died early stays, others do not
+        is_there = previous in known if previous else is_whole
+        if not is_there or loss.number not in latest:
+            found[loss.number] = loss
+        previous = loss.number
+    losses = tuple(found[number] for number in sorted(found))
+    first = now if is_whole else before
+    last_steps = max(before.last_steps, now.last_steps)
+    return Accounting(now.job, first.begin, first.started, max(before.end, now.end), losses, last_steps)

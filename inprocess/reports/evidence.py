@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from inprocess.attribution import Interruption, InterruptionRecord, is_echo
@@ -12,7 +12,7 @@ from inprocess.reports.reading import Entry
 
 __all__ = ["Evidence", "Witness", "gather", "of_the_function"]
 
-
+_FIELDS = tuple(field.name for field in fields(InterruptionRecord))
 #: the library's line that calls the wrapped function
 _ENTRY = f"{os.sep}inprocess{os.sep}call{os.sep}loop.py:"
 
@@ -77,6 +77,8 @@ class Evidence:
     entries: Sequence[Entry] = ()
     #: ranks that were in the job before and not afterwards, without a word
     missing: Sequence[int] = ()
+    #: why records could not be read
+    unread: Sequence[str] = ()
 
     @property
     def records(self) -> list[InterruptionRecord]:
@@ -101,35 +103,42 @@ def gather(entries: Sequence[Entry], records: object, stuck: object, why: str) -
         if not entry.source.is_monitor:
             witness.pid = entry.source.header.pid
         witness.events.setdefault(entry.kind, entry)
-    for record in (*parsed(records), *_recorded(entries)):
+    unread: list[str] = []
+    for record in (*parsed(records, unread), *_recorded(entries, unread)):
         rank = record.rank if record.initial_rank is None else record.initial_rank
         known = witnesses.setdefault(rank, Witness(rank)).records
         if all(record.interruption is not each.interruption for each in known):
             known.append(record)
-    return Evidence(witnesses, parsed(stuck), why, entries)
+    return Evidence(witnesses, parsed(stuck, unread), why, entries, unread=unread)
 
 
-def _recorded(entries: Sequence[Entry]) -> Iterable[InterruptionRecord]:
+def _recorded(entries: Sequence[Entry], unread: list[str]) -> Iterable[InterruptionRecord]:
     """What ranks and monitors said before they may have died."""
     for entry in entries:
         if entry.kind == "raised":
             names = ("rank", "interruption", "initial_rank", "message", "where", "pings")
             yield from parsed(
-                [{name: entry.event.attributes[name] for name in names if name in entry.event.attributes}]
+                [{name: entry.event.attributes[name] for name in names if name in entry.event.attributes}], unread
             )
         elif entry.kind in ("no_progress", "killed"):
-            yield from parsed([entry.event.attributes.get("record")])
+            yield from parsed([entry.event.attributes.get("record")], unread)
         elif entry.kind == "died":
             told = {"rank": entry.event.rank, "interruption": "terminated", "initial_rank": entry.rank}
-            yield from parsed([{**told, "message": str(entry.event.attributes.get("how", ""))}])
+            yield from parsed([{**told, "message": str(entry.event.attributes.get("how", ""))}], unread)
 
 
-def parsed(records: object) -> tuple[InterruptionRecord, ...]:
-    """Those that are some; a file may hold anything."""
+def parsed(records: object, unread: list[str]) -> tuple[InterruptionRecord, ...]:
+    """Those that are some; a file may hold anything. A newer version may say more of a record than is known here.
+
+    ``unread``: gets the reason for each that is none.
+    """
     found = []
     for record in records if isinstance(records, list | tuple) else ():
-        try:
-            found.append(InterruptionRecord.from_dict(record))
-        except (ValueError, TypeError):
+        if record is None:  # nothing is known
             continue
+        known = {name: record[name] for name in _FIELDS if name in record} if isinstance(record, dict) else record
+        try:
+            found.append(InterruptionRecord.from_dict(known))
+        except (ValueError, TypeError) as error:
+            unread.append(str(error))
     return tuple(found)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from inprocess.attribution import LONGEST
 from inprocess.protocol.phases import Phase
+from inprocess.reports.cuts import Cut, cuts
 from inprocess.reports.evidence import Evidence, gather
+from inprocess.reports.launches import launches
 from inprocess.reports.reading import Entry, Trail
 from inprocess.reports.verdict import Verdict, judge
 
@@ -33,8 +35,7 @@ AROUND = ("standstill", "first_step")
 #: what is in the next iteration
 _AFTERWARDS = {Phase.ASSIGN.value, Phase.START.value, Phase.INITIALIZE.value, "run", "first_step"}
 ENDED = "the job ended"
-#: two ranks' events of one restart are at most so far apart (seconds)
-SPREAD_S = 600.0
+STOPS = "the events end here: the job is still at it, or could not write what followed"
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Incident:
             the log says; None: not known.
         call: calls of wrapped functions in the process before this one.
         iteration: the one that was interrupted.
+        launch: launches of the job before, under the same name.
     """
 
     number: int
@@ -70,6 +72,7 @@ class Incident:
     call: int = 0
     iteration: int = 0
     took: float | None = None
+    launch: int = 0
 
     @property
     def sizes(self) -> str:
@@ -155,84 +158,38 @@ class Incident:
         }
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """The events of one restart: where they end, and what was agreed then."""
-
-    call: int
-    number: int
-    entries: tuple[Entry, ...]
-
-    @property
-    def at(self) -> float:
-        return min(entry.at for entry in self.entries)
-
-
 def incidents(trail: Trail, first: int = 0) -> list[Incident]:
     """All of one job, by time; ``first``: of the restarts in launches before."""
     found: list[Incident] = []
-    offset, last = first, 0
-    since = 0.0
-    cuts = _cuts(trail)
-    for index, cut in enumerate(cuts):
-        if cut.number <= last and found:  # the whole job was started anew
-            offset = found[-1].number
-        last = cut.number
-        following = cuts[index + 1].at if index + 1 < len(cuts) else float("inf")
-        # the decision before tells of the restart before, although some rank may have learned of it later
-        window = trail.between(since, following)
-        found.append(_incident(cut, offset + cut.number, window, _steps_before(trail, since)))
-        since = max(entry.at for entry in cut.entries)
+    each = launches(trail)
+    for number, launch in enumerate(each):
+        offset, last = found[-1].number if found else first, 0
+        since, begun = 0.0, len(found)
+        parts = cuts(launch)
+        for index, cut in enumerate(parts):
+            if cut.number <= last and len(found) > begun:  # another call, or a launch of which too little is known
+                offset = found[-1].number
+            last = cut.number
+            following = parts[index + 1].at if index + 1 < len(parts) else float("inf")
+            # the decision before tells of the restart before, although some rank may have learned of it later
+            window = launch.between(since, following)
+            one = _incident(cut, offset + cut.number, window, _steps_before(launch, since))
+            found.append(replace(one, launch=number))
+            since = max(entry.at for entry in cut.entries)
+        if len(found) > begun and found[-1].decision in (ENDED, STOPS) and launch is not each[-1]:
+            found[-1] = replace(found[-1], decision=f"{ENDED}, and was started anew", after=0)
     return found
 
 
 # --- one incident -------------------------------------------------------------------------------------------------
 
 
-def _cuts(trail: Trail) -> list[_Cut]:
-    """Restarts, and ends of a call for everybody; each with what all ranks said of it."""
-    found: list[list[Entry]] = []
-    for entry in trail.of("restart", "abort"):
-        attributes = entry.event.attributes
-        for group in reversed(found[-8:]):
-            one = group[0]
-            same = (one.kind, one.event.call, one.event.attributes.get("restart"), one.event.iteration)
-            is_same = same == (entry.kind, entry.event.call, attributes.get("restart"), entry.event.iteration)
-            is_there = any(entry.source is each.source for each in group)
-            if is_same and not is_there and entry.at - one.at < SPREAD_S:
-                group.append(entry)
-                break
-        else:
-            found.append([entry])
-    cuts = [_Cut(group[0].event.call, _number(group[0]), tuple(group)) for group in found]
-    return cuts + [cut for cut in [_last(trail, cuts)] if cut is not None]
-
-
-def _number(entry: Entry) -> int:
-    number = entry.event.attributes.get("restart")
-    return number if isinstance(number, int) and not isinstance(number, bool) else entry.event.iteration + 1
-
-
-def _last(trail: Trail, cuts: Sequence[_Cut]) -> _Cut | None:
-    """What ended the job without a decision: nobody was left, or nobody could reach the others."""
-    since = max((entry.at for cut in cuts for entry in cut.entries), default=0.0)
-    if cuts and cuts[-1].entries[0].kind == "abort":
-        return None
-    failed = [
-        entry
-        for entry in trail.of("raised", "no_progress", "killed", "died", "store_lost", "interrupted")
-        if entry.at > since and entry.event.iteration >= 0
-    ]
-    completed = any(entry.at > since and entry.event.attributes.get("how") == "completed" for entry in trail.of("left"))
-    if not failed or completed:
-        return None
-    return _Cut(failed[0].event.call, failed[0].event.iteration + 1, tuple(failed))
-
-
-def _incident(cut: _Cut, number: int, window: Sequence[Entry], start: int) -> Incident:
+def _incident(cut: Cut, number: int, window: Sequence[Entry], start: int) -> Incident:
     # what came through the store says less of what all ranks agreed on
     told = next((entry for entry in cut.entries if "records" in entry.event.attributes), cut.entries[0])
     is_decided = told.kind in ("restart", "abort")
+    if not is_decided:  # the next call of the same processes tells of something else
+        window = [entry for entry in window if entry.event.call == cut.call]
     decided = max(entry.at for entry in cut.entries) if is_decided else float("inf")
     attributes = told.event.attributes if is_decided else {}
     # what came after the decision tells of the restart, not of the fault
@@ -272,7 +229,7 @@ def _size_before(window: Sequence[Entry], until: float) -> int | None:
     return sizes[-1] if sizes else None
 
 
-def _missing(cut: _Cut, window: Sequence[Entry]) -> tuple[int, ...]:
+def _missing(cut: Cut, window: Sequence[Entry]) -> tuple[int, ...]:
     """Training processes that say nothing any more, and of which nobody says how they ended."""
     known = {entry.rank for entry in window if not entry.source.is_monitor and entry.at < cut.at}
     accounted = {
@@ -287,7 +244,7 @@ def _without_a_decision(window: Sequence[Entry]) -> str:
     over = {entry.rank for entry in window if entry.kind in ("left", "died")}
     if over >= {entry.rank for entry in window} or any(entry.kind == "store_lost" for entry in window):
         return ENDED
-    return "the events end here: the job is still at it, or could not write what followed"
+    return STOPS
 
 
 def _size(entry: Entry, name: str) -> int:

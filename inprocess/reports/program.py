@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from inprocess.attribution import one_line, ranges
-from inprocess.reports.accounting import Accounting, account, total
+from inprocess.reports.accounting import Accounting, total
 from inprocess.reports.history import History, histories
-from inprocess.reports.incident import Incident, all_incidents
+from inprocess.reports.incident import Incident
 from inprocess.reports.reading import read
+from inprocess.reports.summary import FOLDER, SUMMARY, accounted, gaps, numbered
 from inprocess.system.descriptors import shortage
 
 __all__ = ["main"]
@@ -35,10 +36,14 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         print(f"inprocess report: {one_line(shortage(error) or str(error))}", file=sys.stderr)
         return 2
-    jobs = list(all_incidents(trails))
+    jobs = numbered(given.run_dir, trails)
     found = [incident for _, each in jobs for incident in each]
     told_before = dict(zip([incident.number for incident in found], histories(found), strict=True))
-    time = total(one for trail, each in jobs if (one := account(trail, each)) is not None)
+    times = accounted(given.run_dir, jobs)
+    time, lost = total(times), gaps(found, times)
+    if lost:
+        problems.append(f"the events of incidents {lost} are gone, and {FOLDER}/{SUMMARY} does not know them")
+    problems += _unread(found)
     if given.incident is not None:
         found = [incident for incident in found if incident.number == given.incident]
         if not found:
@@ -58,11 +63,25 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _unread(found: Sequence[Incident]) -> list[str]:
+    """That there are records that a newer version may have written."""
+    reasons = {incident.number: incident.evidence.unread for incident in found if incident.evidence.unread}
+    if not reasons:
+        return []
+    count, why = sum(map(len, reasons.values())), one_line(next(iter(reasons.values()))[0], 200)
+    return [f"incidents {ranges(reasons)}: {count} record{'s are' if count > 1 else ' is'} left out: {why}"]
+
+
 def _table(found: Sequence[Incident], time: Accounting | None) -> list[str]:
-    lines = [_line(incident) for incident in found] or ["no incidents"]
+    lines = [_line(incident) for incident in found]
+    there = {incident.number for incident in found}
+    remembered = [] if time is None else [loss.number for loss in time.losses if loss.number not in there]
+    if remembered:
+        lines.insert(0, f"incidents {ranges(remembered)}: their events are gone; {FOLDER}/ has those that are kept")
+    lines = lines or ["no incidents"]
     if time is None:
         return lines
-    return [*lines, *(_where_it_went(time) if found else []), f"goodput {time.goodput:.1%}"]
+    return [*lines, *(_where_it_went(time) if time.losses else []), f"goodput {time.goodput:.1%}"]
 
 
 def _where_it_went(time: Accounting) -> Iterator[str]:

@@ -19,13 +19,16 @@ __all__ = ["Entry", "Source", "Trail", "lines", "read"]
 
 #: files that are read at most, and problems that are named
 MAX_FILES, MAX_PROBLEMS = 100_000, 50
+#: by how much the wall clock of a host is set, at most, while its name stands for the same monotonic clock (seconds)
+SAME_CLOCK_S = 180.0
 
 
 @dataclass(frozen=True)
 class Source:
-    """A process that wrote events."""
+    """A process that wrote events; ``offset``: the wall clock of its host when the monotonic clock was 0."""
 
     header: Header
+    offset: float = field(default=0.0, compare=False)
 
     @property
     def is_monitor(self) -> bool:
@@ -86,8 +89,8 @@ class _Files:
     def __init__(self) -> None:
         self.trails: dict[str, Trail] = {}
         self.problems: list[str] = []
-        #: host -> its wall clock when its monotonic clock was 0
-        self._offsets: dict[str, float] = {}
+        #: host -> its wall clock when its monotonic clock was 0, once for each time that it was started
+        self._offsets: dict[str, list[float]] = {}
 
     def read(self, folder: Folder, name: str) -> None:
         source: Source | None = None
@@ -111,8 +114,13 @@ class _Files:
             self.blame(f"{name}: {bad} lines are left out in all")
 
     def _begin(self, header: Header) -> Source:
-        self._offsets.setdefault(header.host, header.wall_time - header.time)
-        source = Source(header)
+        offset, known = header.wall_time - header.time, self._offsets.setdefault(header.host, [])
+        # one for all processes of a host, although the wall clock may be set meanwhile; a pod that is replaced keeps
+        # its name, and may run on another machine, with another clock
+        near = next((each for each in known if abs(each - offset) <= SAME_CLOCK_S), None)
+        if near is None:
+            known.append(offset)
+        source = Source(header, offset if near is None else near)
         self._trail(header).sources.append(source)
         return source
 
@@ -120,7 +128,7 @@ class _Files:
         return self.trails.setdefault(header.job, Trail(header.job))
 
     def _add(self, source: Source, event: Event) -> None:
-        at = event.time + self._offsets[source.header.host]
+        at = event.time + source.offset
         if abs(at - event.wall_time) > 3600:  # the host was started anew, or its clock was set
             at = event.wall_time
         self._trail(source.header).entries.append(Entry(at, source, event))
@@ -158,7 +166,7 @@ def _read(folder: Folder) -> tuple[list[Trail], list[str]]:
     names = sorted(folder.names(), key=lambda name: (name.removesuffix(".1"), not name.endswith(".1")))
     there = set(names)
     # what went through the store, since that rank's own file was not here
-    names = [name for name in names if not (name.startswith(RELAYED) and f"rank{name.removeprefix(RELAYED)}" in there)]
+    names = [name for name in names if not (name.startswith(RELAYED) and _own(name) in there)]
     for name in names[:MAX_FILES]:
         if not name.endswith((".jsonl", ".jsonl.1")):
             files.blame(f"{name[:200]}: no file of events")
@@ -175,6 +183,11 @@ def _read(folder: Folder) -> tuple[list[Trail], list[str]]:
         jobs = ", ".join(one_line(trail.job, 60) for trail in trails)
         files.blame(f"{len(trails)} jobs share this directory: {jobs}; their incidents follow each other")
     return trails, files.problems
+
+
+def _own(relayed: str) -> str:
+    """The file that the rank itself writes; it may have set none aside yet."""
+    return f"rank{relayed.removeprefix(RELAYED).removesuffix('.1')}"
 
 
 def lines(folder: Folder, name: str) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ from inprocess.events.record import Event, Header, parse
 from inprocess.reports import live_reading
 from inprocess.reports.accounting import Accounting
 from inprocess.reports.reading import lines
-from inprocess.reports.writer import FOLDER, SUMMARY, read_summary
+from inprocess.reports.summary import FOLDER, SUMMARY, read_summary
 from inprocess.system.private_folder import Folder, look
 
 __all__ = ["Sources", "status_files"]

@@ -22,9 +22,10 @@ from typing import IO, Any
 
 from inprocess.attribution import one_line
 from inprocess.reports.drawing import svg
-from inprocess.reports.incident import Incident, all_incidents
+from inprocess.reports.incident import Incident
 from inprocess.reports.reading import Entry, Trail, read
 from inprocess.reports.slices import Lane, Slice, lanes, sizes
+from inprocess.reports.summary import numbered
 from inprocess.system.descriptors import shortage
 
 __all__ = ["NotInstalledError", "main", "write_trace"]
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(list(arguments))
     try:
         trails, problems = read(given.run_dir)
-        jobs = list(all_incidents(trails))
+        jobs = numbered(given.run_dir, trails)
         if given.output.endswith(".svg"):
             picture = svg(jobs).encode()
             with _open(given.output) as file:

@@ -14,29 +14,24 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from inprocess.reports.accounting import Accounting, account, merge, total
+from inprocess.reports.accounting import LATE, Accounting, total
 from inprocess.reports.drawing import svg
 from inprocess.reports.history import History, histories
-from inprocess.reports.incident import Incident, all_incidents
+from inprocess.reports.incident import Incident
 from inprocess.reports.page import incident_page, index_page
 from inprocess.reports.reading import Trail, read
-from inprocess.system import clock, descriptors, private_folder, strict_json
+from inprocess.reports.summary import FOLDER, SUMMARY, accounted, look, numbered
+from inprocess.system import clock, descriptors, private_folder
 from inprocess.system.private_folder import Folder
 
-__all__ = ["FOLDER", "SUMMARY", "main", "read_summary", "write"]
+__all__ = ["main", "write"]
 
-#: below this in the run directory, a folder for each incident, such as 0003
-FOLDER = "incidents"
 #: the page with all of them, in the run directory
 INDEX = "index.html"
 #: so many are kept, the latest ones
 MAX_INCIDENTS = 200
 #: which incidents are there: job, call and iteration of the last one of each job
 MARK = "latest.json"
-#: where the time of each job went, with all of its incidents, also those that are not kept
-SUMMARY = "summary.json"
-#: of these, the latest, more may become known
-LATE = 5
 #: how much later an incident is written again of which something was missing (seconds), such as its first step
 AGAIN_S = 6.0
 #: how often it is looked whether another one has written, and how long one before is waited for: it may write for long,
@@ -49,8 +44,6 @@ MAX_MARK_BYTES = 1 << 16
 _INCIDENT = re.compile(r"\d{4,9}")
 _REPORT = re.compile(r"incident\.(json|html)(\.\d+)?")
 _BESIDE = re.compile(r"(incident|latest|summary)\.(json|html)\.\d+")
-#: some 50,000 incidents
-MAX_SUMMARY_BYTES = 1 << 24
 
 
 def main(told: Mapping[str, Any]) -> int:
@@ -108,7 +101,7 @@ def write(run_dir: str) -> bool:
         OSError: the events cannot be read, or nothing can be written.
     """
     trails, _ = read(run_dir, in_job=True)
-    jobs = list(all_incidents(trails))
+    jobs = numbered(run_dir, trails)
     found = [(trail, each) for trail, incidents in jobs for each in incidents]
     told = histories([incident for _, incident in found])
     kept = list(zip(found, told, strict=True))[-MAX_INCIDENTS:]
@@ -117,7 +110,7 @@ def write(run_dir: str) -> bool:
             if number > len(kept) - LATE or not _is_there(folder, incident):
                 _write_one(folder, trail, incident, history)
         _tidy(folder, found[-1][1].number if found else 0)
-        times = _account(run_dir, jobs)
+        times = accounted(run_dir, jobs)
         latest = [(trail.job, incidents[-MAX_INCIDENTS:]) for trail, incidents in jobs]
         _replace(above, INDEX, index_page(latest, total(times), FOLDER, svg(jobs)))
         _replace(folder, SUMMARY, _summary(times))
@@ -127,28 +120,9 @@ def write(run_dir: str) -> bool:
     return not found or found[-1][1].is_whole
 
 
-def _account(run_dir: str, jobs: Sequence[tuple[Trail, list[Incident]]]) -> list[Accounting]:
-    """Of each job; of one whose oldest events are gone, with what the summary knew of them."""
-    before = {time.job: time for time in read_summary(run_dir)}
-    found = [time for trail, incidents in jobs if (time := account(trail, incidents)) is not None]
-    return [merge(before[time.job], time) if time.job in before else time for time in found]
-
-
 def _summary(times: Sequence[Accounting]) -> str:
     told = {"format": "inprocess-summary", "version": 1, "jobs": [time.to_row() for time in times]}
     return json.dumps(told) + "\n"
-
-
-def read_summary(run_dir: str) -> list[Accounting]:
-    """The time of each job, as it was when something was last written; empty where that is nothing, or damaged."""
-    data = _look(run_dir, SUMMARY, MAX_SUMMARY_BYTES)
-    try:
-        told = strict_json.parse(data, MAX_SUMMARY_BYTES)
-        if (told["format"], told["version"]) != ("inprocess-summary", 1):
-            return []
-        return [Accounting.from_row(row) for row in told["jobs"]]
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return []
 
 
 def _is_there(folder: Folder, incident: Incident) -> bool:
@@ -182,17 +156,9 @@ def _read(folder: Folder, name: str, limit: int) -> bytes:
         return b""
 
 
-def _look(run_dir: str, name: str, limit: int) -> bytes:
-    try:
-        with private_folder.look(run_dir, FOLDER) as folder:
-            return folder.read(name, limit)
-    except OSError:
-        return b""
-
-
 def _is_written(run_dir: str, job: str, call: int, iteration: int) -> bool:
     try:
-        mark = json.loads(_look(run_dir, MARK, MAX_MARK_BYTES)).get(job)
+        mark = json.loads(look(run_dir, MARK, MAX_MARK_BYTES)).get(job)
         return tuple(mark) >= (call, iteration)
     except (ValueError, TypeError, AttributeError):  # there is none, or it is something else
         return False

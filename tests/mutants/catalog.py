@@ -2477,6 +2477,7 @@ EVENTS = (
 
 reports = _in("reports/*.py", "tests/unit/test_reports.py")
 incidents = _in("reports/*.py", "tests/unit/test_incident_files.py")
+accounts = _in("reports/accounting.py", "tests/unit/test_accounting.py")
 writers = _in("events/incidents.py", "tests/unit/test_incident_files.py")
 REPORTS = (
     reports(
@@ -2522,6 +2523,36 @@ REPORTS = (
         "                return\n",
     ),
     reports("jobs_are_mixed", "two jobs in one directory are one", "setdefault(header.job,", 'setdefault("",'),
+    reports(
+        "a_host_has_one_clock",
+        "events of a pod that came back on another machine are placed by the first one's clock",
+        "if abs(each - offset) <= SAME_CLOCK_S",
+        "if True",
+    ),
+    reports(
+        "records_are_of_this_version",
+        "a record to which a newer version has added something is left out",
+        "for name in _FIELDS if name in record}",
+        "for name in record}",
+    ),
+    _in("reports/launches.py", "tests/unit/test_launches.py")(
+        "one_launch",
+        "a job that was started anew hides how all of its ranks died",
+        "        if entry.rank in ranks:\n",
+        "        if False:\n",
+    ),
+    accounts(
+        "a_late_rank_ends_a_hang",
+        "a hang lasts until another rank has entered the same iteration",
+        "if where != interrupted",
+        "if where",
+    ),
+    accounts(
+        "the_summary_forgets",
+        "incidents whose events are gone are forgotten",
+        "        if not is_there or loss.number not in latest:\n",
+        "        if False:\n",
+    ),
     incidents(
         "page_with_markup",
         "a text in a page is not escaped",
@@ -2570,6 +2601,12 @@ REPORTS = (
         "before=pid, last",
         "before=None, last",
     ),
+    writers(
+        "an_incident_beside_a_timer_is_missed",
+        "what happens while the reports are to be written already is not written",
+        "        self._following = self._following if seconds is None else seconds\n",
+        "",
+    ),
     _in("monitor/program.py", "tests/ranks/test_incidents.py")(
         "writers_are_orphans",
         "the last program that writes reports outlives all monitors",
@@ -2579,8 +2616,8 @@ REPORTS = (
     writers(
         "all_write",
         "each monitor has the reports written",
-        "return FIRST_S + turn * NEXT_S if turn < WRITERS else None",
-        "return FIRST_S",
+        "seconds = FIRST_S + turn * NEXT_S if turn < WRITERS else None",
+        "seconds = FIRST_S",
     ),
 )
 

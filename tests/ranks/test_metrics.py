@@ -19,7 +19,7 @@ from inprocess.initialize import RetryController
 from inprocess.reports.accounting import Accounting, account, total
 from inprocess.reports.incident import all_incidents
 from inprocess.reports.reading import read
-from inprocess.reports.writer import read_summary
+from inprocess.reports.summary import read_summary
 from inprocess.system import clock
 from tests.harness import At, Hang, HostLoss, Kill, Raise, strangers
 from tests.harness.endpoint import address, ended, first_line, get, get_json, serving, until

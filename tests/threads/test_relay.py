@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from inprocess.exception import StoreLost
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
+from inprocess.reports.reading import read
 from inprocess.stores import serving
 from inprocess.stores.connecting import connect
 from inprocess.stores.driver import execute
@@ -183,3 +185,17 @@ def test_without_a_directory_nothing_happens(base: Base) -> None:
     one.happened(0, _membership(0, 0, 1), _membership(0, 0, 1), {0})
     one.leave()
     assert one._sends is one._fetches is None
+
+
+def test_a_file_that_is_full_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a process's own one is; nothing that was set aside is written twice."""
+    monkeypatch.setattr(relay, "MAX_FILE_BYTES", 1000)
+    one, header = _relay(0, tmp_path, None), Header(JOB, "rank", 9, PID, host="far")
+    events = [Event(float(time), float(time), 0, 0, 9, 9, "run", "died", {"how": "x" * 100}) for time in range(12)]
+    for now, following in pairwise(events):
+        one._keep(cut([(header, [now, following])]))
+    names = sorted(os.listdir(tmp_path / "events"))
+    assert names == ["relayed-9-far-4711.jsonl", "relayed-9-far-4711.jsonl.1"]
+    ((trail,), problems) = read(str(tmp_path))
+    found = [entry.event.time for entry in trail.entries]
+    assert problems == [] and found == sorted(set(found)) and found[-1] == 11.0

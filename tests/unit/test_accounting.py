@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from inprocess.events.record import Event, Header, to_line
 from inprocess.reports import program, writer
 from inprocess.reports.accounting import OTHER, Accounting, Loss, account, merge, total
 from inprocess.reports.incident import all_incidents
 from inprocess.reports.page import _time
 from inprocess.reports.reading import read
+from inprocess.reports.summary import read_summary
 
 from .test_reports import Written, record, restart
 
@@ -116,6 +118,19 @@ def test_waiting_for_replacements_is_not_blamed_on_the_fault(write: Written, tmp
     assert parts(time) == pytest.approx(time.seconds)
 
 
+def test_a_rank_enters_the_function_when_another_one_hangs_already(write: Written, tmp_path: Path) -> None:
+    """The standstill ends with the next iteration, not with a rank that was late for this one."""
+    write(1, 1.0, "run", world_size=2, before=0)
+    write(0, 1.3, "run", world_size=2, before=0)
+    hang = record(1, "soft_timeout", "no progress")
+    write(1, 5.5, "no_progress", role="monitor", record=hang, silent_for=4.45)
+    restart(write, range(2), 5.5, [hang])
+    write(0, 8.0, "left", "out", 1, how="completed")
+    time = accounted(tmp_path)
+    assert time.losses[0].seconds == pytest.approx(4.45 + 0.009)
+    assert time.productive + time.repeated == pytest.approx(7.0 - 4.459)
+
+
 def test_phases_are_those_before_the_function_runs(write: Written, tmp_path: Path) -> None:
     """The first step is no loss, and of what no phase is known that has no name."""
     a_job(write)
@@ -150,20 +165,129 @@ def test_what_the_oldest_events_said_is_kept_in_the_summary(write: Written, tmp_
     a_job(write)
     writer.write(str(tmp_path))
     whole = accounted(tmp_path)
-    assert writer.read_summary(str(tmp_path)) == [whole]
+    assert read_summary(str(tmp_path)) == [whole]
     for path in (tmp_path / "events").iterdir():  # as when a file becomes .1 twice
         header, *lines = path.read_bytes().splitlines(keepends=True)
         path.write_bytes(header + b"".join(line for line in lines if json.loads(line)["time"] > 4.0))
     assert accounted(tmp_path).seconds < whole.seconds
     for _ in range(2):
         writer.write(str(tmp_path))
-        (kept,) = writer.read_summary(str(tmp_path))
+        (kept,) = read_summary(str(tmp_path))
         assert kept == whole
     raises(write, 3, 12.0)
     writer.write(str(tmp_path))
-    (kept,) = writer.read_summary(str(tmp_path))
+    (kept,) = read_summary(str(tmp_path))
     assert [loss.number for loss in kept.losses] == [1, 2, 3]
     assert parts(kept) == pytest.approx(kept.seconds)
+
+
+def forget(run_dir: Path, until: float, *ranks: int) -> None:
+    """As when the files of these ranks become .1 twice."""
+    for rank in ranks:
+        (path,) = (run_dir / "events").glob(f"rank-{rank}-*")
+        header, *lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(header + b"".join(line for line in lines if json.loads(line)["time"] > until))
+
+
+def many(write: Written, numbers: range) -> None:
+    for number in numbers:
+        raises(write, number, 10.0 * number)
+    write(0, 10.0 * numbers[-1] + 9.0, "first_step", iteration=numbers[-1])
+
+
+def a_rank_that_dies_early(write: Written) -> None:
+    """It is the first one to call; its file stays as it is."""
+    write(2, 0.0, "call", "join", -1)
+    for rank in range(3):
+        write(rank, 1.0, "run", world_size=3, before=0)
+    write(2, 10.005, "restart", "end round", 1, restart=1, records=[record(0, "exception")], pings=4)
+    many(write, range(1, 9))
+
+
+@pytest.mark.parametrize("further", [0, 1], ids=["nothing more", "one more incident"])
+def test_the_file_of_a_rank_that_died_early_is_not_all_that_was_known(
+    write: Written, tmp_path: Path, further: int
+) -> None:
+    a_rank_that_dies_early(write)
+    whole = accounted(tmp_path)
+    writer.write(str(tmp_path))
+    forget(tmp_path, 55.0, 0, 1)
+    if further:
+        many(write, range(9, 10))
+    writer.write(str(tmp_path))
+    (kept,) = read_summary(str(tmp_path))
+    assert kept.losses[:8] == whole.losses and [loss.number for loss in kept.losses] == [*range(1, 9 + further)]
+    assert parts(kept) == pytest.approx(kept.seconds)
+
+
+def test_incidents_keep_their_numbers_when_the_call_before_is_gone(tmp_path: Path, capsys: Any) -> None:
+    """Restarts are counted anew in each call; the summary knows how many there were before."""
+    header = to_line(Header("job", "rank", 0, 100, "host", 0.0, 1000.0))
+    told = record(0, "exception", "ValueError")
+    by_call: list[bytes] = []
+    for call in range(2):
+        found = [(0.0, 0, "run", {"world_size": 1, "before": 0})]
+        for number in range(1, 4):
+            found += [
+                (10.0 * number, number - 1, "raised", told),
+                (10.0 * number + 1, number, "restart", {"restart": number, "records": [told], "pings": 4}),
+                (10.0 * number + 2, number, "run", {"world_size": 1, "before": 1}),
+            ]
+        at = 1.0 + 100.0 * call
+        events = [Event(at + t, 1000.0 + at + t, call, i, 0, 0, "run", kind, more) for t, i, kind, more in found]
+        by_call.append(b"".join(map(to_line, events)))
+    path = tmp_path / "events" / "rank-0-host-100.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(header + b"".join(by_call))
+    writer.write(str(tmp_path))
+    (before,) = read_summary(str(tmp_path))
+    path.write_bytes(header + by_call[1])
+    writer.write(str(tmp_path))
+    assert read_summary(str(tmp_path)) == [before] and [loss.number for loss in before.losses] == [*range(1, 7)]
+    assert program.main([str(tmp_path), "--incident", "6"]) == 0
+    assert program.main([str(tmp_path), "--incident", "3"]) == 2
+
+
+def test_a_summary_with_more_than_this_version_knows(write: Written, tmp_path: Path) -> None:
+    a_job(write)
+    writer.write(str(tmp_path))
+    path = tmp_path / "incidents" / "summary.json"
+    told = json.loads(path.read_text())
+    told["jobs"][0] |= {"rack": 1}
+    told["jobs"][0]["losses"][0] |= {"rack": 1}
+    path.write_text(json.dumps(told))
+    assert read_summary(str(tmp_path)) == [accounted(tmp_path)]
+
+
+def test_an_incident_that_turns_out_to_be_none_is_not_kept(write: Written, tmp_path: Path) -> None:
+    """A monitor said that its rank died; then the others completed."""
+    many(write, range(1, 3))
+    write(1, 29.5, "died", role="monitor", how="killed by SIGKILL", signal=9)
+    writer.write(str(tmp_path))
+    assert len(read_summary(str(tmp_path))[0].losses) == 3
+    write(0, 31.0, "left", "out", 2, how="completed", pings=3)
+    writer.write(str(tmp_path))
+    assert read_summary(str(tmp_path)) == [accounted(tmp_path)] and len(accounted(tmp_path).losses) == 2
+
+
+def test_the_command_knows_what_the_summary_remembers(write: Written, tmp_path: Path, capsys: Any) -> None:
+    a_rank_that_dies_early(write)
+    writer.write(str(tmp_path))
+    forget(tmp_path, 55.0, 0, 1, 2)
+    (kept,) = read_summary(str(tmp_path))
+    assert program.main([str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert said.err == "" and "incidents 1-5: their events are gone" in said.out
+    assert program.main([str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["accounting"] == kept.to_json() and told["problems"] == []
+
+
+def test_the_command_says_of_which_incidents_nothing_is_known(write: Written, tmp_path: Path, capsys: Any) -> None:
+    a_rank_that_dies_early(write)
+    forget(tmp_path, 55.0, 0, 1)
+    assert program.main([str(tmp_path)]) == 0
+    assert "the events of incidents 2-5 are gone" in capsys.readouterr().err
 
 
 def test_a_job_of_the_same_name_that_began_later_is_another_one() -> None:
@@ -188,9 +312,9 @@ def test_a_summary_that_is_none(write: Written, tmp_path: Path, damage: bytes) -
     a_job(write)
     (tmp_path / "incidents").mkdir()
     (tmp_path / "incidents" / "summary.json").write_bytes(damage)
-    assert writer.read_summary(str(tmp_path)) == []
+    assert read_summary(str(tmp_path)) == []
     writer.write(str(tmp_path))
-    assert writer.read_summary(str(tmp_path)) == [accounted(tmp_path)]
+    assert read_summary(str(tmp_path)) == [accounted(tmp_path)]
 
 
 def test_what_is_printed(write: Written, tmp_path: Path, capsys: Any) -> None:

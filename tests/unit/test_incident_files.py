@@ -321,6 +321,21 @@ def test_no_second_program_beside_one_that_does_not_end(started: Started) -> Non
     assert len(started) == 1
 
 
+def test_many_incidents_while_a_program_writes_set_one_timer(started: Started) -> None:
+    """And one more program begins after the last of them, which the one that runs may have missed."""
+    reports = IncidentReports("/run", "job", 0)
+    assert reports.happened(0, 0) == FIRST_S
+    assert [reports.happened(iteration, 0) for iteration in range(1, 60)] == [None] * 59
+    assert reports.write() == FIRST_S, "what happened since is not complete yet"
+    started.ends = False
+    assert reports.write() == incidents.RETRY_S
+    assert reports.happened(60, 0) is None
+    started.ends = True
+    assert reports.write() == FIRST_S
+    assert reports.write() is None
+    assert len(started) == 3 and reports.happened(61, 0) == FIRST_S
+
+
 @pytest.mark.parametrize(
     ("turn", "completed", "writes"), [(0, True, True), (1, True, False), (1, False, True), (3, False, False)]
 )

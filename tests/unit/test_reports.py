@@ -253,6 +253,18 @@ def test_nobody_is_named_where_nothing_tells(write: Written, tmp_path: Path) -> 
     assert found.initial_rank is None and found.confidence <= 0.1
 
 
+def test_records_of_a_newer_version(write: Written, tmp_path: Path, capsys: Any) -> None:
+    """What they say beyond this one is left out; a kind that this one does not know is told of."""
+    newer = record(1, "terminated", "killed by SIGKILL") | {"rack": "r7"}
+    write(1, 1.0, "killed", role="monitor", record=newer, at_once=True)
+    restart(write, range(1), 1.0, [newer, record(2, "terminated") | {"interruption": "evaporated"}])
+    found = the_one(tmp_path).verdict
+    assert (found.initial_rank, found.kind) == (1, "signal")
+    assert program.main([str(tmp_path), "--json"]) == 0
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert problem.startswith("incidents 1: 1 record is left out") and "evaporated" in problem
+
+
 # --- incidents ----------------------------------------------------------------------------------------------------
 
 
@@ -413,14 +425,27 @@ def test_nothing_counts_twice_that_came_through_the_store(write: Written, tmp_pa
     a_fault(write)
     below = tmp_path / "events"
     own = below / "rank-0-job.jsonl"
-    relayed = below / "relayed-0-job.jsonl"
-    relayed.write_bytes(own.read_bytes())
+    for ending in (".jsonl", ".jsonl.1"):  # the rank has no second file of its own
+        (below / f"relayed-0-job{ending}").write_bytes(own.read_bytes())
     ((trail,), _) = read(str(tmp_path))
     both = len(trail.entries)
     own.unlink()
+    (below / "relayed-0-job.jsonl.1").unlink()
     ((trail,), problems) = read(str(tmp_path))
     assert problems == []
-    assert len(trail.entries) == both
+    assert len(trail.entries) == both == 3
+
+
+@pytest.mark.parametrize(("wall", "at"), [(1300.0, 1310.0), (1030.0, 1010.0)], ids=["another machine", "clock was set"])
+def test_the_name_of_a_host_comes_back_with_another_clock(tmp_path: Path, wall: float, at: float) -> None:
+    """A pod that is replaced keeps its name, on a machine that was started at another time."""
+    (tmp_path / "events").mkdir()
+    for pid, time in ((7, 1000.0), (8, wall)):
+        line = to_line(Event(20.0, time + 10.0, 0, 0, 0, 0, "run", "run", {}))
+        header = to_line(Header("job", "rank", 0, pid, "train-0", 10.0, time))
+        (tmp_path / "events" / f"rank-0-train-0-{pid}.jsonl").write_bytes(header + line)
+    ((trail,), _) = read(str(tmp_path))
+    assert [entry.at for entry in trail.entries] == [1010.0, at]
 
 
 @pytest.mark.parametrize(("name", "words"), [("none", "is no directory"), (".", "no folder 'events' in it")])

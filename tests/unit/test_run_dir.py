@@ -139,3 +139,12 @@ def test_restarts_are_counted_by_who_saw_most(tmp_path: Path) -> None:
     earlier = [path.name for path in (tmp_path / "events").iterdir()]
     _write(tmp_path, 0, 14, ["restart"])
     assert count_restarts(str(tmp_path), earlier) == (1, False)
+
+
+def test_restarts_are_counted_of_which_the_events_are_gone(tmp_path: Path) -> None:
+    """Two calls, with 31 and 7 restarts; of the first ones the lines have made room for newer ones."""
+    file = EventFile(str(tmp_path), Header("j", "rank", 0, 10, host=socket.gethostname()))
+    for call, number in ((0, 30), (0, 31), (1, 6), (1, 7)):
+        file.write(Event(1.0, 1.0, call, number, 0, 0, "end round", "restart", {"restart": number, "why": "x"}))
+    file.close()
+    assert count_restarts(str(tmp_path)) == (38, False)
