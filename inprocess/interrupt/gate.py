@@ -34,6 +34,7 @@ from inprocess.interrupt.frames import (
 )
 from inprocess.interrupt.in_flight import InFlight
 from inprocess.interrupt.judging import answers_interruption, behind, let_go, set_handled, under_way
+from inprocess.interrupt.whereabouts import counts_as
 from inprocess.system import clock
 from inprocess.system.errors import in_words
 from inprocess.system.latch import Latch
@@ -66,9 +67,13 @@ class Returned:
 
 @dataclass(frozen=True)
 class Raised:
-    """The function raised `exception`, on its own account."""
+    """The function raised `exception`, on its own account.
+
+    `instead` is empty, or says in words what it raised in place of that: an exit in answer to it, see `counts_as`.
+    """
 
     exception: BaseException
+    instead: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,6 +145,9 @@ class Gate:
         the interruption (``except BaseException: sys.exit(1)``); also where the interruption hits one of them on its
         way out. So is an error that was handled before the abort, and is what the function would have raised, see
         `in_flight`. A normal return is `Returned`, however late.
+
+        SystemExit in answer to an error out of a collective counts as that error at all times: the cause is most likely
+        another rank's failure, which this rank need not have heard of yet.
 
         A process that the function forks ends where it leaves it, see `forks`.
         """
@@ -222,24 +230,30 @@ class Gate:
 
     def _judge(self, raised: BaseException, outer: BaseException | None) -> Outcome:
         """What it means that the function raised; ``outer`` was being handled before it was called."""
-        error = under_way(raised) if isinstance(raised, RankShouldRestart) else raised
-        if not (self.interrupting or self.atomic.closed) or asks_for_end(error, (RestartAbort, KeyboardInterrupt)):
+        error = under_way(raised, outer) if isinstance(raised, RankShouldRestart) else raised
+        counts = counts_as(error, outer)
+        if not (self.interrupting or self.atomic.closed):
+            if counts is error:
+                return Raised(error)
+            let_go(raised, outer, counts)
+            return Raised(counts, instead=in_words(error))
+        if asks_for_end(error, (RestartAbort, KeyboardInterrupt)):
             return Raised(error)
-        if asks_for_end(error, (SystemExit,)) and not answers_interruption(error):
+        if asks_for_end(counts, (SystemExit,)) and not answers_interruption(counts, outer):
             return Raised(error)
-        if (cause := self._cause(raised)) is not None:
+        if (cause := self._cause(raised, outer)) is not None:
             let_go(raised, outer, cause)
             return Raised(cause)
         let_go(raised, outer)
         return Interrupted("" if isinstance(error, RankShouldRestart) else in_words(error))
 
-    def _cause(self, raised: BaseException) -> BaseException | None:
+    def _cause(self, raised: BaseException, outer: BaseException | None) -> BaseException | None:
         """The function's own error, whose place ``raised`` has taken."""
         found = self._in_flight
         if found is None:
             return None
         if (leaving := found.leaving()) is not None:
-            return leaving
+            return counts_as(leaving, outer)
         failure = found.failure() if self._stood_still else None
         return failure if any(each is failure for each in behind(raised)) else None
 

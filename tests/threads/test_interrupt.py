@@ -25,6 +25,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
 from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Pipe
@@ -39,6 +40,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 from torch.distributed import _functional_collectives as functional
 from torch.multiprocessing import reductions
 
@@ -303,6 +305,80 @@ def test_leaving_that_is_hit_on_its_way_out_stays_the_users(gate: Gate, error: B
     outcome = run_interrupted(gate, fn)
     assert isinstance(outcome, Raised)
     assert outcome.exception is error
+
+
+@pytest.mark.parametrize("error", [RestartAbort("enough"), KeyboardInterrupt(), SystemExit(3)])
+def test_an_exit_that_the_caller_handles_is_none_of_the_function(gate: Gate, error: BaseException) -> None:
+    """As in a loop of the program's that tries again after its first job has ended."""
+    try:
+        raise error
+    except BaseException:
+        assert run_interrupted(gate, then(spin)) == Interrupted()
+
+
+def test_an_exit_below_an_interruption_that_the_caller_handles_stays_the_users(gate: Gate) -> None:
+    def fn() -> None:
+        gate.close_for_abort()
+        sys.exit(3)
+
+    try:
+        raise RankShouldRestart
+    except RankShouldRestart:
+        outcome = gate.run(fn)
+    assert isinstance(outcome, Raised) and isinstance(outcome.exception, SystemExit)
+
+
+def exit_in_answer(store: Any, meanwhile: Callable[[], object]) -> None:
+    """As where another rank has failed: ``except Exception: sys.exit(1)``."""
+    held = Held()
+    try:
+        store.wait(["key"], timedelta(milliseconds=1))
+    except Exception as error:
+        error.held = held  # type: ignore[attr-defined]
+        meanwhile()
+        sys.exit(1)
+
+
+class Held:
+    """What a frame holds."""
+
+
+def test_exit_in_answer_to_an_error_of_a_collective_is_that_error(gate: Gate) -> None:
+    """This rank has not yet heard of the interruption."""
+    outcome = gate.run(exit_in_answer, (HashStore(), lambda: None))
+    assert isinstance(outcome, Raised)
+    assert isinstance(outcome.exception, RuntimeError)
+    assert outcome.instead == "SystemExit: 1"
+
+
+def test_exit_in_answer_to_an_error_of_a_collective_counts_as_interrupted(gate: Gate) -> None:
+    outcome = gate.run(exit_in_answer, (HashStore(), gate.close_for_abort))
+    assert outcome == Interrupted("SystemExit: 1")
+
+
+def test_exit_in_answer_to_an_error_of_a_collective_is_hit_on_its_way_out(gate: Gate) -> None:
+    def fn(go: Go) -> None:
+        try:
+            exit_in_answer(HashStore(), lambda: None)
+        finally:
+            go()
+            spin()
+
+    assert run_interrupted(gate, fn) == Interrupted("SystemExit: 1")
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_exit_in_answer_to_an_error_that_the_caller_handles(gate: Gate, closed: bool) -> None:
+    def fn() -> None:
+        if closed:
+            gate.close_for_abort()
+        sys.exit(1)
+
+    try:
+        HashStore().wait(["key"], timedelta(milliseconds=1))
+    except RuntimeError:
+        outcome = gate.run(fn)
+    assert isinstance(outcome, Raised) and isinstance(outcome.exception, SystemExit)
 
 
 def test_exit_of_its_own_stays_the_users(gate: Gate) -> None:
