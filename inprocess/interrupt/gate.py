@@ -24,6 +24,7 @@ from inprocess.interrupt.frames import (
     LOSING,
     REAPERS,
     STARTERS,
+    UNLOCKING,
     WHOLE,
     call,
     codes,
@@ -128,11 +129,13 @@ class Gate:
         self._armed = False
         self._asked_at = 0.0
         self._spared_since = 0.0
-        self._starters = self._losers = self._reapers = frozenset[int]()
+        self._starters = self._losers = self._reapers = self._locking = self._unlocking = frozenset[int]()
         self._losing = frozenset[str]()
         self._raised_at = 0.0
         self.raised_where = ""
         self._dropped = False
+        # whether the handler last found it in a line that takes or gives back a lock; written by the main thread
+        self._at_lock = False
         # what the main thread handled before the abort, and whether nobody made progress; until it has left
         self._in_flight: InFlight | None = None
         self._stood_still = False
@@ -226,6 +229,7 @@ class Gate:
         """Note that it is asked for, and look up what is left alone: the program imports modules at any time."""
         self._spared_since, self._asked_at = 0.0, now
         self._starters, self._losers, self._reapers = codes(STARTERS), codes(LOSERS), codes(REAPERS)
+        self._locking, self._unlocking = codes(LOCKING), codes(UNLOCKING)
         self._losing = frozenset((*LOSING, getattr(sys.modules.get(FUNCTIONAL), "__file__", None) or ""))
 
     def _judge(self, raised: BaseException, outer: BaseException | None) -> Outcome:
@@ -274,6 +278,11 @@ class Gate:
         asked = now - self._asked_at
         stack = inside(frame)
         files, codes_there = {code.co_filename for code in stack}, {id(code) for code in stack}
+        locking, unlocking = id(frame.f_code) in self._locking, not self._unlocking.isdisjoint(codes_there)
+        self._at_lock = locking or unlocking
+        if unlocking:  # so it does not wait for a lock, wherever it was found before
+            self._spared_since = 0.0
+            return False
         if (asked < IMPORT_PATIENCE and IMPORT in files) or (asked < START_PATIENCE and codes_there & self._starters):
             self._spared_since = 0.0
             return False
@@ -281,7 +290,7 @@ class Gate:
         if files & self._losing or codes_there & self._losers:
             patience = LOSS_PATIENCE
         elif (
-            frame.f_code in LOCKING
+            locking
             or codes_there & self._reapers
             or logging.__file__ in files
             or any(code.co_name == "__del__" for code in stack)
@@ -318,7 +327,8 @@ class Gate:
             if self.left.wait(pause):
                 return False
             release()
-            pause = min(2 * pause, MAX_PAUSE_S)
+            # in a loop that does little else, most signals find it there
+            pause = FIRST_PAUSE_S if self._at_lock else min(2 * pause, MAX_PAUSE_S)
             if self._armed and not reported and clock.monotonic() - begin > retry_after:
                 reported = True
                 self._interrupter.report_unanswered(retry_after)

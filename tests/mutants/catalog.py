@@ -716,6 +716,18 @@ INTERRUPTION = (
         "if False:",
     ),
     raised(
+        "locks_stay_locked",
+        "the interruption is raised in the line that gives back a lock, which stays locked",
+        "        if unlocking:  #",
+        "        if False:  #",
+    ),
+    raised(
+        "locks_are_taken_for_nobody",
+        "the interruption is raised in the line that has just taken a lock",
+        "            locking\n            or codes",
+        "            codes",
+    ),
+    raised(
         "logging_is_torn",
         "the interruption is raised in logging, which holds a lock",
         "patience = PATIENCE\n",

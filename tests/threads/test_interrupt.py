@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import itertools
 import logging
 import math
 import multiprocessing.process
@@ -33,6 +34,7 @@ from multiprocessing.heap import Arena
 from multiprocessing.managers import SyncManager
 from multiprocessing.pool import Pool
 from multiprocessing.shared_memory import SharedMemory
+from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import SemLock
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -62,6 +64,7 @@ from inprocess.system.errors import PACKAGE
 
 Go = Callable[[], None]  # what the function calls when it may be interrupted
 
+FORK, SPAWN = multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")
 CEILING = 5.0  # seconds; a run that takes longer waited for something that should have been interrupted
 
 
@@ -468,27 +471,58 @@ def test_what_stays_marked_as_handled_is_taken_back(gate: Gate, outcome: str) ->
     assert isinstance(result, Returned if outcome == "returns" else Raised)
 
 
-@pytest.mark.parametrize("which", ["__enter__", "__exit__"])
-def test_condition_that_is_just_taken_or_given_back(gate: Gate, interrupter: Interrupter, which: str) -> None:
-    """At each of its instructions. Its lock would stay held, and a thread that is starting would never come up."""
-    code = getattr(threading.Condition, which).__code__
+def lock_in_condition() -> tuple[Any, Any]:
+    return threading.Condition(lock := threading.Lock()), lock
+
+
+def shared_lock() -> tuple[Any, Any]:
+    lock = SPAWN.Lock()
+    return lock, lock
+
+
+def lock_in_shared_condition() -> tuple[Any, Any]:
+    return SPAWN.Condition(lock := SPAWN.Lock()), lock
+
+
+def lock_of_shared_value() -> tuple[Any, Any]:
+    return Synchronized(ctypes.c_int(0), lock := SPAWN.Lock()), lock
+
+
+GUARDS = [lock_in_condition, shared_lock, lock_in_shared_condition, lock_of_shared_value]
+LINES = [*itertools.product(GUARDS, ["__enter__", "__exit__"]), (lock_of_shared_value, "value")]
+
+
+@pytest.mark.parametrize(("make", "which"), LINES, ids=lambda of: getattr(of, "__name__", of))
+def test_lock_that_is_just_taken_or_given_back(
+    gate: Gate, interrupter: Interrupter, make: Callable[[], tuple[Any, Any]], which: str
+) -> None:
+    """At each of its instructions. It would stay held, and a thread that is starting would never come up.
+
+    A lock that is just given back is not interrupted however long a loop takes it again and again.
+    """
     places = []
-    lock = threading.Lock()
-    condition = threading.Condition(lock)
+    guard, lock = make()
+    found = getattr(type(guard), which)
+    code = getattr(found, "fget", found).__code__
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
         frame.f_trace_opcodes = frame.f_code is code
         if event == "opcode":
             places.append(frame.f_lasti)
-            gate._asked_at = time.monotonic()
+            gate._ask(time.monotonic())
+            if which == "__exit__":
+                gate._spared_since = time.monotonic() - 2 * PATIENCE
             gate.atomic.closed = gate.interrupting = gate._armed = True
             interrupter._handle(interrupter.signum, frame)
         return trace
 
     def fn() -> None:
         sys.settrace(trace)
-        with condition:
-            pass
+        if which == "value":
+            assert guard.value == 0
+        else:
+            with guard:
+                pass
         sys.settrace(None)
         signal.raise_signal(interrupter.signum)
 
@@ -501,7 +535,7 @@ def test_condition_that_is_just_taken_or_given_back(gate: Gate, interrupter: Int
         pytest.skip("Python 3.12.1 does not report the instructions of this function")
     assert outcome == Interrupted()
     assert len(places) > 3
-    assert not lock.locked()
+    assert lock.acquire(False)
     assert "in fn" in gate.raised_where
 
 
@@ -1109,7 +1143,6 @@ def started(make: Callable[[], Any], start: Callable[[Any], object]) -> Any:
     return made
 
 
-FORK, SPAWN = multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")
 #: what is made, where a bare descriptor, child or file passes between two lines
 MADE: dict[str, Callable[[], Any]] = {
     "pipe": Pipe,
