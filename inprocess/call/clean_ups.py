@@ -96,6 +96,7 @@ class CleanUps:
         spot, error = whereabouts.look(), None if found is None else found.leaving()
         if error is None or spot is None or not spot.waits:
             return None
+        error = whereabouts.counts_as(error, None)
         if isinstance(error, RankShouldRestart):
             return participant.request(error)
         if not asks_for_end(error):

@@ -146,6 +146,13 @@ class UserCode:
                 "outcome", participant.membership.iteration
             )  # raises where the store is lost
             return Event.INTERRUPTED
+        if outcome.instead:
+            log.info(
+                "%s: %s, in answer to an error that came out of a collective, counts as that error, and this rank "
+                "restarts with the others. To leave the job, raise RestartAbort",
+                participant.who,
+                outcome.instead,
+            )
         return self._raised(outcome.exception)
 
     def _raised(self, error: BaseException) -> Event:

@@ -6,7 +6,6 @@ import contextlib
 import operator
 import sys
 import tempfile
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FrameType
@@ -24,9 +23,24 @@ PLACES = 3
 IMPORT = "<frozen importlib._bootstrap>"
 #: where torch begins a collective and hands its result out: one that nobody gets is never waited for, nor freed
 FUNCTIONAL = "torch.distributed._functional_collectives"
-LOCKING = (threading.Condition.__enter__.__code__, threading.Condition.__exit__.__code__)
-#: functions that start processes, or begin and end a profile, which crashes if it is cut in half; in modules that the
-#: program may not have imported
+#: functions that take a lock: it would stay locked if nobody were there yet to give it back. They may wait for it, so
+#: they are left alone for a moment only; in modules that the program may not have imported, as all below
+LOCKING = (
+    ("threading", "Condition.__enter__"),
+    ("multiprocessing.synchronize", "SemLock.__enter__"),
+    ("multiprocessing.synchronize", "Condition.__enter__"),
+    ("multiprocessing.sharedctypes", "SynchronizedBase.__enter__"),
+    ("multiprocessing.sharedctypes", "Synchronized.value.fget"),
+    ("multiprocessing.sharedctypes", "Synchronized.value.fset"),
+)
+#: and those that give it back, which never wait: never interrupted. A loop may be found there again and again
+UNLOCKING = (
+    ("threading", "Condition.__exit__"),
+    ("multiprocessing.synchronize", "SemLock.__exit__"),
+    ("multiprocessing.synchronize", "Condition.__exit__"),
+    ("multiprocessing.sharedctypes", "SynchronizedBase.__exit__"),
+)
+#: functions that start processes, or begin and end a profile, which crashes if it is cut in half
 STARTERS = (
     ("multiprocessing.process", "BaseProcess.start"),
     ("multiprocessing.managers", "BaseManager.start"),

@@ -24,6 +24,7 @@ from inprocess.interrupt.frames import (
     LOSING,
     REAPERS,
     STARTERS,
+    UNLOCKING,
     WHOLE,
     call,
     codes,
@@ -34,6 +35,7 @@ from inprocess.interrupt.frames import (
 )
 from inprocess.interrupt.in_flight import InFlight
 from inprocess.interrupt.judging import answers_interruption, behind, let_go, set_handled, under_way
+from inprocess.interrupt.whereabouts import counts_as
 from inprocess.system import clock
 from inprocess.system.errors import in_words
 from inprocess.system.latch import Latch
@@ -66,9 +68,13 @@ class Returned:
 
 @dataclass(frozen=True)
 class Raised:
-    """The function raised `exception`, on its own account."""
+    """The function raised `exception`, on its own account.
+
+    `instead` is empty, or says in words what it raised in place of that: an exit in answer to it, see `counts_as`.
+    """
 
     exception: BaseException
+    instead: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,11 +129,13 @@ class Gate:
         self._armed = False
         self._asked_at = 0.0
         self._spared_since = 0.0
-        self._starters = self._losers = self._reapers = frozenset[int]()
+        self._starters = self._losers = self._reapers = self._locking = self._unlocking = frozenset[int]()
         self._losing = frozenset[str]()
         self._raised_at = 0.0
         self.raised_where = ""
         self._dropped = False
+        # whether the handler last found it in a line that takes or gives back a lock; written by the main thread
+        self._at_lock = False
         # what the main thread handled before the abort, and whether nobody made progress; until it has left
         self._in_flight: InFlight | None = None
         self._stood_still = False
@@ -140,6 +148,9 @@ class Gate:
         the interruption (``except BaseException: sys.exit(1)``); also where the interruption hits one of them on its
         way out. So is an error that was handled before the abort, and is what the function would have raised, see
         `in_flight`. A normal return is `Returned`, however late.
+
+        SystemExit in answer to an error out of a collective counts as that error at all times: the cause is most likely
+        another rank's failure, which this rank need not have heard of yet.
 
         A process that the function forks ends where it leaves it, see `forks`.
         """
@@ -218,28 +229,35 @@ class Gate:
         """Note that it is asked for, and look up what is left alone: the program imports modules at any time."""
         self._spared_since, self._asked_at = 0.0, now
         self._starters, self._losers, self._reapers = codes(STARTERS), codes(LOSERS), codes(REAPERS)
+        self._locking, self._unlocking = codes(LOCKING), codes(UNLOCKING)
         self._losing = frozenset((*LOSING, getattr(sys.modules.get(FUNCTIONAL), "__file__", None) or ""))
 
     def _judge(self, raised: BaseException, outer: BaseException | None) -> Outcome:
         """What it means that the function raised; ``outer`` was being handled before it was called."""
-        error = under_way(raised) if isinstance(raised, RankShouldRestart) else raised
-        if not (self.interrupting or self.atomic.closed) or asks_for_end(error, (RestartAbort, KeyboardInterrupt)):
+        error = under_way(raised, outer) if isinstance(raised, RankShouldRestart) else raised
+        counts = counts_as(error, outer)
+        if not (self.interrupting or self.atomic.closed):
+            if counts is error:
+                return Raised(error)
+            let_go(raised, outer, counts)
+            return Raised(counts, instead=in_words(error))
+        if asks_for_end(error, (RestartAbort, KeyboardInterrupt)):
             return Raised(error)
-        if asks_for_end(error, (SystemExit,)) and not answers_interruption(error):
+        if asks_for_end(counts, (SystemExit,)) and not answers_interruption(counts, outer):
             return Raised(error)
-        if (cause := self._cause(raised)) is not None:
+        if (cause := self._cause(raised, outer)) is not None:
             let_go(raised, outer, cause)
             return Raised(cause)
         let_go(raised, outer)
         return Interrupted("" if isinstance(error, RankShouldRestart) else in_words(error))
 
-    def _cause(self, raised: BaseException) -> BaseException | None:
+    def _cause(self, raised: BaseException, outer: BaseException | None) -> BaseException | None:
         """The function's own error, whose place ``raised`` has taken."""
         found = self._in_flight
         if found is None:
             return None
         if (leaving := found.leaving()) is not None:
-            return leaving
+            return counts_as(leaving, outer)
         failure = found.failure() if self._stood_still else None
         return failure if any(each is failure for each in behind(raised)) else None
 
@@ -260,6 +278,11 @@ class Gate:
         asked = now - self._asked_at
         stack = inside(frame)
         files, codes_there = {code.co_filename for code in stack}, {id(code) for code in stack}
+        locking, unlocking = id(frame.f_code) in self._locking, not self._unlocking.isdisjoint(codes_there)
+        self._at_lock = locking or unlocking
+        if unlocking:  # so it does not wait for a lock, wherever it was found before
+            self._spared_since = 0.0
+            return False
         if (asked < IMPORT_PATIENCE and IMPORT in files) or (asked < START_PATIENCE and codes_there & self._starters):
             self._spared_since = 0.0
             return False
@@ -267,7 +290,7 @@ class Gate:
         if files & self._losing or codes_there & self._losers:
             patience = LOSS_PATIENCE
         elif (
-            frame.f_code in LOCKING
+            locking
             or codes_there & self._reapers
             or logging.__file__ in files
             or any(code.co_name == "__del__" for code in stack)
@@ -304,7 +327,8 @@ class Gate:
             if self.left.wait(pause):
                 return False
             release()
-            pause = min(2 * pause, MAX_PAUSE_S)
+            # in a loop that does little else, most signals find it there
+            pause = FIRST_PAUSE_S if self._at_lock else min(2 * pause, MAX_PAUSE_S)
             if self._armed and not reported and clock.monotonic() - begin > retry_after:
                 reported = True
                 self._interrupter.report_unanswered(retry_after)

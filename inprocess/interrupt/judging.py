@@ -10,27 +10,33 @@ from collections.abc import Iterator
 
 from inprocess.exception import GROUP, RankShouldRestart, RestartAbort
 
-__all__ = ["answers_interruption", "behind", "let_go", "set_handled", "under_way"]
+__all__ = ["answers_interruption", "behind", "chain", "let_go", "set_handled", "under_way"]
 
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-def under_way(interruption: BaseException) -> BaseException:
-    """The user's own exit that the interruption hit on its way out, in a `finally` block, or the interruption."""
-    for error in _chain(interruption):
+def under_way(interruption: BaseException, outer: BaseException | None) -> BaseException:
+    """The user's own exit that the interruption hit on its way out, in a `finally` block, or the interruption.
+
+    ``outer``: what was handled before the function was called. An exit in there, or behind it, is none of the function.
+    """
+    for error in chain(interruption, outer):
         if isinstance(error, RestartAbort | KeyboardInterrupt | SystemExit):
             return error
     return interruption
 
 
-def answers_interruption(error: BaseException) -> bool:
-    """Whether `error` was raised while RankShouldRestart was being handled."""
-    return any(isinstance(cause, RankShouldRestart) for cause in _chain(error))
+def answers_interruption(error: BaseException, outer: BaseException | None) -> bool:
+    """Whether `error` was raised while RankShouldRestart was being handled, in the function."""
+    return any(isinstance(cause, RankShouldRestart) for cause in chain(error, outer))
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception and those that were being handled, or under way, when it was raised; the latest first."""
-    seen: set[int] = set()
+def chain(error: BaseException, outer: BaseException | None) -> Iterator[BaseException]:
+    """An exception and those that were being handled, or under way, when it was raised; the latest first.
+
+    Up to ``outer``: what was handled before the function was called.
+    """
+    seen = {id(outer)}
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
         yield cause

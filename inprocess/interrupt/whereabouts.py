@@ -4,6 +4,8 @@ Told from its frames, without reading any source: nothing here may block. Python
 the innermost line is the user's own, or autograd's, what that line calls and whether the kernel has put the thread to
 sleep decide. A rank that waits in a way that is not known here is named too: the log says where it is, not that it is
 at fault.
+
+Likewise told from frames: whether an error came out of a collective, and which exit was raised in answer to one.
 """
 
 from __future__ import annotations
@@ -13,15 +15,18 @@ import dis
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
+from inprocess.exception import ENDS, Preempted, asks_for_end
+from inprocess.interrupt.judging import chain
 from inprocess.protocol.messages import Spot
 from inprocess.system.errors import PACKAGE
 from inprocess.system.interpreter import running_frames
 
-__all__ = ["has_left_collective", "in_collective", "is_users", "look", "stacks"]
+__all__ = ["counts_as", "has_left_collective", "in_collective", "is_users", "look", "stacks"]
 
 #: so much of a file's path, from its end, and of a function's name is told (characters)
 MAX_FILE_LENGTH, MAX_NAME_LENGTH = 120, 60
@@ -49,6 +54,10 @@ _DEVICE = (f"cuda{os.sep}", _BACKWARD)
 _WAITING = frozenset({"wait"})
 #: ... or for the GPU
 _SYNCHRONIZING = frozenset({"synchronize", "item", "tolist", "cpu", "numpy"})
+#: an exit that may be an answer to another rank's failure; the others are deliberate
+_DELIBERATE = (Preempted, *(end for end in ENDS if end is not SystemExit))
+#: torch's names of errors that are this rank's own wherever they are raised: its memory, its GPU
+_OWN = frozenset({"OutOfMemoryError", "AcceleratorError"})
 
 
 def look() -> Spot | None:
@@ -97,10 +106,36 @@ def has_left_collective() -> bool:
     """Whether the main thread handles an error that came out of a collective: its frames do not show that any more."""
     handled = sys._current_exceptions().get(threading.main_thread().ident or 0)
     error = handled[1] if isinstance(handled, tuple) else handled  # a tuple before Python 3.12
-    trace = None if error is None else error.__traceback__
-    while trace is not None and not in_collective(trace.tb_frame):
-        trace = trace.tb_next
-    return trace is not None
+    if error is None:
+        return False
+    error = counts_as(error, None)
+    return any(in_collective(frame) for frame, _ in traceback.walk_tb(error.__traceback__)) or _left_collective(error)
+
+
+def counts_as(error: BaseException, outer: BaseException | None) -> BaseException:
+    """What this is to the job: of an exit in answer to an error out of a collective, that error; else itself.
+
+    With ``except Exception: sys.exit(1)`` a rank would leave the job because another one has failed. ``outer``: what
+    was handled before the function was called.
+    """
+    if not asks_for_end(error, (SystemExit,)) or asks_for_end(error, _DELIBERATE):
+        return error
+    return next((each for each in chain(error, outer) if _left_collective(each)), error)
+
+
+def _left_collective(error: BaseException) -> bool:
+    """Whether it was raised in a collective or a wait for a store, and not in the user's code that those call."""
+    if not isinstance(error, Exception) or type(error).__name__ in _OWN:
+        return False
+    if isinstance(error, getattr(sys.modules.get("torch.distributed"), "DistError", ())):
+        return True
+    steps = list(traceback.walk_tb(error.__traceback__))
+    for frame, line in reversed(steps):
+        if not _is_beside(frame.f_code.co_filename):
+            # C++ raises in the user's own line, and says no more than that it is a RuntimeError
+            waits = frame is steps[-1][0] and isinstance(error, RuntimeError)
+            return in_collective(frame) or (waits and not _WAITING.isdisjoint(_names_on_line(frame.f_code, line)))
+    return False
 
 
 def stacks() -> list[dict[str, Any]]:
@@ -159,7 +194,7 @@ def _waits(inside: list[FrameType], asleep: bool) -> bool:
         return asleep or _uses_gpu()
     if frame is not inside[0] or not is_users(frame):
         return False
-    called = _names_on_line(frame)
+    called = _names_on_line(frame.f_code, frame.f_lineno)
     return (asleep and not _WAITING.isdisjoint(called)) or (_uses_gpu() and not _SYNCHRONIZING.isdisjoint(called))
 
 
@@ -173,9 +208,8 @@ def _uses_gpu() -> bool:
     return cuda is not None and bool(cuda.is_initialized())
 
 
-def _names_on_line(frame: FrameType) -> set[str]:
-    """The names that the line of this frame mentions."""
-    code, line = frame.f_code, frame.f_lineno
+def _names_on_line(code: CodeType, line: int) -> set[str]:
+    """The names that this line mentions."""
     spans = [range(begin, end) for begin, end, number in code.co_lines() if number == line]
     names = set(code.co_names)
     return {

@@ -624,25 +624,37 @@ INTERRUPTION = (
     raised(
         "exit_is_lost",
         "sys.exit() during a restart counts as interrupted",
-        "if asks_for_end(error, (SystemExit,)) and not answers_interruption(error):",
+        "if asks_for_end(counts, (SystemExit,)) and not answers_interruption(counts, outer):",
         "if False:",
     ),
     raised(
         "exit_in_answer_leaves",
         "sys.exit() in answer to the interruption ends the rank",
-        " and not answers_interruption(error):",
+        " and not answers_interruption(counts, outer):",
         ":",
     ),
     raised(
         "leaving_is_lost",
         "an exit that the interruption hits on its way out is lost",
-        "under_way(raised) if isinstance(raised, RankShouldRestart) else raised",
+        "under_way(raised, outer) if isinstance(raised, RankShouldRestart) else raised",
         "raised",
+    ),
+    raised(
+        "exit_after_anothers_failure_leaves",
+        "healthy ranks exit since their collectives have ended, and leave",
+        "counts = counts_as(error, outer)",
+        "counts = error",
+    ),
+    raised(
+        "exits_around_the_call_count",
+        "an exit that the caller handles takes healthy ranks out",
+        "    seen = {id(outer)}\n",
+        "    seen = set[int]()\n",
     ),
     in_flight(
         "errors_in_flight_are_lost",
         "an error that the interruption hits on its way out is lost",
-        "        if (leaving := found.leaving()) is not None:\n            return leaving\n",
+        "        if (leaving := found.leaving()) is not None:\n            return counts_as(leaving, outer)\n",
     ),
     in_flight(
         "handlers_are_failures",
@@ -702,6 +714,18 @@ INTERRUPTION = (
         "the interruption is raised in the lines that take atomic()'s lock",
         "if id(frame.f_code) in WHOLE:",
         "if False:",
+    ),
+    raised(
+        "locks_stay_locked",
+        "the interruption is raised in the line that gives back a lock, which stays locked",
+        "        if unlocking:  #",
+        "        if False:  #",
+    ),
+    raised(
+        "locks_are_taken_for_nobody",
+        "the interruption is raised in the line that has just taken a lock",
+        "            locking\n            or codes",
+        "            codes",
     ),
     raised(
         "logging_is_torn",
@@ -2141,6 +2165,11 @@ NCCL = (
         "each operator of torch's is taken for a collective",
         "_operator(frame).startswith(_FUNCTIONAL)",
         'frame.f_code.co_name == "__call__"',
+    ),
+    _in("interrupt/whereabouts.py", "tests/threads/test_whereabouts.py")(
+        "own_memory_is_anothers_failure",
+        "a rank without memory exits, and is restarted",
+        " or type(error).__name__ in _OWN",
     ),
     _in("interrupt/whereabouts.py", "tests/threads/test_nccl_bootstrap.py")(
         "compiled_code_waits",

@@ -7,9 +7,11 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from torch._C._distributed_c10d import HashStore
 
 from inprocess.interrupt import in_flight
 from inprocess.interrupt.gate import Gate, Interrupted, Outcome, Raised, Returned
@@ -40,6 +42,13 @@ def run_noted(
     finally:
         here.set()
         thread.join()
+
+
+def run_unnoted(gate: Gate, fn: Callable[[Go], object]) -> Outcome:
+    """Likewise, where that is another rank's failure, seen from here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gate, "note", lambda found, stood_still: None)
+        return run_noted(gate, fn)
 
 
 def wait(go: Go) -> None:
@@ -167,6 +176,26 @@ def test_an_exit_is_found_behind_what_the_abort_raises(gate: Gate, kind: type[Ba
     outcome = run_noted(gate, fn)
     assert isinstance(outcome, Raised)
     assert isinstance(outcome.exception, kind)
+
+
+@needs_table
+@pytest.mark.parametrize("noted", [True, False])
+def test_an_exit_in_answer_to_an_error_of_a_collective(gate: Gate, noted: bool) -> None:
+    """Its clean-up waits: it is the error's place that it has taken."""
+    errors: list[BaseException] = []
+
+    def fn(go: Go) -> None:
+        try:
+            try:
+                HashStore().wait(["key"], timedelta(milliseconds=1))
+            except Exception as error:
+                errors.append(error)
+                sys.exit(1)
+        finally:
+            wait(go)
+
+    outcome = run_noted(gate, fn) if noted else run_unnoted(gate, fn)
+    assert outcome == (Raised(errors[0]) if noted else Interrupted("SystemExit: 1"))
 
 
 def swallows(go: Go) -> None:

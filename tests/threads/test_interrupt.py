@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import itertools
 import logging
 import math
 import multiprocessing.process
@@ -25,6 +26,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
 from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Pipe
@@ -32,6 +34,7 @@ from multiprocessing.heap import Arena
 from multiprocessing.managers import SyncManager
 from multiprocessing.pool import Pool
 from multiprocessing.shared_memory import SharedMemory
+from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import SemLock
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -39,6 +42,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 from torch.distributed import _functional_collectives as functional
 from torch.multiprocessing import reductions
 
@@ -60,6 +64,7 @@ from inprocess.system.errors import PACKAGE
 
 Go = Callable[[], None]  # what the function calls when it may be interrupted
 
+FORK, SPAWN = multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")
 CEILING = 5.0  # seconds; a run that takes longer waited for something that should have been interrupted
 
 
@@ -305,6 +310,80 @@ def test_leaving_that_is_hit_on_its_way_out_stays_the_users(gate: Gate, error: B
     assert outcome.exception is error
 
 
+@pytest.mark.parametrize("error", [RestartAbort("enough"), KeyboardInterrupt(), SystemExit(3)])
+def test_an_exit_that_the_caller_handles_is_none_of_the_function(gate: Gate, error: BaseException) -> None:
+    """As in a loop of the program's that tries again after its first job has ended."""
+    try:
+        raise error
+    except BaseException:
+        assert run_interrupted(gate, then(spin)) == Interrupted()
+
+
+def test_an_exit_below_an_interruption_that_the_caller_handles_stays_the_users(gate: Gate) -> None:
+    def fn() -> None:
+        gate.close_for_abort()
+        sys.exit(3)
+
+    try:
+        raise RankShouldRestart
+    except RankShouldRestart:
+        outcome = gate.run(fn)
+    assert isinstance(outcome, Raised) and isinstance(outcome.exception, SystemExit)
+
+
+def exit_in_answer(store: Any, meanwhile: Callable[[], object]) -> None:
+    """As where another rank has failed: ``except Exception: sys.exit(1)``."""
+    held = Held()
+    try:
+        store.wait(["key"], timedelta(milliseconds=1))
+    except Exception as error:
+        error.held = held  # type: ignore[attr-defined]
+        meanwhile()
+        sys.exit(1)
+
+
+class Held:
+    """What a frame holds."""
+
+
+def test_exit_in_answer_to_an_error_of_a_collective_is_that_error(gate: Gate) -> None:
+    """This rank has not yet heard of the interruption."""
+    outcome = gate.run(exit_in_answer, (HashStore(), lambda: None))
+    assert isinstance(outcome, Raised)
+    assert isinstance(outcome.exception, RuntimeError)
+    assert outcome.instead == "SystemExit: 1"
+
+
+def test_exit_in_answer_to_an_error_of_a_collective_counts_as_interrupted(gate: Gate) -> None:
+    outcome = gate.run(exit_in_answer, (HashStore(), gate.close_for_abort))
+    assert outcome == Interrupted("SystemExit: 1")
+
+
+def test_exit_in_answer_to_an_error_of_a_collective_is_hit_on_its_way_out(gate: Gate) -> None:
+    def fn(go: Go) -> None:
+        try:
+            exit_in_answer(HashStore(), lambda: None)
+        finally:
+            go()
+            spin()
+
+    assert run_interrupted(gate, fn) == Interrupted("SystemExit: 1")
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_exit_in_answer_to_an_error_that_the_caller_handles(gate: Gate, closed: bool) -> None:
+    def fn() -> None:
+        if closed:
+            gate.close_for_abort()
+        sys.exit(1)
+
+    try:
+        HashStore().wait(["key"], timedelta(milliseconds=1))
+    except RuntimeError:
+        outcome = gate.run(fn)
+    assert isinstance(outcome, Raised) and isinstance(outcome.exception, SystemExit)
+
+
 def test_exit_of_its_own_stays_the_users(gate: Gate) -> None:
     gate_closed = threading.Event()
 
@@ -392,27 +471,58 @@ def test_what_stays_marked_as_handled_is_taken_back(gate: Gate, outcome: str) ->
     assert isinstance(result, Returned if outcome == "returns" else Raised)
 
 
-@pytest.mark.parametrize("which", ["__enter__", "__exit__"])
-def test_condition_that_is_just_taken_or_given_back(gate: Gate, interrupter: Interrupter, which: str) -> None:
-    """At each of its instructions. Its lock would stay held, and a thread that is starting would never come up."""
-    code = getattr(threading.Condition, which).__code__
+def lock_in_condition() -> tuple[Any, Any]:
+    return threading.Condition(lock := threading.Lock()), lock
+
+
+def shared_lock() -> tuple[Any, Any]:
+    lock = SPAWN.Lock()
+    return lock, lock
+
+
+def lock_in_shared_condition() -> tuple[Any, Any]:
+    return SPAWN.Condition(lock := SPAWN.Lock()), lock
+
+
+def lock_of_shared_value() -> tuple[Any, Any]:
+    return Synchronized(ctypes.c_int(0), lock := SPAWN.Lock()), lock
+
+
+GUARDS = [lock_in_condition, shared_lock, lock_in_shared_condition, lock_of_shared_value]
+LINES = [*itertools.product(GUARDS, ["__enter__", "__exit__"]), (lock_of_shared_value, "value")]
+
+
+@pytest.mark.parametrize(("make", "which"), LINES, ids=lambda of: getattr(of, "__name__", of))
+def test_lock_that_is_just_taken_or_given_back(
+    gate: Gate, interrupter: Interrupter, make: Callable[[], tuple[Any, Any]], which: str
+) -> None:
+    """At each of its instructions. It would stay held, and a thread that is starting would never come up.
+
+    A lock that is just given back is not interrupted however long a loop takes it again and again.
+    """
     places = []
-    lock = threading.Lock()
-    condition = threading.Condition(lock)
+    guard, lock = make()
+    found = getattr(type(guard), which)
+    code = getattr(found, "fget", found).__code__
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
         frame.f_trace_opcodes = frame.f_code is code
         if event == "opcode":
             places.append(frame.f_lasti)
-            gate._asked_at = time.monotonic()
+            gate._ask(time.monotonic())
+            if which == "__exit__":
+                gate._spared_since = time.monotonic() - 2 * PATIENCE
             gate.atomic.closed = gate.interrupting = gate._armed = True
             interrupter._handle(interrupter.signum, frame)
         return trace
 
     def fn() -> None:
         sys.settrace(trace)
-        with condition:
-            pass
+        if which == "value":
+            assert guard.value == 0
+        else:
+            with guard:
+                pass
         sys.settrace(None)
         signal.raise_signal(interrupter.signum)
 
@@ -425,7 +535,7 @@ def test_condition_that_is_just_taken_or_given_back(gate: Gate, interrupter: Int
         pytest.skip("Python 3.12.1 does not report the instructions of this function")
     assert outcome == Interrupted()
     assert len(places) > 3
-    assert not lock.locked()
+    assert lock.acquire(False)
     assert "in fn" in gate.raised_where
 
 
@@ -1033,7 +1143,6 @@ def started(make: Callable[[], Any], start: Callable[[Any], object]) -> Any:
     return made
 
 
-FORK, SPAWN = multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")
 #: what is made, where a bare descriptor, child or file passes between two lines
 MADE: dict[str, Callable[[], Any]] = {
     "pipe": Pipe,

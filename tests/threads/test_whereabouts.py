@@ -8,8 +8,11 @@ import queue
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from inprocess.exception import Preempted, RestartAbort
 from inprocess.interrupt import whereabouts
 from inprocess.interrupt.signals import Interrupter
 from inprocess.protocol.messages import WHERE_LIMIT, Spot
@@ -203,6 +207,127 @@ def test_an_error_that_came_out_of_a_collective(
         release.set()
         thread.join()
     assert not whereabouts.has_left_collective()
+
+
+# --- an exit in answer to an error ------------------------------------------------------------------------------
+
+
+def rejected(in_a_wait: bool) -> None:
+    """C code raises RuntimeError in a line of the user's own."""
+    items = deque([1, 2])
+    handle = SimpleNamespace(wait=iter(items).__next__, step=iter(items).__next__)
+    items.clear()
+    if in_a_wait:
+        handle.wait()
+    handle.step()
+
+
+def in_module(go: Go) -> None:
+    """DDP's forward, which calls the user's module."""
+    vars(go)["inner"] = partial(rejected, False)
+    in_torch((DDP, "_run_ddp_forward", "return go.inner()"))(go)
+
+
+def in_operator(name: str, go: Go) -> None:
+    vars(go)["_name"] = name
+    in_torch(("_ops.py", "__call__", "raise RuntimeError('aborted')"))(go)
+
+
+def waits_in_vain(get: bool, go: Go) -> None:
+    store = HashStore()
+    store.set_timeout(timedelta(milliseconds=1))
+    if get:
+        store.get("key")
+    store.wait(["key"])
+
+
+CLOSED = "raise RuntimeError('Connection closed by peer')"
+#: what the function does before it exits, and whether that is a collective, or a wait for a store
+FAILS: dict[str, tuple[Callable[[Go], Any], bool]] = {
+    "all_reduce": (in_torch((C10D, "all_reduce", CLOSED)), True),
+    "a group that is gone": (in_torch((C10D, "all_reduce", "raise ValueError('not initialized')")), True),
+    "through Python's own lines": (in_torch((C10D, "all_reduce", "return next(map(int, ['x']))")), True),
+    "backward": (in_torch((AUTOGRAD, "_engine_run_backward", CLOSED)), True),
+    "DDP": (in_torch((DDP, "_sync_buffers", CLOSED)), True),
+    "functional": (partial(in_operator, "_c10d_functional::wait_tensor"), True),
+    "work.wait": (lambda go: rejected(True), True),
+    "store.wait": (partial(waits_in_vain, False), True),
+    "store.get": (partial(waits_in_vain, True), True),
+    "another line": (lambda go: rejected(False), False),
+    "another operator": (partial(in_operator, "aten::add"), False),
+    "the module in DDP": (in_module, False),
+    "a file": (in_torch((FILES, "write", CLOSED)), False),
+    "a layer": (in_torch((os.path.join("nn", "functional.py"), "linear", CLOSED)), False),
+    "memory": (in_torch((AUTOGRAD, "_engine_run_backward", "raise go.kind('CUDA out of memory')")), False),
+    "Python's own wait": (lambda go: threading.Event().wait("x"), False),  # type: ignore[arg-type]
+}
+
+
+def left_with(act: Callable[[Go], Any], answer: Callable[[], object]) -> tuple[BaseException, Exception]:
+    """What ``answer`` raises in a handler of what that raises, and that."""
+    go, errors = Go(), list[Exception]()
+    vars(go)["kind"] = torch.OutOfMemoryError
+    try:
+        try:
+            act(go)
+        except Exception as error:
+            errors.append(error)
+            answer()
+    except BaseException as error:
+        return error, errors[0]
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.parametrize("name", FAILS)
+def test_an_exit_in_answer_to_an_error(name: str) -> None:
+    """Another rank's failure shows as an error out of a collective, and nowhere else."""
+    act, is_collective = FAILS[name]
+    exit, error = left_with(act, lambda: sys.exit(1))
+    assert isinstance(exit, SystemExit)
+    assert whereabouts.counts_as(exit, None) is (error if is_collective else exit)
+    assert whereabouts.counts_as(exit, error) is exit, "handled around the function"
+    assert whereabouts.counts_as(error, None) is error
+
+
+def raise_another() -> None:
+    try:
+        raise KeyError
+    except KeyError as error:
+        raise SystemExit(1) from error
+
+
+@pytest.mark.parametrize("kind", [Preempted, RestartAbort, KeyboardInterrupt, GeneratorExit])
+def test_a_deliberate_exit(kind: type[BaseException]) -> None:
+    def answer() -> None:
+        raise kind
+
+    exit, _ = left_with(FAILS["all_reduce"][0], answer)
+    assert whereabouts.counts_as(exit, None) is exit
+
+
+def test_an_exit_some_errors_later() -> None:
+    exit, error = left_with(FAILS["all_reduce"][0], raise_another)
+    assert whereabouts.counts_as(exit, None) is error
+
+
+def test_an_exit_in_answer_is_on_its_way_out() -> None:
+    """As the error that it stands for."""
+    left: list[bool] = []
+
+    def look() -> None:
+        thread = threading.Thread(target=lambda: left.append(whereabouts.has_left_collective()))
+        thread.start()
+        thread.join()
+
+    def answer() -> None:
+        try:
+            sys.exit(1)
+        finally:
+            look()
+
+    for name in ("all_reduce", "store.wait", "a file"):
+        left_with(FAILS[name][0], answer)
+    assert left == [True, True, False]
 
 
 # --- operators, as compiled code calls them -----------------------------------------------------------------------
