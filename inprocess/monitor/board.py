@@ -110,15 +110,15 @@ class Board:
 
     def close(self) -> None:
         """Unmap and close; more than once is fine. What a thread of the program's still writes, nobody sees."""
-        if self.fd < 0:
+        fd, self.fd = self.fd, -1  # first: memory that is unmapped must not be touched again, if Ctrl-C cuts this short
+        if fd < 0:
             return
         self.steps = _none
         shared, self.slots = self.slots, self.copied()
         shared.release()
         if self._held is None or self._held.let_go():
             self._memory.close()
-        os.close(self.fd)
-        self.fd = -1
+        os.close(fd)
 
     def detach(self) -> None:
         """In a forked child: what is written from now on nobody sees, and no lease ends."""

@@ -61,9 +61,9 @@ class StackMemory:
         if self._signum > 0:
             faulthandler.unregister(self._signum)
             signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked)
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._signum = self._fd = -1
+        fd, self._signum, self._fd = self._fd, -1, -1  # before it is closed: Ctrl-C may come in between
+        if fd >= 0:
+            os.close(fd)
 
 
 def free_signal(taken: int = 0) -> int | None:

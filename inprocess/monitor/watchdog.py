@@ -161,8 +161,8 @@ class ProgressWatchdog(threading.Thread):
         os.eventfd_write(self._stop_fd, 1)
         if self.ident is not None:
             self.join()
-        os.close(self._stop_fd)
-        self._stop_fd = -1
+        stop, self._stop_fd = self._stop_fd, -1  # before it is closed: Ctrl-C may come in between
+        os.close(stop)
 
     def run(self) -> None:
         ask_at = monotonic()

@@ -98,13 +98,9 @@ def more() -> Iterator[None]:
 def check() -> None:
     """Raise RestartError where too few are left for an iteration: torch would try for minutes to connect to its store,
     and Gloo ends the process where it can accept no connection."""
-    taken: list[int] = []
-    try:
-        with explained("this rank cannot go on"):
-            taken.extend(os.eventfd(0, os.EFD_CLOEXEC) for _ in range(FEWEST))
-    finally:
-        for descriptor in taken:
-            os.close(descriptor)
+    with explained("this rank cannot go on"):
+        for taken in [select.epoll() for _ in range(FEWEST)]:  # objects, which close what they have by themselves
+            taken.close()
 
 
 @contextlib.contextmanager
