@@ -130,6 +130,7 @@ NAMES = {
     # tensors, the GPU
     "_version": "torch:Tensor._version",
     "_buffers": "torch.nn.modules.module/_buffers",
+    "_metadata": "torch.nn.modules.module/_metadata",
     "_is_cow_tensor": "torch._C:_is_cow_tensor",
     "_is_view": "torch:Tensor._is_view",
     "_sleep": "torch.cuda:_sleep",

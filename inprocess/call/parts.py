@@ -28,7 +28,7 @@ __all__ = ["Parts"]
 def _show_group(context: IterationContext) -> None:
     state = context.state
     if state.active_rank is not None:
-        default_groups.begin_iteration(state.active_rank, state.active_world_size, context.rendezvous)
+        default_groups.begin_iteration(state.active_rank, state.active_world_size, context.rendezvous, state.iteration)
 
 
 #: those of the extensions, imported now: in a call there may be no descriptor left for that

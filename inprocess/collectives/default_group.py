@@ -6,7 +6,8 @@ nobody listens at the address that it names. One that passes a rank or a world s
 that do not exist; an error says so at once.
 
 *A store of the program's own* (``store=``, ``file://``) still has the addresses of the iterations before, under the
-same keys. So the group of all ranks gets the port of the iteration's store, which is new, as a prefix there.
+same keys. So the group of all ranks gets a prefix there: the iteration's number and, since calls count anew, its
+store's port.
 
 *Addresses.* All groups of an iteration meet in one store, and each default group has the same name there. So a second
 ``init_process_group()`` (train, destroy, evaluate) finds the addresses of the first, and connects to what is closed,
@@ -23,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -50,7 +52,7 @@ class DefaultGroups:
         self._place = (0, 1)
         self._ranks: set[int] = set()
         self._sizes: set[int] = set()
-        self._address = ("", 0)
+        self._address, self._number = ("", 0), 0
         # the group that is made now meets at the iteration's store
         self._is_there = False
 
@@ -64,9 +66,10 @@ class DefaultGroups:
             self._place = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._ranks, self._sizes = {self._place[0]}, {self._place[1]}
 
-    def begin_iteration(self, rank: int, world_size: int, address: tuple[str, int]) -> None:
-        """With this rank and size, and a store that is new, at this host and port."""
+    def begin_iteration(self, rank: int, world_size: int, address: tuple[str, int], number: int = 0) -> None:
+        """With this rank and size, and a store that is new, at this host and port; the iteration of this number."""
         self._begun.clear()
+        self._number, self._is_there = number, False
         self._ranks.add(rank)
         self._sizes.add(world_size)
         self._place, self._address = (rank, world_size), address
@@ -103,8 +106,12 @@ class DefaultGroups:
             )
         # also where it is named by ``tcp://``: since 2.14 torch is a client at MASTER_ADDR:MASTER_PORT alone
         meet_at(*self._address)
-        self._is_there = True
-        return original("env://", *place, **kwargs)
+        return self._noted(original("env://", *place, **kwargs))
+
+    def _noted(self, met: Iterator[Any]) -> Iterator[Any]:
+        for each in met:
+            self._is_there = True
+            yield each
 
     def _make(
         self, original: Method, size: int, rank: int, ranks: Any, backend: Any, store: Any, *args: Any, **kwargs: Any
@@ -116,7 +123,7 @@ class DefaultGroups:
         self._begun[size] += 1
         is_there, self._is_there = self._is_there, False
         if not is_there and (rank, size) == self._place and self._address[1] and size > 1:
-            store = dist.distributed_c10d.PrefixStore(f"iteration_{self._address[1]}", store)
+            store = dist.distributed_c10d.PrefixStore(f"iteration_{self._number}_{self._address[1]}", store)
         if earlier:
             store = dist.distributed_c10d.PrefixStore(f"again_{earlier}", store)
         made = original(size, rank, ranks, backend, store, *args, **kwargs)

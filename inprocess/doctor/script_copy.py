@@ -7,6 +7,7 @@ nothing is written behind it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -26,6 +27,7 @@ CHANGES = {
     "os.rename": (0, 1),
     "os.rmdir": (0,),
     "os.symlink": (1,),
+    "shutil.rmtree": (0,),  # names what is in there by descriptors
 }
 
 
@@ -64,7 +66,7 @@ class WorkingCopies:
         real = os.path.realpath(file)
         if os.path.islink(file):
             home = self._around[0]
-            if is_below(real, home):
+            if is_below(real, home) and self._is_copied(real):
                 os.symlink(self._target / os.path.relpath(real, home), target)
             elif os.path.isdir(real):
                 self._take_folder(real, target)
@@ -73,10 +75,19 @@ class WorkingCopies:
         elif os.path.isfile(file):  # no socket, no pipe
             size = os.path.getsize(file)
             if size <= min(FILE, self._room):
-                shutil.copyfile(file, target)
-                self._room -= size
-            else:
-                os.symlink(real, target)
+                with contextlib.suppress(OSError):  # nobody may read it, or it is gone meanwhile
+                    shutil.copyfile(file, target)
+                    self._room -= size
+                    return
+                target.unlink(missing_ok=True)
+            os.symlink(real, target)
+
+    def _is_copied(self, real: str) -> bool:
+        """What is below the working directory, but in none of the folders that are left out."""
+        home = self._around[0]
+        below = Path(real).relative_to(home)
+        folders = [home / each for each in (below, *below.parents)]
+        return all(_is_wanted(str(each)) for each in folders[:-1] if each.is_dir())
 
     def _take_folder(self, real: str, target: Path) -> None:
         leads_back = any(each == real or is_below(each, real) for each in self._around)

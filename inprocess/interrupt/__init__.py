@@ -30,9 +30,9 @@ while nothing happens.
 
 What is not interrupted inside the window: this room's own lines, those of ``atomic``, those that hand over one of this
 library's log lines, and those of the handler at work on an earlier signal, where a raise could leave a lock held, and
-whatever runs on top of them (a destructor, another handler); the line with which `threading` gives back the lock of a
-condition, an event, a queue or a thread that starts, and multiprocessing those that it shares; for a tenth of a second,
-the logging module and the lines that take those locks, for the same reason: that thread would never come up; for two
+whatever runs on top of them (a destructor, another handler); for a tenth of a second, the logging module and the lines
+that take the lock of a condition, an event, a queue or a thread that starts, or one that multiprocessing shares, for
+the same reason: that thread would never come up; for half a second, the lines that give such a lock back; for two
 seconds, torch's functional collectives, between the begin of one and the moment when somebody has its result, and the
 code that takes a tensor from another process, such as a DataLoader's worker, whose descriptor is a bare number for a
 moment; and for ten seconds, an import, since a module left half imported stays broken in every later iteration, and the

@@ -33,7 +33,7 @@ LOCKING = (
     ("multiprocessing.sharedctypes", "Synchronized.value.fget"),
     ("multiprocessing.sharedctypes", "Synchronized.value.fset"),
 )
-#: and those that give it back, which never wait: never interrupted. A loop may be found there again and again
+#: and those that give it back, which never wait: left alone for longer, since a loop may be found there again and again
 UNLOCKING = (
     ("threading", "Condition.__exit__"),
     ("multiprocessing.synchronize", "SemLock.__exit__"),

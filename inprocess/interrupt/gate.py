@@ -53,6 +53,8 @@ PATIENCE = 0.1
 #: and code that would lose a descriptor, a file, or the operation that it has just begun in a group; longer, since the
 #: abort ends what waits there, and on a busy machine a tenth of a second may pass between two lines
 LOSS_PATIENCE = 2.0
+#: and where a lock is given back
+UNLOCK_PATIENCE = 0.5
 #: seconds for which an import is left alone: a module that is imported by half stays broken in every later iteration
 IMPORT_PATIENCE = 10.0
 #: and the start of a process: one that runs before it is noted would never be ended
@@ -280,7 +282,8 @@ class Gate:
         files, codes_there = {code.co_filename for code in stack}, {id(code) for code in stack}
         locking, unlocking = id(frame.f_code) in self._locking, not self._unlocking.isdisjoint(codes_there)
         self._at_lock = locking or unlocking
-        if unlocking:  # so it does not wait for a lock, wherever it was found before
+        # a loop whose last step before it calls nothing, such as a product of matrices, is found there each time
+        if unlocking and asked < UNLOCK_PATIENCE:
             self._spared_since = 0.0
             return False
         if (asked < IMPORT_PATIENCE and IMPORT in files) or (asked < START_PATIENCE and codes_there & self._starters):
@@ -322,6 +325,7 @@ class Gate:
         begin = clock.monotonic()
         pause, sent, reported = FIRST_PAUSE_S, False, False
         while self._armed:
+            self._at_lock = False
             self._interrupter.send(again=sent)
             sent = True
             if self.left.wait(pause):

@@ -108,9 +108,8 @@ class Interrupter:
             gate.atomic.detach()
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        gate = self._gate
+        gate, nudged, self._nudged = self._gate, self._nudged, False
         if gate is None or not (gate.parking or gate.interrupting):
-            nudged, self._nudged = self._nudged, False
             if callable(self._previous) and not nudged:
                 self._previous(signum, frame)
             return

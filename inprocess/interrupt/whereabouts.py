@@ -58,6 +58,14 @@ _SYNCHRONIZING = frozenset({"synchronize", "item", "tolist", "cpu", "numpy"})
 _DELIBERATE = (Preempted, *(end for end in ENDS if end is not SystemExit))
 #: torch's names of errors that are this rank's own wherever they are raised: its memory, its GPU
 _OWN = frozenset({"OutOfMemoryError", "AcceleratorError"})
+#: what a check of arguments raises, and what a backward pass says of the program, wherever they are raised
+_CHECKS = (TypeError, AssertionError)
+_OF_BACKWARD = (
+    "returned nan values",
+    "does not require grad",
+    "modified by an inplace operation",
+    "through the graph a second time",
+)
 
 
 def look() -> Spot | None:
@@ -118,14 +126,21 @@ def counts_as(error: BaseException, outer: BaseException | None) -> BaseExceptio
     With ``except Exception: sys.exit(1)`` a rank would leave the job because another one has failed. ``outer``: what
     was handled before the function was called.
     """
-    if not asks_for_end(error, (SystemExit,)) or asks_for_end(error, _DELIBERATE):
+    if not asks_for_end(error, (SystemExit,)) or getattr(error, "code", 1) in (None, 0):  # it says that all is well
         return error
-    return next((each for each in chain(error, outer) if _left_collective(each)), error)
+    for each in chain(error, outer):
+        if asks_for_end(each, _DELIBERATE):
+            break
+        if _left_collective(each):
+            return each
+    return error
 
 
 def _left_collective(error: BaseException) -> bool:
     """Whether it was raised in a collective or a wait for a store, and not in the user's code that those call."""
-    if not isinstance(error, Exception) or type(error).__name__ in _OWN:
+    if not isinstance(error, Exception) or isinstance(error, _CHECKS) or type(error).__name__ in _OWN:
+        return False
+    if any(words in str(error) for words in _OF_BACKWARD):
         return False
     if isinstance(error, getattr(sys.modules.get("torch.distributed"), "DistError", ())):
         return True

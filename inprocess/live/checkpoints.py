@@ -259,11 +259,11 @@ class Checkpoints:
                 if present.is_large(part)
             }
             _load(dict(_named(states, family)), _reader(path), group)
+            present.load(Record(tree | states, []))
         except LiveStateError as error:
             raise LiveStateError(f"the checkpoint {path} does not fit: {error}") from error
         except (Exception, CheckpointException) as error:  # the second is a BaseException
             raise LiveStateError(f"the checkpoint {path} does not fit the parts: {_why(error)}") from error
-        present.load(Record(tree | states, []))
 
 
 # --- tensors by name --------------------------------------------------------------------------------------------------
@@ -326,16 +326,20 @@ def _room(name: str, part: Any, skeleton: Any, sizes: Mapping[str, Any]) -> Any:
     An optimizer that has made no step has none: then like its parameters.
     """
     own = dict(leaves(part.state_dict()))
+    fixed = {key for key, _ in part.named_parameters()} if isinstance(part, torch.nn.Module) else set[str]()
     params = [param for group in getattr(part, "param_groups", ()) for param in group["params"]]
     paths = iter([path for path, _ in leaves(skeleton)])
 
     def target(leaf: torch.Tensor) -> torch.Tensor:
         path = next(paths)
         size, mine = tuple(sizes[dotted((name, *path))].size), own.get(path)
+        if mine is not None and mine.shape != size and path[0] in fixed:
+            raise LiveStateError(f"{dotted((name, *path))} has the size {size} there, and {tuple(mine.shape)} here")
         if mine is not None and mine.shape == size:
             return mine if mine.dtype == leaf.dtype else torch.zeros_like(mine, dtype=leaf.dtype)
-        if params and len(path) == 3 and isinstance(path[1], int) and params[path[1]].shape == size:
-            return torch.zeros_like(params[path[1]], dtype=leaf.dtype)
+        index = path[1] if len(path) == 3 else None
+        if isinstance(index, int) and index < len(params) and params[index].shape == size:
+            return torch.zeros_like(params[index], dtype=leaf.dtype)
         return torch.zeros(size, dtype=leaf.dtype)
 
     with torch.no_grad():

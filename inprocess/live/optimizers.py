@@ -64,8 +64,9 @@ class Groups:
         finally:
             groups[:] = [group for group, _ in now]
             for group, content in now:
-                group.clear()
                 group.update(content)
+                for key in group.keys() - content.keys():
+                    del group[key]
             self._optimizer.state.update(dropped)
 
     def _has_kept(self, groups: list[dict[str, Any]]) -> bool:

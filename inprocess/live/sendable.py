@@ -74,6 +74,8 @@ def faults(state: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
             yield path, "dict with such keys"
         for key, value in state.items() if is_map else enumerate(state):
             yield from faults(value, (*path, key))
+        if metadata := getattr(state, "_metadata", None):  # of a module's: versions, and what its hooks put there
+            yield from faults(metadata, (*path, "_metadata"))
     elif kind not in _PLAIN and not isinstance(state, torch.Tensor) and not _can_be_sent(state):
         yield path, f"{kind.__module__}.{kind.__qualname__}"
 

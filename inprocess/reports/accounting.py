@@ -209,9 +209,14 @@ def account(trail: Trail, found: Sequence[Incident]) -> Accounting | None:
 
 def _between(each: Sequence[Trail], found: Sequence[Incident]) -> Iterator[float]:
     """Seconds from the end of each launch to the function's call in the next one, where no incident accounts for it."""
-    failed = {incident.launch for incident in found if incident.decision.startswith(ENDED)}
+    last = {incident.launch: incident for incident in found}
     for number, (before, now) in enumerate(pairwise(each)):
-        if number not in failed and (runs := now.of("run")):
+        failed = (
+            number in last
+            and last[number].decision.startswith(ENDED)
+            and all(entry.at <= last[number].at for entry in before.of("run"))
+        )
+        if not failed and (runs := now.of("run")):
             yield max(0.0, runs[0].at - before.entries[-1].at)
 
 

@@ -192,6 +192,18 @@ def test_the_users_files_behind_a_link_stay_as_they_are(doctor, tmp_path, tmp_pa
     assert [(path.name, path.read_text()) for path in elsewhere.iterdir()] == [("last.pt", "of a week")]
 
 
+def test_a_tree_behind_a_link_that_stays_is_not_removed(doctor, tmp_path, tmp_path_factory, monkeypatch):
+    """It has too many files to be copied."""
+    monkeypatch.setattr(script_copy, "FILES", 3)
+    elsewhere = tmp_path_factory.mktemp("scratch")
+    (elsewhere / "step_1").mkdir()
+    for name in "abcd":
+        (elsewhere / "step_1" / name).write_text("of a week")
+    os.symlink(elsewhere, tmp_path / "checkpoints.txt")
+    doctor('import shutil; shutil.rmtree("checkpoints.txt/step_1", ignore_errors=True)')
+    assert len(list((elsewhere / "step_1").iterdir())) == 4
+
+
 def test_wrong_usage(tmp_path, monkeypatch):
     with pytest.raises(OptionError, match=r"doctor -- none.py: there is no such script"):
         examine(["none.py"], 2, print)

@@ -50,6 +50,16 @@ def test_an_absolute_link_into_the_working_directory_leads_into_the_copy(folders
     keep_above_apart(str(target / "latest" / "new"), str(target))
 
 
+def test_a_link_to_what_is_left_out_leads_to_a_copy_of_that(folders: tuple[Path, Path, Path]) -> None:
+    home, _, target = folders
+    (home / ".cache").mkdir()
+    (home / ".cache" / "small").write_text("small")
+    (home / "data").symlink_to(home / ".cache")
+    copied(home, target)
+    assert (target / "data" / "small").read_text() == "small" and not (target / ".cache").exists()
+    assert not os.path.realpath(target / "data" / "small").startswith(f"{home}{os.sep}")
+
+
 @pytest.mark.parametrize("leads", ["to many files", "back", "in a circle"])
 def test_nothing_is_written_behind_a_link_that_stays(
     folders: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch, leads: str

@@ -718,8 +718,8 @@ INTERRUPTION = (
     raised(
         "locks_stay_locked",
         "the interruption is raised in the line that gives back a lock, which stays locked",
-        "        if unlocking:  #",
-        "        if False:  #",
+        "        if unlocking and asked",
+        "        if False and asked",
     ),
     raised(
         "locks_are_taken_for_nobody",
@@ -2701,8 +2701,8 @@ NEIGHBOURS = (
     default_group(
         "all_ranks_meet_at_a_tcp_address",
         "a group of all ranks meets where torch 2.14 and later is no client",
-        'return original("env://", *place, **kwargs)',
-        "return original(url, *place, **kwargs)",
+        '(original("env://", *place, **kwargs))',
+        "(original(url, *place, **kwargs))",
     ),
     _in("hardware/gpu.py", "tests/unit/test_local_place.py")(
         "no_word_of_another_gpu",

@@ -248,6 +248,17 @@ def test_one_of_other_parts_is_an_error(tmp_path: Path) -> None:
         LiveState(model=model, optim=optim, extra=Part(), folder=tmp_path).recover()
 
 
+def test_one_of_another_size_is_an_error_and_nothing_is_loaded(tmp_path: Path) -> None:
+    begin(tmp_path, 2, save_every=2)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 4), torch.nn.BatchNorm1d(4))
+    optim = torch.optim.AdamW(model.parameters())
+    before = [parameter.clone() for parameter in model.parameters()]
+    said = r"step_00000002 does not fit: model.0.weight has the size \(4, 3\) there, and \(4, 7\) here"
+    with pytest.raises(LiveStateError, match=said):
+        LiveState(model=model, optim=optim, extra=Part(), folder=tmp_path).recover()
+    assert all(map(torch.equal, before, model.parameters()))
+
+
 def test_torchs_own_tools_read_it(tmp_path: Path) -> None:
     _, model, _ = begin(tmp_path, 2, save_every=2)
     mine = {f"model.{name}": torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}

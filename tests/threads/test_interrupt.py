@@ -492,6 +492,26 @@ GUARDS = [lock_in_condition, shared_lock, lock_in_shared_condition, lock_of_shar
 LINES = [*itertools.product(GUARDS, ["__enter__", "__exit__"]), (lock_of_shared_value, "value")]
 
 
+def step_in(guard: Any) -> Callable[[Go], None]:
+    """Its last step calls nothing, so signals are handled as the lock is given back."""
+
+    def fn(go: Go) -> None:
+        large = 1 << 1_000_000
+        go()
+        while True:
+            with guard:
+                large * large
+
+    return fn
+
+
+@pytest.mark.parametrize("make", GUARDS, ids=lambda of: of.__name__)
+def test_a_loop_that_is_always_found_as_it_gives_a_lock_back_is_left(
+    gate: Gate, make: Callable[[], tuple[Any, Any]]
+) -> None:
+    assert run_interrupted(gate, step_in(make()[0])) == Interrupted()
+
+
 @pytest.mark.parametrize(("make", "which"), LINES, ids=lambda of: getattr(of, "__name__", of))
 def test_lock_that_is_just_taken_or_given_back(
     gate: Gate, interrupter: Interrupter, make: Callable[[], tuple[Any, Any]], which: str

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import collections
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,6 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from inprocess import LiveState
 from inprocess.exception import LiveStateError
+from inprocess.interrupt.signals import Interrupter
 from inprocess.live import transfer, tree
 from inprocess.live.plan import Shard
 from inprocess.live.present import LiveParts
@@ -52,6 +54,28 @@ def send(one: LiveParts, other: LiveParts) -> None:
 def hand_over(one: LiveParts, other: LiveParts) -> None:
     """As to parts that are made anew."""
     other.fill(one.record())
+
+
+def test_what_is_kept_never_stays_in_place_of_what_is_there() -> None:
+    """An interruption while it is there, for ``state_dict()``, would leave it: buffers, extra state and groups of that
+    step would be those of all later ones."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 2))
+    live = committed(model=model, optim=torch.optim.SGD(model.parameters(), lr=0.1))
+    gate, places = Interrupter().new_gate(), list[str]()
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        gate._armed = True
+        if gate.may_raise(frame):
+            places.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
+        return trace
+
+    def fn() -> None:
+        sys.settrace(trace)
+        live.record()
+        sys.settrace(None)
+
+    gate.run(fn)
+    assert [place for place in places if not place.startswith("fn:")] == []
 
 
 to_others = pytest.mark.parametrize("give", [send, hand_over])

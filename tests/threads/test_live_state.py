@@ -690,6 +690,13 @@ def test_own_tensors_are_filled() -> None:
     assert target.tree["b"].shape == (4,)
 
 
+def with_versions(versions: Any) -> Any:
+    """As a module's state_dict() has them."""
+    state: Any = collections.OrderedDict(weight=torch.ones(1))
+    state._metadata = versions
+    return state
+
+
 class Kind(enum.Enum):
     ONE = 1
 
@@ -704,6 +711,8 @@ class Kind(enum.Enum):
         (threading.Lock(), ("value", "_thread.lock")),
         ({"a": 1, 2: (None, True, 1j, b"x", torch.float32, torch.ones(2), torch.Size([1]))}, None),
         (collections.Counter("aab"), None),
+        (with_versions({"": {"version": 2}}), None),
+        (with_versions({"": {"version": datetime.timedelta(1)}}), ("value._metadata..version", "datetime.timedelta")),
     ],
 )
 def test_what_cannot_be_sent_is_found(value: Any, expected: tuple[str, str] | None) -> None:

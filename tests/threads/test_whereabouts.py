@@ -8,6 +8,7 @@ import queue
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
@@ -287,6 +288,41 @@ def test_an_exit_in_answer_to_an_error(name: str) -> None:
     assert whereabouts.counts_as(exit, None) is (error if is_collective else exit)
     assert whereabouts.counts_as(exit, error) is exit, "handled around the function"
     assert whereabouts.counts_as(error, None) is error
+
+
+@pytest.mark.parametrize("code", [0, None])
+def test_an_exit_that_says_that_all_is_well(code: int | None) -> None:
+    exit, _ = left_with(FAILS["all_reduce"][0], lambda: sys.exit(code))
+    assert whereabouts.counts_as(exit, None) is exit
+
+
+def test_ctrl_c_in_the_handler_is_answered() -> None:
+    def answer() -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            sys.exit(130)
+
+    exit, _ = left_with(FAILS["all_reduce"][0], answer)
+    assert whereabouts.counts_as(exit, None) is exit
+
+
+@pytest.mark.parametrize("what", ["no gradient", "nan", "twice"])
+def test_what_a_backward_pass_says_of_the_program_is_no_collectives(what: str) -> None:
+    def fail(go: Go) -> None:
+        if what == "no gradient":
+            torch.ones(1).sum().backward()
+        elif what == "nan":
+            with torch.autograd.detect_anomaly(check_nan=True), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch.sqrt(torch.zeros(1, requires_grad=True) * 0 - 1).sum().backward()
+        else:
+            loss = torch.ones(1, requires_grad=True).exp().sum()
+            loss.backward()
+            loss.backward()
+
+    exit, _ = left_with(fail, lambda: sys.exit(1))
+    assert whereabouts.counts_as(exit, None) is exit
 
 
 def raise_another() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,10 +12,10 @@ from inprocess.collectives.default_group import DefaultGroups
 from inprocess.system.environment import meet_at
 
 
-def is_a_client(url: str, rank: int, world_size: int) -> bool:
+def is_a_client(url: str, rank: int, world_size: int) -> Iterator[bool]:
     """Whether torch 2.14 and later takes it for the store of the agent, which somebody else serves."""
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    return os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True" and url in ("env://", f"tcp://{address}")
+    yield os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True" and url in ("env://", f"tcp://{address}")
 
 
 @pytest.mark.parametrize("url", ["env://", "tcp://10.0.0.1:1234", "tcp://10.0.0.1:29500"])
@@ -28,7 +29,7 @@ def test_the_group_of_all_ranks_joins_the_iterations_store(
     groups.begin_iteration(0, 2, ("10.0.0.1", 1234))
     meet_at("10.0.0.1", 1234)
     os.environ["MASTER_PORT"] = port
-    met: Any = groups._meet(original, url, 0, 2)
+    (met,) = groups._meet(original, url, 0, 2)
     assert met
     assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("10.0.0.1", "1234")
 

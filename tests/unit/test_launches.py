@@ -146,6 +146,22 @@ def test_what_is_no_launch_of_its_own(tmp_path: Path) -> None:
     assert launches(trail) == [trail]
 
 
+def test_a_time_between_two_launches_of_which_the_first_went_on_after_its_failure(tmp_path: Path) -> None:
+    """Its first call was aborted, and its second one completed."""
+    ranks = launch(tmp_path, 0.0, (10, 11))
+    for rank in ranks:
+        rank(2.0, "abort", text="ended", records=[])
+        rank(3.0, "call", "join", -1, call=1, world_size=2, pid=rank.pid)
+        rank(3.5, "run", call=1, world_size=2, before=0)
+        rank(5.0, "left", call=1, how="completed")
+    completes(launch(tmp_path, 65.0, (12, 13)), 76.0)
+    trails, _ = read(str(tmp_path))
+    ((trail, found),) = all_incidents(trails)
+    time = account(trail, found)
+    assert len(found) == 1 and time is not None
+    assert time.starting == pytest.approx(1.0 + 61.0)
+
+
 def test_a_time_between_two_launches_in_which_nothing_failed(tmp_path: Path) -> None:
     """The first one completed, and somebody started the next one a minute later: that is no training."""
     completes(launch(tmp_path, 0.0, (10, 11)), 5.0)
