@@ -60,7 +60,8 @@ class RetryController(Initialize):
 
     def __call__(self, state: FrozenState) -> FrozenState:
         too_few = self._too_few(state)
-        if not (too_few and state.iteration and state.iteration >= self._iteration):
+        is_another_call = not state.iteration or state.iteration < self._iteration
+        if is_another_call or not too_few:
             self._too_few_since = None
         self._iteration = state.iteration
         if self.max_iterations is not None and state.iteration >= self.max_iterations:
@@ -70,7 +71,6 @@ class RetryController(Initialize):
             return state
         left = self._patience_left()
         if left <= 0:
-            self._too_few_since = None
             raise RestartAbort(_ENDS + "; ".join(too_few))
         waited = f"nobody came within wait_for_replacement={self.wait_for_replacement:g}s"
         raise TooFewRanks(_ENDS + "; ".join([*too_few, waited]), left)

@@ -35,12 +35,12 @@ class WorkingCopies:
     """Of the folder ``home``."""
 
     def __init__(self, home: str) -> None:
-        self._home = home
+        self._home = os.path.realpath(home)
         #: files of the working directory that the last copy does not have
         self.left_out = 0
         self._number, self._room = 0, TOGETHER
         # behind links: folders with too many files, and those that are being copied, for one may lead to another
-        self._large, self._around = set[str](), [os.path.realpath(home)]
+        self._large, self._around = set[str](), [self._home]
 
     def make(self, target: Path) -> None:
         """The working directory without hidden folders and virtual environments."""
@@ -65,9 +65,8 @@ class WorkingCopies:
     def _take(self, file: str, target: Path) -> None:
         real = os.path.realpath(file)
         if os.path.islink(file):
-            home = self._around[0]
-            if is_below(real, home) and self._is_copied(real):
-                os.symlink(self._target / os.path.relpath(real, home), target)
+            if self._is_copied(real):
+                os.symlink(self._target / os.path.relpath(real, self._home), target)
             elif os.path.isdir(real):
                 self._take_folder(real, target)
             else:
@@ -84,10 +83,8 @@ class WorkingCopies:
 
     def _is_copied(self, real: str) -> bool:
         """What is below the working directory, but in none of the folders that are left out."""
-        home = self._around[0]
-        below = Path(real).relative_to(home)
-        folders = [home / each for each in (below, *below.parents)]
-        return all(_is_wanted(str(each)) for each in folders[:-1] if each.is_dir())
+        above = [str(each) for each in (Path(real), *Path(real).parents) if is_below(str(each), self._home)]
+        return bool(above) and all(_is_wanted(each) for each in above if os.path.isdir(each))
 
     def _take_folder(self, real: str, target: Path) -> None:
         leads_back = any(each == real or is_below(each, real) for each in self._around)

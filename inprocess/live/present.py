@@ -157,9 +157,8 @@ class LiveParts:
                     if kept[name].shape == buffer.shape and kept[name].dtype == buffer.dtype:
                         put(buffer, kept[name])
                     elif any(each is buffer for each in module.state_dict(keep_vars=True).values()):
-                        module._buffers[name] = kept[
-                            name
-                        ].clone()  # others are caches, as of positions, that have grown
+                        # others are caches, as of positions, that have grown
+                        module._buffers[name] = kept[name].clone()
         for module, extra in self._extra.items():
             module.set_extra_state(copy.deepcopy(extra))
         for groups in self._groups.values():

@@ -13,7 +13,7 @@ from inprocess.reports.accounting import Accounting, total
 from inprocess.reports.history import History, histories
 from inprocess.reports.incident import Incident
 from inprocess.reports.reading import read
-from inprocess.reports.summary import FOLDER, SUMMARY, accounted, gaps, numbered
+from inprocess.reports.summary import FOLDER, SUMMARY, accounted, gaps, numbered, read_summary
 from inprocess.system.descriptors import shortage
 
 __all__ = ["main"]
@@ -36,10 +36,11 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         print(f"inprocess report: {one_line(shortage(error) or str(error))}", file=sys.stderr)
         return 2
-    jobs = numbered(given.run_dir, trails)
+    summary = read_summary(given.run_dir)
+    jobs = numbered(summary, trails)
     found = [incident for _, each in jobs for incident in each]
     told_before = dict(zip([incident.number for incident in found], histories(found), strict=True))
-    times = accounted(given.run_dir, jobs)
+    times = accounted(summary, jobs)
     time, lost = total(times), gaps(found, times)
     if lost:
         problems.append(f"the events of incidents {lost} are gone, and {FOLDER}/{SUMMARY} does not know them")

@@ -23,14 +23,14 @@ MAX_BYTES = 1 << 24
 SAME_S = 60.0
 
 
-def numbered(run_dir: str, trails: Sequence[Trail]) -> list[tuple[Trail, list[Incident]]]:
-    """The incidents of each job, with the numbers that they had before.
+def numbered(summary: Sequence[Accounting], trails: Sequence[Trail]) -> list[tuple[Trail, list[Incident]]]:
+    """The incidents of each job, with the numbers that they had before, as the summary says.
 
     The events count restarts anew in each call and each launch, and of those that are gone they do not know how many
     there were.
     """
     known: dict[tuple[str, int, int], list[Loss]] = {}
-    for time in read_summary(run_dir):
+    for time in summary:
         for loss in time.losses:
             known.setdefault((time.job, loss.call, loss.iteration), []).append(loss)
     jobs, shift = [], 0
@@ -53,9 +53,9 @@ def _shift(incident: Incident, known: Sequence[Loss]) -> int | None:
     return max(0, nearest.number - incident.number)
 
 
-def accounted(run_dir: str, jobs: Sequence[tuple[Trail, list[Incident]]]) -> list[Accounting]:
+def accounted(summary: Sequence[Accounting], jobs: Sequence[tuple[Trail, list[Incident]]]) -> list[Accounting]:
     """Of each job; of one whose oldest events are gone, with what the summary knew of them."""
-    before = {time.job: time for time in read_summary(run_dir)}
+    before = {time.job: time for time in summary}
     found = [time for trail, incidents in jobs if (time := account(trail, incidents)) is not None]
     return [merge(before[time.job], time) if time.job in before else time for time in found]
 

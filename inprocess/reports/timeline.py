@@ -25,7 +25,7 @@ from inprocess.reports.drawing import svg
 from inprocess.reports.incident import Incident
 from inprocess.reports.reading import Entry, Trail, read
 from inprocess.reports.slices import Lane, Slice, lanes, sizes
-from inprocess.reports.summary import numbered
+from inprocess.reports.summary import numbered, read_summary
 from inprocess.system.descriptors import shortage
 
 __all__ = ["NotInstalledError", "main", "write_trace"]
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(list(arguments))
     try:
         trails, problems = read(given.run_dir)
-        jobs = numbered(given.run_dir, trails)
+        jobs = numbered(read_summary(given.run_dir), trails)
         if given.output.endswith(".svg"):
             picture = svg(jobs).encode()
             with _open(given.output) as file:

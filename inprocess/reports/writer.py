@@ -20,7 +20,7 @@ from inprocess.reports.history import History, histories
 from inprocess.reports.incident import Incident
 from inprocess.reports.page import incident_page, index_page
 from inprocess.reports.reading import Trail, read
-from inprocess.reports.summary import FOLDER, SUMMARY, accounted, look, numbered
+from inprocess.reports.summary import FOLDER, SUMMARY, accounted, look, numbered, read_summary
 from inprocess.system import clock, descriptors, private_folder
 from inprocess.system.private_folder import Folder
 
@@ -101,7 +101,8 @@ def write(run_dir: str) -> bool:
         OSError: the events cannot be read, or nothing can be written.
     """
     trails, _ = read(run_dir, in_job=True)
-    jobs = numbered(run_dir, trails)
+    summary = read_summary(run_dir)
+    jobs = numbered(summary, trails)
     found = [(trail, each) for trail, incidents in jobs for each in incidents]
     told = histories([incident for _, incident in found])
     kept = list(zip(found, told, strict=True))[-MAX_INCIDENTS:]
@@ -110,7 +111,7 @@ def write(run_dir: str) -> bool:
             if number > len(kept) - LATE or not _is_there(folder, incident):
                 _write_one(folder, trail, incident, history)
         _tidy(folder, found[-1][1].number if found else 0)
-        times = accounted(run_dir, jobs)
+        times = accounted(summary, jobs)
         latest = [(trail.job, incidents[-MAX_INCIDENTS:]) for trail, incidents in jobs]
         _replace(above, INDEX, index_page(latest, total(times), FOLDER, svg(jobs)))
         _replace(folder, SUMMARY, _summary(times))
