@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from inprocess.exception import LiveStateError
 from inprocess.live.beside import Beside
-from inprocess.live.plan import NOTHING, NOWHERE, Copy, Point, Shard
+from inprocess.live.plan import NO_COPY, NOWHERE, Copy, Point
 from inprocess.live.transfer import Wire
 from inprocess.live.tree import Record, leaves, read
 from inprocess.system.logs import get_logger
@@ -31,7 +31,8 @@ class Buffer:
     """Room for one state, in one piece of host memory that is kept for the next one."""
 
     def __init__(self) -> None:
-        self.shard, self.step, self.history = Shard(), NOTHING, NOTHING
+        #: what is here, all of it; `NO_COPY`: nothing
+        self.held = NO_COPY
         #: what a copy that is under way will be, and what tells that it is there
         self._under_way: tuple[Copy, Sequence[Any]] | None = None
         self.header = b""
@@ -42,19 +43,10 @@ class Buffer:
     def nbytes(self) -> int:
         return self._data.nbytes
 
-    @property
-    def held(self) -> Copy:
-        """What is here; its step is `NOTHING` where nothing is."""
-        return Copy(self.shard, self.step, self.history)
-
-    @property
-    def point(self) -> Point:
-        return self.held.point if self.step != NOTHING else NOWHERE
-
     def lay_out(self, tree: Any, header: bytes) -> Record:
         """Make room for a state, to be filled; what was here before is gone."""
         self.settle()
-        self.step, self.header = NOTHING, header
+        self.held, self.header = NO_COPY, header
         shapes = [leaf for _, leaf in leaves(tree)]
         ends = [0]
         for leaf in shapes:
@@ -65,10 +57,6 @@ class Buffer:
         views = [self._data[at : at + leaf.nbytes].view(leaf.dtype).view(leaf.shape) for at, leaf in places]
         self.record = Record(tree, views)
         return self.record
-
-    def holds(self, copy: Copy) -> None:
-        """All of it is there."""
-        self.shard, self.step, self.history = copy.shard, copy.step, copy.history
 
     def holds_after(self, events: Sequence[Any], copy: Copy) -> None:
         """All of it is there as soon as these have happened."""
@@ -85,7 +73,7 @@ class Buffer:
         except RuntimeError as error:  # the device is lost, and the copy with it
             log.warning("the copy of step %d did not get to host memory: %s", copy.step, error)
         else:
-            self.holds(copy)
+            self.held = copy
         self._under_way = None
 
 
@@ -106,7 +94,7 @@ class Copies:
 
     def next(self) -> Buffer:
         spared, self._spared = self._spared, NOWHERE
-        return min(self.buffers, key=lambda buffer: (buffer.point == spared != NOWHERE, buffer.point))
+        return min(self.buffers, key=lambda buffer: (buffer.held.point == spared != NOWHERE, buffer.held.point))
 
     def settle(self) -> None:
         """Wait for a copy that is under way: what it is of is about to change."""
@@ -115,7 +103,7 @@ class Copies:
 
     def held(self) -> Iterator[Copy]:
         self.settle()
-        yield from (buffer.held for buffer in self.buffers if buffer.step != NOTHING)
+        yield from (buffer.held for buffer in self.buffers if buffer.held != NO_COPY)
 
     def drop_after(self, point: Point, spared: Point = NOWHERE) -> None:
         """What is newer, by its step or its history, is of a future that did not come to be.
@@ -125,8 +113,8 @@ class Copies:
         """
         self._spared = spared
         for buffer in self.buffers:
-            if not buffer.point.is_before(point):
-                buffer.step = NOTHING
+            if not buffer.held.point.is_before(point):
+                buffer.held = NO_COPY
 
     def find(self, copy: Copy) -> Buffer | None:
         return next((buffer for buffer in self.buffers if buffer.held == copy), None)
@@ -178,7 +166,7 @@ class Replicator:
 
     def begin(self, buffer: Buffer) -> None:
         """Send this one. It must not change before the sender has ended."""
-        self.sender.begin(buffer.step, self._exchange, buffer)
+        self.sender.begin(buffer.held.step, self._exchange, buffer)
 
     def _exchange(self, buffer: Buffer) -> None:
         try:
@@ -190,11 +178,11 @@ class Replicator:
             header = wire.receive_header(self._from)
             room = self._kept.next()
             wire.receive(room.lay_out(read(header), header), self._from, f"a copy of rank {self._from}")
-            room.holds(copy)
+            room.held = copy
             for post in sent:
                 post.wait()
         except Exception as error:  # the iteration is over, as a rule: the copy before is there yet
-            log.info("the copy of step %d is not kept elsewhere: %s", buffer.step, error)
+            log.info("the copy of step %d is not kept elsewhere: %s", buffer.held.step, error)
 
 
 def there(group: weakref.ref[ProcessGroup]) -> ProcessGroup:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from inprocess.exception import OptionError
-from inprocess.live.plan import NOTHING
+from inprocess.live.plan import NOTHING, NOWHERE, Point
 from inprocess.live.present import checked
 from inprocess.live.tree import Stateful
 from inprocess.system.logs import get_logger
@@ -39,10 +39,10 @@ class RankParts:
         #: of parts that were replaced since the last commit: what they were then
         self._before: dict[str, Any] = {}
         self._kept: dict[str, Any] = {}
-        self._step, self._history = NOTHING, 0
+        self._point = NOWHERE
         #: rank and number of ranks
         self._place = (-1, -1)
-        #: the last iteration with this rank, and whether there were some without it since `_step`
+        #: the last iteration with this rank, and whether there were some without it since `_point`
         self._iteration = NOTHING
         self._was_away = False
 
@@ -63,37 +63,35 @@ class RankParts:
                     "or sharded; give recover(shard=(index, count)) where each rank has another one"
                 )
             part = checked(name, part)
-            if name in self._parts and self._step != NOTHING:
+            if name in self._parts and self._point != NOWHERE:
                 self._before.setdefault(name, copy.deepcopy(self._parts[name].state_dict()))
             self._parts[name] = part
         return {name: part for name, part in parts.items() if name not in self.names}
 
-    def recover(self, step: int, place: tuple[int, int], history: int = 0) -> None:
-        """All go on with this step of that history, and this is that rank of so many. Raises OptionError for a name
-        without a part."""
+    def recover(self, point: Point, place: tuple[int, int]) -> None:
+        """All go on with this, and this is that rank of so many. Raises OptionError for a name without a part."""
         if missing := [name for name in self.names if name not in self._parts]:
             raise OptionError(f"per_rank={missing[0]!r} is no part: give it to LiveState() or to recover()")
-        lost = self._step == NOTHING or step < self._step
-        lost |= self._was_away and (step, history) != (self._step, self._history)
-        unknown = step > 0 and (place != self._place or lost)
+        lost = self._point == NOWHERE or point.step < self._point.step or (self._was_away and point != self._point)
+        unknown = point.step > 0 and (place != self._place or lost)
         if unknown and self._parts:
             log.warning(
                 "rank %d of %d: what %s would be at step %d is not known here, since per_rank parts belong to the rank "
                 "and the number of ranks that kept them. They stay as they are: set them from the step",
-                *(*place, ", ".join(self.names), step),
+                *(*place, ", ".join(self.names), point.step),
             )
-        elif self._step == step:
+        elif self._point.step == point.step:
             for name, part in self._parts.items():
                 part.load_state_dict(copy.deepcopy(self._kept[name]))
-        elif self._step != NOTHING:
+        elif self._point != NOWHERE:
             for name, state in self._before.items():
                 self._parts[name].load_state_dict(state)
         self._place = place
-        self.at(NOTHING if unknown else step, history)
+        self.at(NOWHERE if unknown else point)
 
-    def at(self, step: int, history: int = 0) -> None:
-        """They are those of this step of that history; `NOTHING`: of none."""
+    def at(self, point: Point) -> None:
+        """They are those of this step of its history; `NOWHERE`: of none."""
         self._kept = {name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()}
-        self._step, self._history = step, history
+        self._point = point
         self._was_away = False
         self._before.clear()

@@ -79,6 +79,10 @@ class Copy:
         return cls(Shard(index, count), step, history)
 
 
+#: in place of one that is not there
+NO_COPY = Copy(Shard(), NOTHING, NOTHING)
+
+
 @dataclass(frozen=True)
 class Holdings:
     """What one rank has.
@@ -103,7 +107,7 @@ class Holdings:
 
     def row(self) -> list[int]:
         """As numbers, of which every rank has the same many."""
-        copies = [*self.copies, *[Copy(Shard(), NOTHING)] * (COPIES - len(self.copies))]
+        copies = [*self.copies, *[NO_COPY] * (COPIES - len(self.copies))]
         return [
             *(self.shard.index, self.shard.count, int(self.began), self.proposal),
             *Copy(self.in_place, self.step, self.history).row(),

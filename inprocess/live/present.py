@@ -58,8 +58,8 @@ class LiveParts:
         """Which state it is."""
         return Copy(self.shard, self.step, self.history)
 
-    def at(self, step: int, history: int) -> None:
-        """They are those of this step of that history."""
+    def at(self, point: Point) -> None:
+        """They are those of this step of its history."""
         with torch.no_grad():
             for module, kept in self._buffers.items():
                 for name, buffer in module._buffers.items():
@@ -74,10 +74,9 @@ class LiveParts:
         for groups in self._groups.values():
             groups.keep()
         self._states = {name: copy.deepcopy(part.state_dict()) for name, part in self._others.items()}
-        point = Point(history, step)
         self._last = [*[each for each in self._last if each[0] != point][-1:], (point, self._states)]
         self._version, self._sums = self._versions(), None
-        self.step, self.history = step, history
+        self.history, self.step = point
 
     def recovered(self) -> None:
         """What is written now and changes no value, as by DistributedDataParallel(model), does not count.

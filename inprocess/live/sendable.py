@@ -6,23 +6,13 @@ rank ever needs that of another one works, and must not end for this.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Any
-
-import torch
-
 from inprocess.live.present import LiveParts
-from inprocess.live.tree import Path, Record, dotted, replaced
+from inprocess.live.tree import dotted, faults
 from inprocess.system.logs import get_logger
 
-__all__ = ["SendableCheck", "faults"]
+__all__ = ["SendableCheck"]
 
 log = get_logger("inprocess.live")
-#: types of values that can be sent whatever they are; almost all of a state is of these, so the rest can be tried
-_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size))
-#: containers that can be sent, if what is in them can
-_CONTAINERS = frozenset((dict, OrderedDict, list, tuple))
 
 
 class SendableCheck:
@@ -63,27 +53,3 @@ class SendableCheck:
                     "and tuples of these",
                     *(name, repr(dotted(path)) if path else "all", kind),
                 )
-
-
-def faults(state: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
-    """Where in a state something is that cannot be sent, and of which type."""
-    kind = type(state)
-    if kind in _CONTAINERS:
-        is_map = isinstance(state, dict)
-        if is_map and not all(type(key) in _PLAIN for key in state) and not _can_be_sent(dict.fromkeys(state)):
-            yield path, "dict with such keys"
-        for key, value in state.items() if is_map else enumerate(state):
-            yield from faults(value, (*path, key))
-        if metadata := getattr(state, "_metadata", None):  # of a module's: versions, and what its hooks put there
-            yield from faults(metadata, (*path, "_metadata"))
-    elif kind not in _PLAIN and not isinstance(state, torch.Tensor) and not _can_be_sent(state):
-        yield path, f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _can_be_sent(value: Any) -> bool:
-    """Tensors always can; without them it is quick."""
-    try:
-        Record(replaced(value, lambda leaf: None), []).header()
-    except Exception:  # whatever pickling, or loading again, raises
-        return False
-    return True

@@ -236,7 +236,7 @@ class LiveState:
         if saving.disk is not None:
             saving.disk.newest = min(saving.disk.newest, now.step)  # what is newer is of such a future, too
         present.clear()
-        self._own.recover(now.step, (around.rank, len(haves)), now.history)
+        self._own.recover(now, (around.rank, len(haves)))
         self._now_at(now, present)
         present.recovered()
         present.began |= self._source != "nowhere"
@@ -280,8 +280,8 @@ class LiveState:
         after it is done. Nothing where parameters have changed, too."""
         with self._around.atomic():
             if self.step != NOTHING and not self._present.is_changed():
-                self._own.at(self.step, self._present.history)
-                self._present.at(self.step, self._present.history)
+                self._own.at(self._present.held.point)
+                self._present.at(self._present.held.point)
 
     def reseed(self, step: int) -> None:
         """Random numbers as after ``commit(step)``; for a program that has drawn some to get back to that step."""
@@ -422,7 +422,7 @@ class LiveState:
 
     def _now_at(self, point: Point, present: LiveParts) -> None:
         self.reseed(point.step)
-        present.at(point.step, point.history)
+        present.at(point)
         self._present = present
 
     # --- at each step ---------------------------------------------------------------------------------------------
@@ -479,7 +479,7 @@ class _Commit:
     ) -> None:
         try:
             if kind is None:
-                self._live._own.at(self._point.step, self._point.history)
+                self._live._own.at(self._point)
                 self._live._now_at(self._point, self._live._present)
         finally:
             self._atomic.__exit__(kind, error, trace)

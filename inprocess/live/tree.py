@@ -9,7 +9,7 @@ import copy
 import io
 import operator
 import sys
-from collections import UserDict, UserList, deque
+from collections import OrderedDict, UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, runtime_checkable
@@ -27,6 +27,7 @@ __all__ = [
     "Record",
     "Stateful",
     "dotted",
+    "faults",
     "into",
     "leaves",
     "like",
@@ -39,6 +40,10 @@ __all__ = [
 ]
 
 
+#: types of values that torch loads whatever they are; almost all of a state is of these, so the rest can be tried
+_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size))
+#: containers that it loads, if what is in them can be loaded
+_CONTAINERS = frozenset((dict, OrderedDict, list, tuple))
 #: keys and indices that lead to a tensor
 Path: TypeAlias = tuple[Any, ...]
 
@@ -68,11 +73,12 @@ class Record:
         try:
             return _header(self.tree)  # the one that sends it should say so, and not the one that receives it
         except Exception as error:
+            found = next((f"{dotted(path)} is a {kind}" for path, kind in faults(self.tree)), error)
             raise LiveStateError(
-                "a part's state_dict() holds something that cannot be loaded without running code: "
-                f"{_strange(self.tree)}. Keep it to tensors, numbers, strings, None, and dicts, lists, tuples and sets "
-                "of these. A named tuple, or another class that torch can load so, may be told to "
-                "torch.serialization.add_safe_globals, on all ranks"
+                f"a part's state_dict() holds something that cannot be loaded without running code: {found}. Keep it "
+                "to tensors, numbers, strings, None, and dicts, lists, tuples and sets of these. A named tuple, or "
+                "another class that torch can load so, may be told to torch.serialization.add_safe_globals, on all "
+                "ranks"
             ) from error
 
     @property
@@ -95,14 +101,32 @@ def _header(tree: Any) -> bytes:
     return file.getvalue()
 
 
-def _strange(tree: Any, path: Path = ()) -> str:
-    """Where in a tree something is that torch does not load, and what."""
-    for key, value in _content(tree) if _is_container(tree) else ():
-        try:
-            _header(value)
-        except Exception:  # whatever pickle and its reader meet
-            return _strange(value, (*path, key))
-    return f"{dotted(path)} is a {type(tree).__module__}.{type(tree).__qualname__}"
+def faults(state: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
+    """Where in a state something is that torch does not load again without running code, and of which type."""
+    kind = type(state)
+    is_common = kind in _CONTAINERS
+    if kind in _PLAIN or isinstance(state, torch.Tensor) or not (is_common or _is_strange(state)):
+        return
+    is_here = not is_common
+    for key, value in _content(state) if _is_container(state) else ():
+        for fault in faults(value, (*path, key)):
+            is_here = False
+            yield fault
+    if metadata := getattr(state, "_metadata", None):  # of a module's: versions, and what its hooks put there
+        yield from faults(metadata, (*path, "_metadata"))
+    if isinstance(state, dict) and not all(type(key) in _PLAIN for key in state) and _is_strange(dict.fromkeys(state)):
+        yield path, "dict with such keys"
+    elif is_here:
+        yield path, f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _is_strange(value: Any) -> bool:
+    """Tensors never are; without them it is quick."""
+    try:
+        _header(replaced(value, lambda leaf: None))
+    except Exception:  # whatever pickle and its reader meet
+        return True
+    return False
 
 
 def take(state: Any) -> Record:

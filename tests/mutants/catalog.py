@@ -1736,11 +1736,11 @@ LIVE = (
         "            if copy.point == point:\n",
         "            if copy.step == point.step:\n",
     ),
-    _in("live/sendable.py", "tests/threads/test_live_state.py")(
+    _in("live/tree.py", "tests/threads/test_live_state.py")(
         "numpy_is_plain",
         "a NumPy number counts as one that can be sent",
-        "elif kind not in _PLAIN and",
-        "elif not isinstance(state, tuple(_PLAIN)) and",
+        "if kind in _PLAIN or",
+        "if isinstance(state, tuple(_PLAIN)) or",
     ),
     _in("live/state.py", "tests/threads/test_live_state.py")(
         "a_history_for_each_recover",
@@ -1753,7 +1753,7 @@ LIVE = (
     _in("live/copies.py", "tests/threads/test_live_state.py")(
         "another_future",
         "copies of a future that did not come to be are kept",
-        "if not buffer.point.is_before(point):",
+        "if not buffer.held.point.is_before(point):",
         "if False:",
     ),
     spread(
@@ -1765,8 +1765,8 @@ LIVE = (
     _in("live/copies.py", "tests/threads/test_live_state.py")(
         "last_whole_copies_overwritten",
         "the last copies that all ranks have are overwritten first",
-        "(buffer.point == spared != NOWHERE, buffer.point)",
-        "buffer.point",
+        "(buffer.held.point == spared != NOWHERE, buffer.held.point)",
+        "buffer.held.point",
     ),
     copies("newest_overwritten", "the newer copy is overwritten", "return min(self.buffers", "return max(self.buffers"),
     disk("no_checksums", "what was written is not compared", "if _sums(stream) != kept[file]:", "if False:"),
@@ -1861,7 +1861,7 @@ LIVE = (
     own(
         "behind_goes_back",
         "a rank that is behind goes back",
-        "        elif self._step == step:",
+        "        elif self._point.step == point.step:",
         "        elif self._kept:",
     ),
     moved("one_at_a_time", "a sender waits until it is asked for each piece", "if len(under_way) > AHEAD:", "if True:"),

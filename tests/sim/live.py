@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from inprocess.live.copies import Buffer, Copies
 from inprocess.live.plan import (
+    NO_COPY,
     NOTHING,
     Copy,
     Holdings,
@@ -224,10 +225,10 @@ class Live:
             yield from self._fill(self.kept.next(), *group.copies[here])
 
     def _fill(self, buffer: Buffer, copy: Copy, history: tuple[int, ...]) -> Generator[Any, Any, None]:
-        buffer.step = NOTHING
+        buffer.held = NO_COPY
         yield from self._pass(0.02 * self._training.engine.rng.random())
         self._within[buffer] = history
-        buffer.holds(copy)
+        buffer.held = copy
 
     # --- time -----------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from inprocess import LiveState
 from inprocess.exception import LiveStateError
 from inprocess.interrupt.signals import Interrupter
 from inprocess.live import transfer, tree
-from inprocess.live.plan import Shard
+from inprocess.live.plan import Point, Shard
 from inprocess.live.present import LiveParts
 
 from .test_live_state import Faulty, Part, parts, setup_module, values  # noqa: F401  (setup_module runs here too)
@@ -38,7 +38,7 @@ def committed(step: int = 1, **given: Any) -> LiveParts:
 
 
 def commit(live: LiveParts, step: int) -> None:
-    live.at(step, 0)
+    live.at(Point(0, step))
 
 
 def send(one: LiveParts, other: LiveParts) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from inprocess import LiveState
 from inprocess.exception import LiveStateError, OptionError, StateLost
-from inprocess.live import patience, randoms, sendable, transfer, tree
+from inprocess.live import patience, randoms, transfer, tree
 from inprocess.live import state as live_state
 from inprocess.live.beside import Beside
 from inprocess.live.copies import Copies
@@ -92,7 +92,7 @@ def test_copies_of_a_future_that_did_not_come_to_be_are_dropped() -> None:
         copies.take(tree.take({"x": torch.zeros(2)}), Copy(ONE, step))
     copies.drop_after(Point(0, 4))
     assert [copy.step for copy in copies.held()] == [4]
-    assert copies.next().step == NOTHING
+    assert copies.next().held.step == NOTHING
 
 
 def test_the_copies_that_all_ranks_have_are_not_the_next_to_be_overwritten() -> None:
@@ -111,7 +111,7 @@ def test_copies_of_another_history_are_overwritten_first_and_dropped_when_newer(
     copies = Copies()
     for point in (Point(1, 6), Point(2, 4)):
         copies.take(tree.take({"x": torch.zeros(2)}), Copy(ONE, point.step, point.history))
-    assert copies.next().point == Point(1, 6)
+    assert copies.next().held.point == Point(1, 6)
     assert copies.find(Copy(ONE, 4, 1)) is None
     copies.drop_after(Point(2, 4))
     assert [copy.point for copy in copies.held()] == [Point(2, 4)]
@@ -135,7 +135,7 @@ class Event:
 def test_a_copy_that_is_under_way_counts_when_it_is_there(error: bool) -> None:
     copies, event = Copies(), Event(error)
     copies.buffers[0].holds_after([event], Copy(ONE, 4))
-    assert copies.buffers[0].step == NOTHING
+    assert copies.buffers[0].held.step == NOTHING
     assert [copy.step for copy in copies.held()] == ([] if error else [4])
     copies.settle()
     assert event.waited == 1
@@ -521,11 +521,11 @@ def test_whose_a_part_of_a_rank_is(
     """It was at step 2 as rank 1 of 3. A warning where nobody knows what it would be."""
     part, own = Part("first"), RankParts(["own"])
     own.split({"own": part})
-    own.recover(0, (1, 3))
+    own.recover(Point(0, 0), (1, 3))
     part.value = "kept"
-    own.at(2)
+    own.at(Point(0, 2))
     part.value = "now"
-    own.recover(step, place)
+    own.recover(Point(0, step), place)
     assert part.value == value
     assert bool(caplog.records) == (value == "now" and step < 3)
 
@@ -541,15 +541,15 @@ def test_a_rank_that_was_in_reserve_meanwhile(
     part, own = Part("back"), RankParts(["own"])
     own.split({"own": part})
     own.enter(0)
-    own.recover(0, (1, 3))
-    own.at(2)
+    own.recover(Point(0, 0), (1, 3))
+    own.at(Point(0, 2))
     part.value = "kept"
     own.enter(iteration)
-    own.recover(step, (1, 3), history)
+    own.recover(Point(history, step), (1, 3))
     assert ("warned" if caplog.records else part.value) == value
-    own.at(step)
+    own.at(Point(0, step))
     own.enter(iteration + 1)  # from then on it takes part again
-    own.recover(step + 1, (1, 3))
+    own.recover(Point(0, step + 1), (1, 3))
     assert len(caplog.records) == (value == "warned")
 
 
@@ -557,15 +557,15 @@ def test_a_part_that_the_program_sets_is_known_with_the_next_commit(caplog: pyte
     """Not what it was before: a fault right after a recovery is followed by a second one to the same step."""
     part, own = Part("of another place"), RankParts(["own"])
     own.split({"own": part})
-    own.recover(0, (0, 2))
+    own.recover(Point(0, 0), (0, 2))
     for _ in range(2):
-        own.recover(5, (1, 2))
+        own.recover(Point(0, 5), (1, 2))
         part.value = "set"
-    own.recover(5, (1, 2))
+    own.recover(Point(0, 5), (1, 2))
     assert part.value == "set" and len(caplog.records) == 3
-    own.at(6)
+    own.at(Point(0, 6))
     part.value = "later"
-    own.recover(6, (1, 2))
+    own.recover(Point(0, 6), (1, 2))
     assert part.value == "set" and len(caplog.records) == 3
 
 
@@ -716,7 +716,7 @@ class Kind(enum.Enum):
     ],
 )
 def test_what_cannot_be_sent_is_found(value: Any, expected: tuple[str, str] | None) -> None:
-    found = [(tree.dotted(path), kind) for path, kind in sendable.faults({"fine": torch.ones(2), "value": value})]
+    found = [(tree.dotted(path), kind) for path, kind in tree.faults({"fine": torch.ones(2), "value": value})]
     assert found == ([expected] if expected else [])
 
 
