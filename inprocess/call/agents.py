@@ -1,8 +1,8 @@
 """Everything that works beside the main thread during a call, opened and closed together, in one order.
 
 Board, environment, signal handler, monitor process, store connection, MonitorThread, ProgressWatchdog. ``end_with``
-puts all of it back whatever happened; each step is tried even where another failed. ``opened`` closes what the making
-of it has opened, where it fails; more than once is fine.
+puts all of it back whatever happened; each step is tried even where another failed. What the making of it has opened
+goes last, with ``opened``, also where the making fails.
 """
 
 from __future__ import annotations
@@ -222,14 +222,10 @@ class Agents:
         return connect_to(host, port, self._options.barrier_timeout)
 
     def end_with(self, closing: contextlib.ExitStack, ending: Callable[[], Ending]) -> None:
-        """Have ``closing`` put everything back: from the last to the first, each even where another one raised."""
-        closing.callback(self._streams.close)
-        closing.callback(self.board.close)
+        """Have ``closing`` put back what `open` has begun: from the last to the first, each even where another one
+        raised."""
         closing.callback(self.environment.restore)
-        closing.callback(self._stacks.close)
-        closing.callback(self._lent.close)
         closing.callback(self._interrupter.restore)
-        closing.callback(self.successor.close)
         closing.callback(lambda: self._monitor.bye(ending().how, why=ending().why))
         closing.callback(self._drop_store)
         closing.callback(lambda: self._say_gone(ending().how))
