@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import inspect
+import itertools
 import traceback
 from collections.abc import Iterator
+from types import FrameType
 
 from inprocess.exception import GROUP, RankShouldRestart, RestartAbort
 
 __all__ = ["answers_interruption", "behind", "chain", "let_go", "set_handled", "under_way"]
 
+#: a longer list is none of errors, and a million objects are not looked at in a restart
+FEW = 100
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -62,14 +67,28 @@ def let_go(error: BaseException, *outside: BaseException | None) -> None:
 
     A program that keeps the exception, in a list of errors perhaps, would keep tensors and process groups with it, and
     with each group threads and sockets. So would an exception that a frame of its own traceback refers to, until
-    garbage is collected. ``outside``: what was handled before the function was called, and what is still looked at.
+    garbage is collected; also one that is no longer behind this one, but in a local variable, as where it is tried
+    again. ``outside``: what was handled before the function was called, and what is still looked at.
     """
-    for each in behind(error, *outside):
-        for frame, _ in traceback.walk_tb(each.__traceback__):
-            # a generator may have caught an earlier one and go on
-            if each is error or not frame.f_code.co_flags & _GENERATORS:
-                with contextlib.suppress(RuntimeError):  # still running
-                    frame.clear()
+    waiting, seen = [error], list(outside)
+    while waiting:
+        for each in behind(waiting.pop(), *seen):
+            seen.append(each)
+            for frame, _ in traceback.walk_tb(each.__traceback__):
+                # a generator may have caught an earlier one and go on
+                if each is error or not frame.f_code.co_flags & _GENERATORS:
+                    kept = _errors_of(frame)
+                    with contextlib.suppress(RuntimeError):  # still running
+                        frame.clear()
+                        waiting += kept
+
+
+def _errors_of(frame: FrameType) -> list[BaseException]:
+    """The exceptions in its variables, and in the short lists there."""
+    variables = gc.get_referents(frame)
+    short = [each for each in variables if type(each) is list and len(each) <= FEW]
+    # asked by type: a proxy's `__class__` is code of the program
+    return [each for each in [*variables, *itertools.chain(*short)] if issubclass(type(each), BaseException)]
 
 
 def set_handled(exception: BaseException | None) -> None:

@@ -200,6 +200,32 @@ def _group(context: Context, raises: bool) -> None:
     raise several(str(tensor.shape), errors)
 
 
+def _tried_again(context: Context, raises: bool) -> None:
+    """An error that is not behind what is raised later: locals have it, and the frame that it came from has it, too."""
+
+    def attempt() -> None:
+        tensor = _new("attempt")
+        try:
+            raise ConnectionError("of a first attempt")
+        except ConnectionError as error:
+            same = error
+            raise
+        del tensor, same
+
+    errors: list[Exception] = []
+    for _ in range(2):
+        try:
+            attempt()
+        except ConnectionError as error:
+            errors.append(error)
+            last = error
+    if raises:
+        errors.clear()
+    else:
+        del last
+    _fail(context, raises)
+
+
 def _thread(context: Context, raises: bool) -> None:
     def run() -> None:
         tensor = _new("thread")
@@ -262,6 +288,7 @@ WAYS: dict[str, Callable[[Context, bool], Any]] = {
     "future": _future,
     "chain": _chain,
     "group": _group,
+    "tried again": _tried_again,
     "thread": _thread,
     "last": _last,
     "keep": _keep,
