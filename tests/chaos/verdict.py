@@ -213,7 +213,7 @@ def _stood_still(facts: Facts, rank: int) -> bool:
 
 
 def _beside(facts: Facts) -> tuple[str, ...]:
-    """A known limit (docs/design/open.md): such a rank may run on for a moment while the others run already."""
+    """A known limit (docs/limits.md): such a rank may run on for a moment while the others run already."""
     return tuple(f"I2: initial rank {r.rank} was in" for r in facts.ranks if _stood_still(facts, r.rank))
 
 
