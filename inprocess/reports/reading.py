@@ -12,7 +12,7 @@ from operator import attrgetter
 from inprocess.attribution import one_line
 from inprocess.events.files import FOLDER, MAX_FILE_BYTES, RELAYED
 from inprocess.events.record import MAX_LINE_BYTES, Event, Header, parse
-from inprocess.system import private_folder
+from inprocess.system import clock, private_folder
 from inprocess.system.private_folder import Folder
 
 __all__ = ["Entry", "Source", "Trail", "lines", "read"]
@@ -21,6 +21,8 @@ __all__ = ["Entry", "Source", "Trail", "lines", "read"]
 MAX_FILES, MAX_PROBLEMS = 100_000, 50
 #: by how much the wall clock of a host is set, at most, while its name stands for the same monotonic clock (seconds)
 SAME_CLOCK_S = 180.0
+#: a new file may be empty for a moment (seconds)
+JUST_MADE_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class _Files:
 
     def read(self, folder: Folder, name: str) -> None:
         source: Source | None = None
-        bad = 0
+        bad = number = 0
         for number, line in enumerate(lines(folder, name), 1):
             if not line.strip():
                 continue
@@ -112,6 +114,8 @@ class _Files:
                     self.blame(f"{name}: line {number} is left out: {one_line(str(error), 200)}")
         if bad > 1:
             self.blame(f"{name}: {bad} lines are left out in all")
+        if not number and clock.wall() - folder.stat(name).st_mtime > JUST_MADE_S:
+            self.blame(f"{name}: it is empty, as where the disk was full")
 
     def _begin(self, header: Header) -> Source:
         offset, known = header.wall_time - header.time, self._offsets.setdefault(header.host, [])
@@ -165,8 +169,12 @@ def _read(folder: Folder) -> tuple[list[Trail], list[str]]:
     # what was set aside first
     names = sorted(folder.names(), key=lambda name: (name.removesuffix(".1"), not name.endswith(".1")))
     there = set(names)
-    # what went through the store, since that rank's own file was not here
-    names = [name for name in names if not (name.startswith(RELAYED) and _own(name) in there)]
+    # what went through the store, since that rank's own file was not here, or the disk was full
+    names = [
+        name
+        for name in names
+        if not (name.startswith(RELAYED) and (own := _own(name)) in there and folder.stat(own).st_size)
+    ]
     for name in names[:MAX_FILES]:
         if not name.endswith((".jsonl", ".jsonl.1")):
             files.blame(f"{name[:200]}: no file of events")

@@ -393,6 +393,20 @@ def test_files_that_cannot_be_read(write: Written, tmp_path: Path, data: bytes, 
     assert any(words in problem and "rank-9-x.jsonl" in problem for problem in problems), problems
 
 
+def test_files_of_a_full_disk_are_empty(write: Written, tmp_path: Path) -> None:
+    """Where all are, there is no incident, and a report that said nothing of it would say that there was none."""
+    a_fault(write)
+    path = tmp_path / "events" / "rank-0-job.jsonl"
+    relayed = path.with_name("relayed-0-job.jsonl")
+    relayed.write_bytes(path.read_bytes())
+    os.truncate(path, 0)
+    assert read(str(tmp_path))[1] == []  # it may have been made just now
+    os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 60.0))
+    ((trail,), (problem,)) = read(str(tmp_path))
+    assert problem == "rank-0-job.jsonl: it is empty, as where the disk was full"
+    assert {entry.rank for entry in trail.entries} == {0, 1}  # rank 0's came through the store
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/etc/passwd", path)])
 def test_what_is_no_file_is_named(write: Written, tmp_path: Path, make: Callable[[str], None]) -> None:
     a_fault(write)
