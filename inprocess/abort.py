@@ -9,6 +9,8 @@ the MonitorThread, and once more in the main thread for what the function made w
 from __future__ import annotations
 
 import abc
+import contextlib
+import datetime
 import functools
 import itertools
 import logging
@@ -32,6 +34,7 @@ from inprocess.collectives.nccl_shutdown import shutdowns
 from inprocess.collectives.remembered import remembered
 from inprocess.collectives.results import results
 from inprocess.exception import OptionError
+from inprocess.options import seconds
 from inprocess.state import FrozenState
 from inprocess.system import clock
 from inprocess.system.logs import get_logger
@@ -126,18 +129,24 @@ def _run(turns: Sequence[Sequence[Step]], limits: Sequence[float], threads: list
 
     ``limits``: until when (s) the first, second, ... step of a turn is waited for.
     """
-    while len(threads) < len(turns):
-        threads.append(_Thread())  # one by one: where there is no thread left, those that started are ended
-    given = [thread.take(_Turn(steps)) for thread, steps in zip(threads, turns, strict=False)]
+    with contextlib.suppress(RuntimeError):  # the process may have no more threads; this one takes the other turns
+        while len(threads) < len(turns):
+            threads.append(_Thread())
+    given = [_Turn(steps) for steps in turns]
+    taken = threads[: len(given)]
+    for thread, turn in zip(taken, given, strict=False):
+        thread.take(turn)
+    for turn in given[len(taken) :]:
+        turn.act()
     results: list[StepResult] = []
-    for thread, turn in zip(tuple(threads), given, strict=False):
+    for place, turn in enumerate(given):
         found = turn.results(limits)
         for result in found:
             level = logging.WARNING if result.error else logging.DEBUG
             log.log(level, "abort: the step %r %s", result.name, result.outcome())
-        if found[-1].hung:
-            thread.abandon()
-            threads.remove(thread)
+        if found[-1].hung:  # in a thread
+            taken[place].abandon()
+            threads.remove(taken[place])
         results += found
     return results
 
@@ -150,9 +159,8 @@ class _Thread:
         self._thread = threading.Thread(target=self._work, name="inprocess-abort", daemon=True)
         self._thread.start()
 
-    def take(self, turn: _Turn) -> _Turn:
+    def take(self, turn: _Turn) -> None:
         self._turns.put(turn)
-        return turn
 
     def abandon(self) -> None:
         self._turns.put(None)
@@ -250,7 +258,7 @@ class AbortTorchDistributed(Abort):
 
     Args:
         torch_fr_trace_path: nvidia-resiliency-ext's name for ``flight_records``, which counts where both are given.
-        deadline: seconds in all; default 10.
+        deadline: a timedelta, or seconds, in all; default 10.
         flight_records: folder for the records of torch's flight recorder, written before the abort: ``rank_R`` in a
             folder ``iteration_I``; NCCL's are for ``torchfrtrace``. Default None: where ``NVRX_FR_TRACE_PATH`` says,
             else ``TORCH_FR_DUMP_TEMP_FILE``, if one is set; in the latter each restart over the one before.
@@ -261,13 +269,16 @@ class AbortTorchDistributed(Abort):
             might take for NCCL's, see `inprocess.collectives.nccl_bootstrap`. Default True.
         nccl_wake: False: NCCL's service threads are left to notice an abort by themselves, which takes half a second;
             see `inprocess.collectives.nccl_wake`. Default True.
+
+    Raises:
+        OptionError: `deadline` is not a duration greater than 0, or the first argument is no folder.
     """
 
     def __init__(
         self,
         torch_fr_trace_path: str | Path | None = None,
         *,
-        deadline: float = DEADLINE_S,
+        deadline: datetime.timedelta | float = DEADLINE_S,
         flight_records: str | Path | None = None,
         cuda_graphs: bool = True,
         nccl_bootstrap: bool = True,
@@ -278,7 +289,7 @@ class AbortTorchDistributed(Abort):
                 f"AbortTorchDistributed({torch_fr_trace_path!r}): the first argument is torch_fr_trace_path, a folder; "
                 f"pass deadline={torch_fr_trace_path!r} by name"
             )
-        self.deadline = deadline
+        self.deadline = seconds("deadline", deadline, positive=True)
         self.flight_records = flight_records or torch_fr_trace_path or os.environ.get("NVRX_FR_TRACE_PATH") or None
         self.cuda_graphs = cuda_graphs
         self.nccl_bootstrap = nccl_bootstrap
@@ -370,11 +381,14 @@ class AbortTransformerEngine(Abort):
     with ``Compose(AbortTransformerEngine(), AbortTorchDistributed())``, whose last part runs first.
 
     Args:
-        deadline: seconds; default 10.
+        deadline: a timedelta, or seconds; default 10.
+
+    Raises:
+        OptionError: `deadline` is not a duration greater than 0.
     """
 
-    def __init__(self, deadline: float = DEADLINE_S) -> None:
-        self.deadline = deadline
+    def __init__(self, deadline: datetime.timedelta | float = DEADLINE_S) -> None:
+        self.deadline = seconds("deadline", deadline, positive=True)
 
     def __call__(self, state: FrozenState) -> FrozenState:
         # imported by the program or not in use; importing it takes seconds, and the main thread may be importing it
@@ -395,11 +409,14 @@ class AbortPersistentCheckpointProcesses(Abort):
     Does nothing where the program does not use ``nvidia_resiliency_ext.checkpointing``.
 
     Args:
-        deadline: seconds; default 10.
+        deadline: a timedelta, or seconds; default 10.
+
+    Raises:
+        OptionError: `deadline` is not a duration greater than 0.
     """
 
-    def __init__(self, deadline: float = DEADLINE_S) -> None:
-        self.deadline = deadline
+    def __init__(self, deadline: datetime.timedelta | float = DEADLINE_S) -> None:
+        self.deadline = seconds("deadline", deadline, positive=True)
 
     def __call__(self, state: FrozenState) -> FrozenState:
         core = sys.modules.get("nvidia_resiliency_ext.checkpointing.async_ckpt.core")

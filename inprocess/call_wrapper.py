@@ -10,7 +10,7 @@ import os
 import re
 import weakref
 from collections.abc import Callable, Iterator
-from threading import get_ident
+from threading import current_thread, get_ident, main_thread
 from typing import Any, Protocol
 
 from inprocess.exception import OptionError, RestartError
@@ -129,6 +129,8 @@ class CallWrapper:
         self._atomic: _Atomic | None = None
         self._state: FrozenState | None = None
         self._timeouts = LearnedTimeouts()
+        #: of the main thread in this iteration; the innermost is the last
+        self._sections: list[_Section] = []
         self._counts, self._last = Counts(), LastSave()
         #: checkpoints of a LiveState, whose memory is given back when the call is over
         self._to_free = weakref.WeakSet[Any]()
@@ -250,16 +252,14 @@ class CallWrapper:
                 so far (at least 5 s) once it was seen three times; ``soft_timeout`` until then. Each rank learns by
                 itself; :attr:`timeouts` makes one value of it for all ranks and keeps it in a checkpoint.
 
-        Sections nest; the innermost counts. Raises OptionError for a timeout that is not positive.
+        Sections nest; the innermost counts. In another thread than the main one, whose progress is watched, a section
+        only learns. Raises OptionError for a timeout that is not positive.
         """
         limit = self._timeouts.section_limit(name) if timeout is None else given_limit(name, timeout)
         return _Section(self, name, limit)
 
-    _section_limit: float | None = None
-
-    def _set_limit(self, limit: float | None) -> None:
-        self._section_limit = limit
-        self._board.section(limit)
+    def _sections_changed(self) -> None:
+        self._board.section(self._sections[-1].limit if self._sections else None)
 
     def _first_ping(self) -> int:
         """The time, for `ping`; what comes only once costs the next pings nothing."""
@@ -315,7 +315,7 @@ class Controls:
     def place(self, state: FrozenState) -> None:
         """Its ranks are assigned."""
         call = self._call
-        call._state, call._section_limit, self.last.wanted = state, None, False
+        call._state, call._sections, self.last.wanted = state, [], False
         call._now = call._first_ping
 
     def end(self) -> None:
@@ -353,23 +353,30 @@ def _no_store() -> Any:
 class _Section:
     """A class, since a generator that is dropped unfinished runs its ``finally``, perhaps in a later iteration."""
 
-    __slots__ = ("_begin", "_call", "_limit", "_name", "_outer")
+    __slots__ = ("_begun", "_call", "_name", "limit")
 
     def __init__(self, call: CallWrapper, name: str, limit: float | None) -> None:
-        self._call, self._name, self._limit = call, name, limit
-        self._outer: float | None = None
-        self._begin = 0.0
+        self._call, self._name, self.limit = call, name, limit
+        self._begun: list[float] = []  # one may be entered again inside itself
 
     def __enter__(self) -> None:
-        self._outer, self._begin = self._call._section_limit, clock.monotonic()
-        self._call._set_limit(self._limit)
+        self._begun.append(clock.monotonic())
+        if current_thread() is main_thread():
+            self._call._sections.append(self)
+            self._call._sections_changed()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
+        begun, sections = self._begun.pop(), self._call._sections
         try:
             if kind is None:
-                self._call._timeouts.observed.section(self._name, clock.monotonic() - self._begin)
+                self._call._timeouts.observed.section(self._name, clock.monotonic() - begun)
         finally:
-            self._call._set_limit(self._outer)
+            # those of an earlier iteration, in a generator perhaps, are not among them, nor are those of other threads
+            if self in sections and current_thread() is main_thread():
+                sections.reverse()
+                sections.remove(self)
+                sections.reverse()
+                self._call._sections_changed()
 
 
 class _Atomic:

@@ -122,7 +122,7 @@ class RestartAbort(BaseException):
 class TooFewRanks(RestartAbort):
     """RetryController's: with too few ranks everybody leaves, unless replacements come within ``patience`` seconds."""
 
-    def __init__(self, message: str, patience: float) -> None:
+    def __init__(self, message: str, patience: float = 0.0) -> None:
         super().__init__(message)
         self.patience = patience
 

@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from inprocess.system.interpreter import join_with_progress
@@ -71,6 +71,10 @@ class ThreadedFinalize(Finalize):
     ) -> None:
         if not callable(fn):
             raise OptionError(f"fn={fn!r} cannot be called: pass the function to run")
+        if isinstance(args, str | bytes) or not isinstance(args, Iterable):
+            raise OptionError(f"args={args!r} is no sequence of arguments: pass a tuple, args=({args!r},)")
+        if not isinstance(kwargs, Mapping | None):
+            raise OptionError(f"kwargs={kwargs!r} is no dict of keyword arguments by name: pass one, or None")
         self.timeout = seconds("timeout", timeout)
         self.fn = fn
         self.args = tuple(args)

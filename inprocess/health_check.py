@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import datetime
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TypeVar
 from inprocess.hardware import gpu, nic
 from inprocess.system.logs import get_logger
 
-from .exception import HealthCheckError, TimeoutError
+from .exception import HealthCheckError, OptionError, TimeoutError
 from .finalize import both_forms, run_in_thread
 from .options import seconds
 from .rank_filter import positive
@@ -50,7 +51,9 @@ class FaultCounterExceeded(HealthCheckError):
 
 
 class FaultCounter(HealthCheck):
-    """Counts the iterations in which this rank's own function raised, and takes the rank out beyond the limit.
+    """Counts the iterations in which this rank's own function, or a hook before it, raised.
+
+    Beyond the limit it takes the rank out.
 
     Args:
         max_rank_faults: faults that are tolerated; None: any number.
@@ -118,6 +121,10 @@ class CudaHealthCheck(HealthCheck):
             probe.abandoned = True
             raise HealthCheckError(f"{probe} did not answer within timeout={self.timeout:g}s") from error
         except RuntimeError as error:  # torch.AcceleratorError among them
+            if not probe.step:  # no thread could be started: that says nothing of the GPU
+                probe.ended.set()
+                _not_checked("CUDA", str(error))
+                return state
             raise HealthCheckError(f"{probe} fails: {error}\n{_CONTEXT_LOST}") from error
         return state
 
@@ -316,8 +323,9 @@ class ChainedNicHealthCheck(HealthCheck):
 
     Reads ``/sys/class/infiniband``: the state of each port, and how often its link went down, of which RoCE tells
     through the port's network interface. Near are the adapters with the longest PCI path in common with the GPU; if
-    none hangs on the same PCI root, those of the same NUMA node. Without adapters, or without a GPU to tell which ones
-    are this rank's, nothing is checked, unless `nics` names them. A port that was never active is no fault.
+    none hangs on the same PCI root, those of the same NUMA node, or the only one that there is. Without adapters, or
+    without a GPU to tell which ones are this rank's, nothing is checked, unless `nics` names them. A port that was
+    never active is no fault.
 
     Args:
         device_index: index of the GPU among the visible devices; None: this rank's.
@@ -325,6 +333,7 @@ class ChainedNicHealthCheck(HealthCheck):
         sysfs: where the system's device tree is mounted.
 
     Raises:
+        OptionError: `nics` is one string.
         HealthCheckError: at the call, when a link is down or went down meanwhile, its port is gone, or NVML, asked for
             the GPU's place, finds it lost.
     """
@@ -332,6 +341,8 @@ class ChainedNicHealthCheck(HealthCheck):
     def __init__(
         self, device_index: int | None = None, nics: Iterable[str] | None = None, sysfs: str | Path = "/sys"
     ) -> None:
+        if isinstance(nics, str):
+            raise OptionError(f"nics={nics!r} is one string: pass a list of names, nics=[{nics!r}]")
         self.nics = None if nics is None else tuple(nics)
         self.device_index = device_index
         self.sysfs = Path(sysfs)
@@ -341,7 +352,8 @@ class ChainedNicHealthCheck(HealthCheck):
     def __call__(self, state: FrozenState) -> FrozenState:
         ports = {*self._ports(), *self._seen}
         if not ports:
-            _not_checked("the network adapter", f"none is there, or near this rank's GPU (nics={self.nics})")
+            level = logging.WARNING if self.nics else logging.DEBUG  # a name that is wrong, or a machine without one
+            _not_checked("the network adapter", f"none is there, or near this rank's GPU (nics={self.nics})", level)
         lost = [text for port in sorted(ports) if (text := self._look(port))]
         if lost:
             raise HealthCheckError(f"link lost: {', '.join(lost)}")
@@ -410,10 +422,10 @@ def _answer(found: gpu.Gpu, what: str, ask: Callable[[], T]) -> T | None:
     return None
 
 
-def _not_checked(what: str, why: str) -> None:
+def _not_checked(what: str, why: str, level: int = logging.DEBUG) -> None:
     if what not in _told:
         _told.add(what)
-        _log.debug("%s is not checked: %s", what, why)
+        _log.log(level, "%s is not checked: %s", what, why)
 
 
 _told: set[str] = set()  # what was said: once in a process is enough

@@ -17,8 +17,10 @@ from .exception import OptionError
 
 __all__ = ["Options", "did_you_mean", "seconds"]
 
-#: longest duration in seconds (about 31 years): lock and poll timeouts overflow not far above it
+#: longest duration in seconds (about 31 years): the timeouts of locks overflow not far above it, those of poll() below
 MAX_DURATION_S = 1e9
+#: shortest pause between two looks, in seconds
+MIN_INTERVAL_S = 1e-3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,6 +105,8 @@ class Options:
 #: when a process that comes to a running job is let in
 JOIN = ("now", "next_restart")
 MAX_STANDBYS = 16
+#: a handler in Python returns to the instruction, which fails again, for ever
+_OF_ERRORS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 MAX_REPEATS = 1_000_000
 #: the other options of `Wrapper`: what the user's code does at certain moments
 HOOKS = (
@@ -143,6 +147,11 @@ def _check_order(options: Options) -> None:
                 f"{large}. The order is soft_timeout < hard_timeout < barrier_timeout, and heartbeat_timeout < "
                 "barrier_timeout; each interval is shorter than the timeout that it serves"
             )
+    if options.interrupt_signal in options.leave_signals:
+        raise OptionError(
+            f"interrupt_signal={options.interrupt_signal} is one of leave_signals={options.leave_signals}, and one "
+            "signal cannot mean both: pass another interrupt_signal, or None for a free one"
+        )
 
 
 def seconds(name: str, value: object, *, positive: bool = False) -> float:
@@ -166,6 +175,16 @@ def seconds(name: str, value: object, *, positive: bool = False) -> float:
 _seconds_above_zero = functools.partial(seconds, positive=True)
 
 
+def _interval(name: str, value: object) -> float:
+    result = seconds(name, value, positive=True)
+    if result < MIN_INTERVAL_S:
+        raise OptionError(
+            f"{name}={value!r} is too short: a process that looks so often does nothing else; pass at least "
+            f"{MIN_INTERVAL_S:g} seconds, or leave it out"
+        )
+    return result
+
+
 def _store_factory(name: str, value: object) -> Callable[..., Any] | None:
     if value is not None and not callable(value):
         raise OptionError(f"{name}={value!r} cannot be called: pass a store class or a function that returns a store")
@@ -186,12 +205,14 @@ def _path(name: str, value: object) -> str | None:
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str):
         raise OptionError(f"{name}={value!r} must be a path as a string, or None")
+    if "\0" in path:
+        raise OptionError(f"{name}={value!r} has a NUL byte in it, which no path may have")
     if not os.path.isabs(path):
         raise OptionError(f"{name}={value!r} must be absolute, as the working directory may change: start it with /")
     try:
         fields = {field for _, field, _, _ in string.Formatter().parse(path) if field is not None}
         path.format(rank=0)
-    except (ValueError, KeyError, IndexError, AttributeError):
+    except (ValueError, KeyError, IndexError, AttributeError, TypeError):
         fields = {"?"}
     if not fields <= {"rank"}:
         raise OptionError(f"{name}={value!r} has a placeholder other than {{rank}}: use {{rank}}, and {{{{ for a brace")
@@ -212,7 +233,7 @@ def _signal(name: str, value: object) -> int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value not in signal.valid_signals():
         raise OptionError(f"{name}={value!r} is no signal number: pass one such as signal.SIGRTMIN + 5, or None")
-    if value in (signal.SIGKILL, signal.SIGSTOP):
+    if value in (signal.SIGKILL, signal.SIGSTOP, *_OF_ERRORS):
         raise OptionError(f"{name}={signal.Signals(value).name} cannot be handled by a process: pass another, or None")
     return int(value)
 
@@ -267,6 +288,10 @@ _CONVERT: dict[str, Callable[[str, object], Any]] = {
     "last_call_wait": seconds,
     "monitor_process_logfile": _path,
     "monitor_process_pidfile": _path,
+    "monitor_thread_interval": _interval,
+    "monitor_process_interval": _interval,
+    "heartbeat_interval": _interval,
+    "progress_watchdog_interval": _interval,
     "run_dir": _directory,
     "standby_stores": _count,
     "interrupt_signal": _signal,

@@ -67,7 +67,7 @@ class State:
     iteration: int = 0
     #: what this rank does in this iteration
     mode: Mode = Mode.INITIALIZED
-    #: what the function raised on this rank in this iteration, if it did; never copied
+    #: what the function, or a hook before it, raised on this rank in this iteration, if it did; never copied
     fn_exception: BaseException | None = dataclasses.field(default=None, repr=False)
     #: the iteration's own store, while an assignment in the form of version 0.2 runs; such a one that is called
     #: without a Wrapper talks over whatever store is set here

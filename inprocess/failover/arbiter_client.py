@@ -23,6 +23,7 @@ from inprocess.failover.rules import ENDED, MAX_MESSAGE_BYTES
 from inprocess.protocol.messages import Verdict, Vote, dump
 from inprocess.protocol.parsing import load_verdict
 from inprocess.system import clock
+from inprocess.system.descriptors import milliseconds
 from inprocess.system.interpreter import SLICE, join_with_progress
 from inprocess.system.json_lines import Lines
 from inprocess.system.logs import get_logger
@@ -281,7 +282,7 @@ class ArbiterClient:
         poll = select.poll()
         poll.register(self.socket, what)
         poll.register(self.stop, select.POLLIN)
-        ready = dict(poll.poll(seconds * 1e3))
+        ready = dict(poll.poll(milliseconds(seconds)))
         if self.stop in ready:
             raise OSError("the call has ended")
         return bool(ready)

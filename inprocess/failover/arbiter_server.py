@@ -180,5 +180,5 @@ class ArbiterServer(Server[_Peer]):
     def _go(self, verdict: Verdict) -> Verdict:
         try:
             return dataclasses.replace(verdict, host=self._slot, port=self._serve(verdict))
-        except RestartError as error:
+        except (RestartError, OSError, RuntimeError) as error:  # no port, no descriptor, no thread for torch's server
             return Verdict(FailoverOutcome.REFUSED, reason=f"initial rank {self._slot} cannot serve a store: {error}")

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
+from inprocess.system.descriptors import milliseconds
 from inprocess.system.inherited import unblocked
 from inprocess.system.logs import get_logger
 
@@ -99,7 +100,7 @@ class Signals:
         poll = select.poll()
         for descriptor in (self._read, *descriptors):
             poll.register(descriptor, select.POLLIN)
-        poll.poll(max(0.0, seconds) * 1e3)
+        poll.poll(milliseconds(seconds))
         with contextlib.suppress(BlockingIOError):
             while os.read(self._read, 512):
                 pass

@@ -31,6 +31,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from inprocess.live import randoms
 from inprocess.live.batches import NotCopied, copied
 from inprocess.system import clock
+from inprocess.system.descriptors import milliseconds
 from inprocess.system.errors import in_words
 from inprocess.system.interpreter import join_with_progress
 
@@ -256,8 +257,8 @@ class Crew:
         for fd in (self._bell.fd, *(each.sentinel for each in self.workers)):
             poll.register(fd, select.POLLIN)
         while not task.is_there:
-            left = (until - clock.monotonic()) * 1000 if seconds else None
-            for fd, _ in poll.poll(None if left is None else max(left, 0)):
+            left = until - clock.monotonic() if seconds else None
+            for fd, _ in poll.poll(None if left is None else milliseconds(left)):
                 if fd == self._bell.fd:
                     os.eventfd_read(fd)
             if not task.is_there and self.trouble():

@@ -29,6 +29,7 @@ from inprocess.monitor.starting import memory_file, search_path
 from inprocess.protocol.keys import JOINING
 from inprocess.protocol.membership import Membership
 from inprocess.system import clock, descriptors
+from inprocess.system.descriptors import milliseconds
 from inprocess.system.interpreter import SLICE
 from inprocess.system.json_lines import Lines, send_now
 from inprocess.system.latch import Latch
@@ -275,7 +276,7 @@ class MonitorProcess:
         poll = select.poll()
         poll.register(ends.pidfd, select.POLLIN)
         poll.register(ends.control, select.POLLIN)
-        ready = dict(poll.poll(timeout * 1e3))
+        ready = dict(poll.poll(milliseconds(timeout)))
         with self._lock:
             while self._ends is ends and self._receive(ends.control):
                 pass

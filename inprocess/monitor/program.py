@@ -29,6 +29,7 @@ from inprocess.monitor.files import Files
 from inprocess.monitor.link import Link
 from inprocess.protocol import verbs
 from inprocess.system import cgroup, clock, descriptors, extensions, observers, procfs
+from inprocess.system.descriptors import milliseconds
 from inprocess.system.json_lines import Lines, send_now
 from inprocess.system.logs import Position, get_logger, locate
 from inprocess.system.observers import emit
@@ -116,7 +117,7 @@ class Monitor:
     # --- one turn -----------------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        ready = dict(self._poll.poll(self._sleep()))
+        ready = dict(self._poll.poll(None if (sleep := self._sleep()) is None else milliseconds(sleep)))
         if self._wake in ready:
             os.eventfd_read(self._wake)
         while not self._events.empty():
@@ -133,7 +134,7 @@ class Monitor:
             self._protect()
 
     def _sleep(self) -> float | None:
-        """Milliseconds until the next turn, at most; None: only events matter."""
+        """Seconds until the next turn, at most; None: only events matter."""
         now = clock.monotonic_ns()
         moments = [int(moment * 1e9) for moment, _ in self._timers]
         if self._protecting:
@@ -141,7 +142,7 @@ class Monitor:
             due = policy.wake_at(self._board.snapshot(), self._view)
             moments += [] if due is None else [due]
         # rounded up: waking a moment too early would mean waking twice
-        return None if not moments else max(0, -((now - min(moments)) // 1_000_000))
+        return None if not moments else -((now - min(moments)) // 1_000_000) / 1e3
 
     # --- protecting the rank ------------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ from inprocess.monitor import lease
 from inprocess.monitor.board import STACKS_BYTES, WATCHED, Board
 from inprocess.monitor.policy import PACE_S, LeaseWatch
 from inprocess.system.clock import monotonic
+from inprocess.system.descriptors import milliseconds
 from inprocess.system.interpreter import interpreter
 from inprocess.system.logs import get_logger
 
@@ -232,7 +233,7 @@ class ProgressWatchdog(threading.Thread):
             if pidfd >= 0:
                 poll.register(pidfd, select.POLLIN)
             # rounded up: poll would otherwise come back a moment too early, and once more
-            ready = {fd for fd, _ in poll.poll(int(seconds * 1e3) + 1)}
+            ready = {fd for fd, _ in poll.poll(milliseconds(seconds + 1e-3))}
         if self._stop_fd in ready:
             return True
         if pidfd in ready:

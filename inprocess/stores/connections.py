@@ -11,6 +11,7 @@ from typing import Any
 from inprocess.exception import StoreLost
 from inprocess.stores.raw import innermost
 from inprocess.system import procfs
+from inprocess.system.descriptors import milliseconds
 from inprocess.system.listening import is_port
 
 __all__ = [
@@ -28,6 +29,8 @@ __all__ = [
 
 #: socket options that Python has no names for
 TCP_THIN_LINEAR_TIMEOUTS, TCP_RTO_MAX_MS = 16, 44
+#: seconds that the kernel takes between its probes (`MAX_TCP_KEEPIDLE`)
+LONGEST_KEEP = 32_767
 
 
 def limit_silence(address: str, port: int, seconds: float) -> None:
@@ -39,9 +42,9 @@ def limit_silence(address: str, port: int, seconds: float) -> None:
     for descriptor, peer in connections():
         if peer == (address, port) and (copy := procfs.copy_of(descriptor)) is not None:
             with copy, contextlib.suppress(OSError):
-                copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1e3))
-                copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(seconds / 3)))
-                copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(seconds / 8)))
+                copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(milliseconds(seconds)))
+                copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, min(max(1, int(seconds / 3)), LONGEST_KEEP))
+                copy.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, min(max(1, int(seconds / 8)), LONGEST_KEEP))
                 copy.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 send_again_soon(copy)
 

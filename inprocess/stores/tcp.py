@@ -1,7 +1,7 @@
 """Classes of stores that users may name: torch's own with two methods more.
 
-Any other torch Store with ``set, get, add, compare_set, wait, check, multi_get, delete_key`` works too. ``EtcdStore``
-is in `inprocess.etcd.store`.
+Any other torch Store with ``set, get, add, compare_set, wait, check, multi_get, delete_key, set_timeout`` works too.
+``EtcdStore`` is in `inprocess.etcd.store`.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ __all__ = [
     "check",
     "explained",
     "give_back",
+    "milliseconds",
     "more",
     "raise_limit",
     "shortage",
@@ -62,7 +63,12 @@ def await_readable(descriptor: int | None, seconds: float | None = None) -> bool
     poll = select.poll()
     if descriptor is not None:
         poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(None if seconds is None else seconds * 1e3))
+    return bool(poll.poll(None if seconds is None else milliseconds(seconds)))
+
+
+def milliseconds(seconds: float) -> float:
+    """For a poll(), which takes no more than fits into a C int: 24 days. Who waits for longer looks again then."""
+    return min(max(0.0, seconds) * 1e3, 2**31 - 1)
 
 
 def raise_limit() -> DescriptorLimits:

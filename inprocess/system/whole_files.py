@@ -10,6 +10,9 @@ from collections.abc import Callable
 
 __all__ = ["put_in_place"]
 
+#: bytes of a name that is made longer here; a file system takes 255
+LONGEST_NAME = 200
+
 
 def put_in_place(path: str, write: Callable[[str], object]) -> None:
     """Have ``write`` fill a new file in the same folder, put it on the disk, then in the place of ``path`` in one step.
@@ -19,7 +22,9 @@ def put_in_place(path: str, write: Callable[[str], object]) -> None:
     """
     path = os.path.realpath(path)  # a link stays one
     folder, name = os.path.split(path)
-    beside = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.new")  # another host may write the same path
+    short = os.fsdecode(os.fsencode(name)[:LONGEST_NAME])
+    beside = os.path.join(folder, f".{short}.{secrets.token_hex(8)}.new")  # another host may write the same path
+    folder_fd = _open_folder(folder)  # before anything is written: from the moment of the rename nothing may fail
     try:
         write(beside)
         _sync(_open_regular(beside))
@@ -27,8 +32,18 @@ def put_in_place(path: str, write: Callable[[str], object]) -> None:
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(beside)
+        if folder_fd is not None:
+            os.close(folder_fd)
         raise
-    _sync(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
+    if folder_fd is not None:
+        _sync(folder_fd)
+
+
+def _open_folder(path: str) -> int | None:
+    """To put its entries on the disk. None: it may be written, and not read; or `write` will tell what is wrong."""
+    with contextlib.suppress(OSError):
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    return None
 
 
 def _sync(fd: int) -> None:

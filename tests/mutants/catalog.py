@@ -900,13 +900,13 @@ CALL = (
     calls(
         "outer_section_is_forgotten",
         "after an inner section the outer one's timeout is lost",
-        "self._call._set_limit(self._outer)",
-        "self._call._set_limit(None)",
+        "self._sections[-1].limit if self._sections else None",
+        "self._sections[-1].limit if len(self._sections) > 1 else None",
     ),
     calls(
         "sections_do_not_learn",
         "a section's timeout is not learned",
-        "                self._call._timeouts.observed.section(self._name, clock.monotonic() - self._begin)\n",
+        "                self._call._timeouts.observed.section(self._name, clock.monotonic() - begun)\n",
         "                pass\n",
     ),
     board(
@@ -986,7 +986,7 @@ LADDER = (
     ladder(
         "hung_thread_takes_the_next",
         "the steps after one that hangs wait for it",
-        "            threads.remove(thread)\n",
+        "            threads.remove(taken[place])\n",
         "",
     ),
     ladder(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import functools
 import logging
 import os
@@ -104,20 +105,40 @@ def test_steps_share_a_thread_until_one_hangs(monkeypatch: pytest.MonkeyPatch) -
     assert not any(thread.is_alive() for thread in threads.values())
 
 
-def test_no_thread_is_left_where_one_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("most", [0, 1])
+def test_steps_are_taken_also_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """In the calling one. Without the abort a healthy rank would be killed for it."""
     started: list[threading.Thread] = []
 
     def start(thread: threading.Thread, real: Callable[[threading.Thread], None] = threading.Thread.start) -> None:
-        if started:
+        if len(started) == most:
             raise RuntimeError("can't start new thread")
         started.append(thread)
         real(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    with pytest.raises(RuntimeError, match="can't start"):
-        Ladder([[("one", lambda: None), ("two", lambda: None)]]).run()
-    started[0].join(20.0)  # a ceiling
-    assert not started[0].is_alive()
+    taken: list[str] = []
+    rungs: list[Any] = [
+        ("one", lambda: taken.append("one")),
+        [("two", lambda: 1 / 0), ("three", lambda: taken.append("three"))],
+    ]
+    results = Ladder([*rungs, ("four", lambda: taken.append("four"))]).run()
+    assert taken == ["one", "three", "four"]
+    assert [(each.name, each.hung, bool(each.error)) for each in results] == [
+        ("one", False, False),
+        ("two", False, True),
+        ("three", False, False),
+        ("four", False, False),
+    ]
+    assert not any(thread.is_alive() for thread in started)
+
+
+@pytest.mark.parametrize("hook", [abort.AbortTorchDistributed, abort.AbortTransformerEngine])
+def test_the_deadline_is_a_duration(hook: Any) -> None:
+    assert hook(deadline=datetime.timedelta(seconds=5)).deadline == 5.0
+    for wrong in (0, "5", -1, None):
+        with pytest.raises(OptionError, match="deadline="):
+            hook(deadline=wrong)
 
 
 def test_ctrl_c_does_not_wait_for_a_step_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

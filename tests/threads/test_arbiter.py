@@ -293,9 +293,10 @@ def test_too_late_to_be_completed(standby, contacts) -> None:
     assert first.say_completed(3) is False
 
 
-def test_a_host_that_cannot_serve_refuses(standby, contacts) -> None:
+@pytest.mark.parametrize("kind", [OptionError, OSError, RuntimeError])
+def test_a_host_that_cannot_serve_refuses(standby, contacts, kind: type[Exception]) -> None:
     def serve(verdict: Verdict) -> int:
-        raise OptionError("no port is left")
+        raise kind("no port is left")
 
     one = standby(serve=serve)
     mine = contacts(0, one)

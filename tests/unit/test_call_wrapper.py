@@ -173,6 +173,56 @@ def test_the_innermost_section_counts(call: Call) -> None:
     assert call.seen.soft_timeout == 0
 
 
+def test_sections_of_other_threads_only_learn(call: Call) -> None:
+    """The main thread's progress is watched; a thread that saves is none, whenever its section ends."""
+    begun, end = threading.Event(), threading.Event()
+
+    def save() -> None:
+        with call.section("save", timeout=600):
+            begun.set()
+            end.wait(20)
+
+    thread = threading.Thread(target=save)
+    with call.section("batch", timeout=2):
+        thread.start()
+        begun.wait(20)
+        assert call.seen.soft_timeout == 2 * S
+    assert call.seen.soft_timeout == 0
+    with call.section("evaluation", timeout=50):
+        end.set()
+        thread.join()
+        assert call.seen.soft_timeout == 50 * S
+    assert call.seen.soft_timeout == 0
+    assert call.timeouts.observed.sections["save"][0] == 1
+
+
+def test_a_section_inside_itself(call: Call) -> None:
+    section = call.section("step", timeout=20)
+    with section, section:
+        assert call.seen.soft_timeout == 20 * S
+    assert call.seen.soft_timeout == 0
+
+
+def test_sections_that_are_left_in_another_order(call: Call) -> None:
+    """As where they are begun and ended by callbacks."""
+    outer, inner = call.section("epoch", timeout=20), call.section("save", timeout=50)
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)
+    assert call.seen.soft_timeout == 50 * S
+    inner.__exit__(None, None, None)
+    assert call.seen.soft_timeout == 0
+
+
+def test_a_section_of_an_earlier_iteration_ends_nothing(call: Call) -> None:
+    old = call.section("save", timeout=50)
+    old.__enter__()
+    Controls(call).place(State(0, 1).freeze())
+    with call.section("evaluation", timeout=20):
+        old.__exit__(None, None, None)
+        assert call.seen.soft_timeout == 20 * S
+
+
 def test_a_section_that_is_dropped_changes_nothing_later(call: Call) -> None:
     """As by a callback whose training was interrupted between its beginning and its end."""
     dropped = call.section("save", timeout=50)
@@ -249,6 +299,26 @@ def test_state_is_known_only_in_an_iteration(call: Call) -> None:
 
 
 # --- save ---------------------------------------------------------------------------------------------------------
+
+
+def test_save_in_a_folder_that_may_not_be_read(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read every folder, so the system's answer is made up."""
+    real = os.open
+
+    def refuse(path: Any, flags: int, *args: Any, **others: Any) -> int:
+        if flags & os.O_DIRECTORY:
+            raise PermissionError(path)
+        return real(path, flags, *args, **others)
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert of_rank(call, 0).save({"step": 3}, tmp_path / "a.pt")
+    assert torch.load(tmp_path / "a.pt") == {"step": 3}
+
+
+@pytest.mark.parametrize("name", ["a" * 255, "\N{SNOWMAN}" * 85])
+def test_save_under_the_longest_name(call: Call, tmp_path: Path, name: str) -> None:
+    assert of_rank(call, 0).save({"step": 3}, tmp_path / name)
+    assert os.listdir(tmp_path) == [name]
 
 
 def of_rank(call: Call, rank: int, size: int = 2) -> Call:

@@ -15,7 +15,7 @@ from inprocess.health_check import FaultCounterExceeded
 ALL = [getattr(exception, name) for name in exception.__all__] + [FaultCounterExceeded]
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", [*ALL, exception.TooFewRanks])
 def test_survives_pickling(kind: type[BaseException]) -> None:
     error: BaseException = kind("what happened") if kind is not exception.Preempted else kind(signal.SIGTERM)
     if isinstance(error, exception.RestartError):

@@ -56,6 +56,11 @@ def test_arguments_are_checked() -> None:
         ThreadedFinalize("1", print)
     with pytest.raises(OptionError, match="fn=3"):
         ThreadedFinalize(1, 3)
+    for args in ("abc", 5):
+        with pytest.raises(OptionError, match=f"args={args!r}"):
+            ThreadedFinalize(1, print, args)
+    with pytest.raises(OptionError, match="kwargs="):
+        ThreadedFinalize(1, print, kwargs=[1])
 
 
 def test_in_the_older_form() -> None:

@@ -69,6 +69,8 @@ def test_arguments_are_checked() -> None:
         FaultCounter(0)
     with pytest.raises(OptionError, match="timeout=-1"):
         CudaHealthCheck(-1)
+    with pytest.raises(OptionError, match=r"pass a list of names, nics=\['mlx5_0'\]"):
+        ChainedNicHealthCheck(nics="mlx5_0")
 
 
 @pytest.fixture
@@ -189,6 +191,18 @@ def test_a_context_so_lost_that_it_does_not_say_its_device(plain, monkeypatch: p
     monkeypatch.setattr(torch.cuda, "current_device", broken)
     with pytest.raises(HealthCheckError, match=r"CUDA fails: unspecified launch failure\nThe CUDA context .* is lost"):
         CudaHealthCheck(5)(STATE)
+
+
+def test_a_process_that_may_have_no_more_threads_has_no_lost_context(plain, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, check = fake_cuda(monkeypatch), CudaHealthCheck(5)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as now:
+        now.setattr(threading.Thread, "start", refuse)
+        assert check(STATE) is STATE and cuda.asked == []
+    assert check(STATE) is STATE and cuda.asked != []
 
 
 def test_an_error_of_the_last_wait(plain, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -531,6 +545,16 @@ def test_nic_by_name_that_is_not_active_any_more(plain, tree: Tree) -> None:
     write(port / "state", "2: INIT")
     with pytest.raises(HealthCheckError, match=r"mlx5_1 port 1 \(2: INIT\)"):
         check(STATE)
+
+
+def test_a_name_that_no_adapter_has(plain, tree: Tree, caplog: pytest.LogCaptureFixture) -> None:
+    tree.adapter("mlx5_1", "pci0000:80/0000:81:00.0")
+    check = ChainedNicHealthCheck(nics=["mlx_51"], sysfs=tree.path)
+    for _ in range(2):
+        assert check(STATE) is STATE
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("WARNING", "the network adapter is not checked: none is there, or near this rank's GPU (nics=('mlx_51',))")
+    ]
 
 
 def test_an_interface_of_roce_that_was_down_meanwhile(nvml: FakeNvml, tree: Tree) -> None:

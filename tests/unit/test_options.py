@@ -51,6 +51,8 @@ def test_zero_is_a_duration_only_for_last_call_wait() -> None:
     Options.build(last_call_wait=0)
     with pytest.raises(OptionError, match="heartbeat_interval=0 is out of range: pass a duration greater than 0"):
         Options.build(heartbeat_interval=0)
+    with pytest.raises(OptionError, match="monitor_process_interval=1e-12 is too short"):
+        Options.build(monitor_process_interval=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,9 @@ def test_paths() -> None:
     assert Options.build(monitor_process_logfile=None).monitor_process_logfile is None
 
 
-@pytest.mark.parametrize("path", ["m.log", "", 3, b"/m", "/m-{host}", "/m-{}", "/m-{rank", "/m-{rank.x}", "/m-{0}"])
+@pytest.mark.parametrize(
+    "path", ["m.log", "", 3, b"/m", "/m-{host}", "/m-{}", "/m-{rank", "/m-{rank.x}", "/m-{rank[0]}", "/m-{0}", "/m\0"]
+)
 def test_wrong_paths(path: object) -> None:
     with pytest.raises(OptionError, match="monitor_process_logfile="):
         Options.build(monitor_process_logfile=path)
@@ -130,9 +134,13 @@ def test_store_options() -> None:
 def test_signals() -> None:
     assert Options.build(interrupt_signal=signal.SIGUSR1).interrupt_signal == signal.SIGUSR1
     assert Options.build(interrupt_signal=None).interrupt_signal is None
-    for wrong in (signal.SIGKILL, signal.SIGSTOP, 0, 1000, "SIGUSR1", True):
+    for wrong in (signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, 0, 1000, "SIGUSR1", True):
         with pytest.raises(OptionError, match="interrupt_signal="):
             Options.build(interrupt_signal=wrong)
+    with pytest.raises(OptionError, match="leave_signals=SIGFPE cannot be handled"):
+        Options.build(leave_signals=(signal.SIGTERM, signal.SIGFPE))
+    with pytest.raises(OptionError, match="one signal cannot mean both"):
+        Options.build(leave_signals=(signal.SIGTERM, signal.SIGUSR1), interrupt_signal=signal.SIGUSR1)
 
 
 def test_enabled_is_a_flag() -> None:
