@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import socket
 import threading
 from collections.abc import Callable
@@ -101,7 +100,7 @@ class NodeRendezvous:
         self._shortage = Shortage(self._fewest, patience)
         self._local_addr, self._master_addr, self._may_join = local_addr, master_addr, join
         self._static = self.handler.get_backend() == "static"
-        self._me = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._me = shared_table.new_owner()
         self._met: Generation | None = None
         self._root: Any = None
         self._agreed: dict[str, str] = {}

@@ -54,6 +54,11 @@ def read(path: str) -> str:
         return file.read().decode(errors="replace")
 
 
+def pid_space() -> str:
+    """Within which process ids count: this boot of this machine, and the PID namespace. Raises OSError."""
+    return f"{read('/proc/sys/kernel/random/boot_id').strip()} {os.readlink('/proc/self/ns/pid')}"
+
+
 def tasks() -> list[str]:
     """The ids of this process's threads."""
     return os.listdir("/proc/self/task")
