@@ -52,6 +52,8 @@ HEARTBEAT_S = 1.0
 POLL_INTERVAL_S = 0.25
 #: how long the first launcher at a new store waits for nodes that are left of a job (seconds)
 REAPPEAR_S = 2.0
+#: how long the store of the rendezvous may take to answer where the workers wait for that (seconds)
+ANSWER_S = 5.0
 #: how long the others may take to look, beside two intervals (seconds)
 LINGER_S = 0.3
 #: how long such a store may take to answer (seconds)
@@ -349,7 +351,8 @@ class NodeRendezvous:
         what = str(error).partition("\n")[0]
         log.warning("the store of the rendezvous does not answer; the workers of this node go on (%s)", what)
         self.lost = self._orphaned = True
-        getattr(self.handler, "_stop_heartbeats", lambda: None)()  # over a connection that is lost
+        # over a connection that is lost; it waits for one that is under way
+        _begin(getattr(self.handler, "_stop_heartbeats", lambda: None))
 
     def _find(self) -> bool:
         """Look for a new store where the last one was, and write down there what is known."""
@@ -429,7 +432,7 @@ class NodeRendezvous:
         if self._root is None or self.alone or self.lost:
             return
         try:
-            write()
+            _within(write)
         except RuntimeError as error:
             self._lose(error)
 
@@ -444,9 +447,41 @@ class NodeRendezvous:
         self.rest()
         shutdown = shutdown and not self._orphaned
         if shutdown and self._done:  # before the store goes with the launcher that serves it; nobody meets again
-            self.handler.shutdown()
+            self._shut_down()
         if self._last_word and not (self.lost or self.alone):  # the store may go, and the others shall hear it first
             threading.Event().wait(self._last_word + 2 * self._interval + LINGER_S - clock.monotonic())
         self._server = None
         if shutdown and not self._done:
-            self.handler.shutdown()
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        try:
+            _within(self.handler.shutdown)
+        except RuntimeError as error:
+            self._lose(error)
+
+
+def _within(action: Callable[[], object]) -> None:
+    """Do it in a thread of its own: a host that was stopped, or is cut off, neither answers nor refuses, and torch's
+    client then waits without a limit. Raises what the action raises, and RuntimeError where there is no answer in time;
+    the action goes on then."""
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            action()
+        except Exception as error:
+            errors.append(error)
+
+    thread = _begin(run)
+    thread.join(ANSWER_S)
+    if thread.is_alive():
+        raise RuntimeError(f"no answer within {ANSWER_S:g} s")
+    if errors:
+        raise errors[0]
+
+
+def _begin(action: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=action, name="inprocess-rendezvous", daemon=True)
+    thread.start()
+    return thread
