@@ -37,7 +37,7 @@ from inprocess.launcher import arguments, ft_config, script, wrapped
 from inprocess.launcher.agent import Agent, JobOver, NodeExcluded, Setup
 from inprocess.launcher.control import ControlServer
 from inprocess.launcher.decisions import MIN_HEALTHY, Rules
-from inprocess.launcher.meeting import NodeRendezvous
+from inprocess.launcher.meeting import LEAST_PATIENCE_S, NodeRendezvous
 from inprocess.launcher.metrics import MetricsProgram
 from inprocess.launcher.run_dir import RunDirectory, chosen
 from inprocess.launcher.signals import Signals
@@ -223,6 +223,13 @@ def _meeting(given: argparse.Namespace, config: LaunchConfig) -> NodeRendezvous:
         local_addr=config.local_addr,
         **configs,
     )
+    # as torch's rendezvous has them
+    patience = float(configs.get("keep_alive_interval", 5)) * float(configs.get("keep_alive_max_attempt", 3))
+    if config.max_nodes > 1 and not patience >= LEAST_PATIENCE_S:
+        raise ValueError(
+            f"--rdzv-conf: keep_alive_interval * keep_alive_max_attempt is {patience:g} s, and a node that is silent for "
+            f"so long counts as lost: choose them so that it is {LEAST_PATIENCE_S:g} s or more"
+        )
     tcp = config.rdzv_backend in ("c10d", "static") and configs.get("store_type", "tcp") == "tcp"
     endpoint = parse_rendezvous_endpoint(config.rdzv_endpoint, DEFAULT_PORT) if tcp else None
     if endpoint and endpoint[1]:
@@ -238,9 +245,8 @@ def _meeting(given: argparse.Namespace, config: LaunchConfig) -> NodeRendezvous:
         preferred_rank=given.preferred_rank,
         join=given.restart_policy == MIN_HEALTHY,
         interval=config.monitor_interval,
-        # as torch's rendezvous has them
         join_timeout=float(configs.get("join_timeout", 600)),
-        patience=float(configs.get("keep_alive_interval", 5)) * float(configs.get("keep_alive_max_attempt", 3)),
+        patience=patience,
     )
 
 

@@ -41,13 +41,15 @@ from inprocess.stores.tcp import PrefixStore
 from inprocess.system import clock, strict_json
 from inprocess.system.logs import get_logger
 
-__all__ = ["NodeRendezvous"]
+__all__ = ["LEAST_PATIENCE_S", "NodeRendezvous"]
 
 log = get_logger(__name__)
 #: torch's own variable
 NOT_SHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 #: between two signs of life (seconds)
 HEARTBEAT_S = 1.0
+#: with less patience a sign of life that comes late would make a living node lost (seconds)
+LEAST_PATIENCE_S = 3 * HEARTBEAT_S
 #: between two looks of a node that waits for a free place (seconds), or for a store that was lost
 POLL_INTERVAL_S = 0.25
 #: how long the first launcher at a new store waits for nodes that are left of a job (seconds)
@@ -73,7 +75,7 @@ class NodeRendezvous:
         master_addr: the address of the node with rank 0, with a static rendezvous.
         preferred_rank: the group rank that this node would like to have; -1: any.
         join: whether it may join a generation that runs.
-        interval: how often it is asked what the others want (seconds).
+        interval: how often it is asked what the others want (seconds); at least once between two signs of life.
         patience: a node that is silent for so long is lost, and so long too few may be left (seconds).
         join_timeout: how long to wait for a new store where the last one was lost (seconds).
     """
@@ -96,7 +98,7 @@ class NodeRendezvous:
     ) -> None:
         self.handler = make()
         self._make, self._endpoint, self._towards = make, endpoint, towards
-        self._size, self._interval, self._patience = size, interval, patience
+        self._size, self._interval, self._patience = size, min(interval, HEARTBEAT_S), patience
         self._join_timeout, self._preferred_rank = join_timeout, preferred_rank
         self._fewest, self._most = nodes
         self._shortage = Shortage(self._fewest, patience)

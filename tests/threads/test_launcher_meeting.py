@@ -13,7 +13,6 @@ from torch.distributed import HashStore
 from inprocess.launcher import meeting
 from inprocess.launcher.generation import Generation
 from inprocess.launcher.meeting import NodeRendezvous
-from inprocess.launcher.nodes import LOST, Block, Table
 
 
 class Silent:
@@ -95,3 +94,14 @@ def test_nobody_waits_for_a_store_that_does_not_answer(
     says(one)
     one.close(shutdown=True)
     assert len(silent.asked) == 2  # it is not asked again
+
+
+def test_signs_of_life_come_more_often_than_the_workers_are_looked_at() -> None:
+    """With --monitor-interval 3600 each of two healthy nodes counted as lost."""
+    store = HashStore()
+    one = node(store, interval=3600.0)
+    one.settle(0)
+    try:
+        store.wait([f"alive/{one._me}"])
+    finally:
+        one.rest()
