@@ -911,6 +911,25 @@ def test_what_is_in_the_way_is_an_error_that_names_the_option(
     assert what != "a link to a file" or path.read_text() == "theirs"
 
 
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_new_monitor_in_a_running_call_does_without_its_file(
+    base: Base, rank: Make, tmp_path: Path, option: str
+) -> None:
+    """A folder below /tmp is cleaned up, say: the rank was healthy, and left."""
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / "folder" / "file"
+    kept = rank(**{option: str(path)})
+    first = kept.start()
+    base.begin(0, 1)
+    signal.pidfd_send_signal(kept.monitors[first], signal.SIGKILL)
+    kept.monitor_ended(first)
+    path.unlink()
+    path.parent.rmdir()
+    assert kept.do("answer = monitor.replace(Membership(0, (0, 1), 0))") is True
+    kept.monitors[pid] = os.pidfd_open(pid := kept.do("answer = monitor.pid"))
+    assert kept.do(f"monitor._await('joined', {SOON})") is None
+
+
 def test_a_pipe_with_a_reader_is_refused_too(rank: Make, tmp_path: Path) -> None:
     """Without one, opening it fails by itself."""
     os.mkfifo(tmp_path / "log")
