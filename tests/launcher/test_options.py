@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import inprocess
+from tests.harness.streams import full
 from tests.launcher.harness import ROOT, WORKER, Hub, Launcher, free_port
 
 Run = Callable[..., Launcher]
@@ -141,6 +142,18 @@ def test_lines_of_all_workers_in_one_file(run: Run, hub: Hub, tmp_path: Path) ->
     assert launcher.finish() == 0
     (path,) = tmp_path.rglob("filtered_stdout.log")
     assert sorted(path.read_text().splitlines()) == ["[default0]:an apple", "[default1]:an apple"]
+
+
+def test_a_standard_output_that_nobody_reads(tmp_path: Path) -> None:
+    """It is in the files."""
+    script = tmp_path / "script.py"
+    script.write_text("print('x' * 20_000)\n")
+    options = ["--standalone", "--nproc-per-node", "2", "--run-dir", "none", "--tee", "3", "--log-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "inprocess.run", *options, str(script)]
+    with full() as stdout:
+        done = subprocess.run(command, check=False, stdout=stdout, stderr=subprocess.PIPE, timeout=60, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert [path.stat().st_size for path in tmp_path.rglob("stdout.log")] == [20_001] * 2
 
 
 def test_prefix_of_lines(run: Run, hub: Hub) -> None:

@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,6 +84,33 @@ def test_a_process_is_waited_for_whose_descriptor_select_would_not_take() -> Non
     process.close()
     assert process.ended == Ended(-signal.SIGKILL)
     assert process.fileno() is None
+
+
+class Tail:
+    """Shows the output of a worker to somebody who does not read it."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+
+    def stop(self) -> None:
+        self.may_end.wait()
+
+
+@pytest.mark.usefixtures("many")
+def test_nobody_reads_what_the_workers_have_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher acted on no signal, and waited for each of them."""
+    monkeypatch.setattr(processes, "SHOW_LIMIT_S", 0.01)
+    tails = [Tail(), Tail()]
+    for tail in tails:
+        process = Sleeper()
+        process._tails = [tail]
+        process.close()
+        assert process.fileno() is None
+    assert not processes.all_shown()
+    for tail in tails:
+        tail.may_end.set()
+    monkeypatch.setattr(processes, "SHOW_LIMIT_S", 30.0)
+    assert processes.all_shown()
 
 
 def end(code: int) -> None:
