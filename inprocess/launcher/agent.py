@@ -16,10 +16,11 @@ from torch.distributed.elastic.agent.server.api import RunResult, Worker, Worker
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousGracefulExitError
 from torch.distributed.elastic.utils.api import macros
 
 from inprocess.attribution import ranges
-from inprocess.exception import RestartError
+from inprocess.exception import OptionError, RestartError
 from inprocess.launcher.control import ControlServer
 from inprocess.launcher.decisions import (
     Fail,
@@ -32,7 +33,7 @@ from inprocess.launcher.decisions import (
     why_ended,
 )
 from inprocess.launcher.ft_config import Settings
-from inprocess.launcher.meeting import NodeRendezvous
+from inprocess.launcher.meeting import NodeRendezvous, why_not_met
 from inprocess.launcher.metrics import MetricsProgram
 from inprocess.launcher.processes import Logs, WorkerLaunch, WorkerPool
 from inprocess.launcher.run_dir import RunDirectory
@@ -58,7 +59,7 @@ START_AGAIN_S, START_PATIENCE_S = 5.0, 120.0
 
 
 class JobOver(Exception):
-    """The job ends because a worker or another node wanted it to; the message says why."""
+    """The job ends because a worker or another node wanted it to, or the nodes cannot meet; the message says why."""
 
 
 class NodeExcluded(Exception):
@@ -114,10 +115,15 @@ class Agent(LocalElasticAgent):
         spec, meeting = worker_group.spec, self._setup.meeting
 
         def meet() -> tuple[Any, list[Worker]]:
-            met = meeting.next()
-            self._setup.run_dir.open(meeting.agree)
-            workers = joining(met) or self._assign_worker_ranks(met.store, met.rank, met.nodes, spec)
-            meeting.settle(workers[0].global_rank)
+            try:
+                met = meeting.next()
+                self._setup.run_dir.open(meeting.agree)
+                workers = joining(met) or self._assign_worker_ranks(met.store, met.rank, met.nodes, spec)
+                meeting.settle(workers[0].global_rank)
+            except (OptionError, RendezvousGracefulExitError):
+                raise
+            except (RendezvousError, RestartError, RuntimeError) as error:  # of its store, too
+                raise JobOver(f"this node did not meet the others: {why_not_met(error)}") from error
             return met, workers
 
         with self.record_duration("RENDEZVOUS"):

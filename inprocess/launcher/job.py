@@ -37,7 +37,7 @@ from inprocess.launcher import arguments, ft_config, script, wrapped
 from inprocess.launcher.agent import Agent, JobOver, NodeExcluded, Setup
 from inprocess.launcher.control import ControlServer
 from inprocess.launcher.decisions import MIN_HEALTHY, Rules
-from inprocess.launcher.meeting import LEAST_PATIENCE_S, NodeRendezvous
+from inprocess.launcher.meeting import LEAST_PATIENCE_S, NodeRendezvous, why_not_met
 from inprocess.launcher.metrics import MetricsProgram
 from inprocess.launcher.run_dir import RunDirectory, chosen
 from inprocess.launcher.signals import Signals
@@ -130,6 +130,9 @@ def _run(given: argparse.Namespace) -> None:
         except JobOver as error:
             events.record(agent.get_event_failed(), config.event_log_handler)
             sys.exit(f"inprocess run: {error}")
+        except OptionError as error:  # an address that is not of this machine
+            events.record(agent.get_event_failed(), config.event_log_handler)
+            arguments.refuse(error)
 
 
 def _finish(result: RunResult | None, agent: Agent, name: str, config: LaunchConfig) -> None:
@@ -208,8 +211,8 @@ def _meet(given: argparse.Namespace, config: LaunchConfig) -> NodeRendezvous:
     except (ValueError, ImportError) as error:  # wrong options; a backend that needs another package
         arguments.refuse(f"the rendezvous (--rdzv-backend={backend}, --rdzv-endpoint={endpoint}): {error}")
     except RendezvousError as error:
-        why = str(error.__cause__ or error).strip().partition("\n")[0]
-        sys.exit(f"inprocess run: the rendezvous failed (--rdzv-backend={backend}, --rdzv-endpoint={endpoint}): {why}")
+        what = f"the rendezvous failed (--rdzv-backend={backend}, --rdzv-endpoint={endpoint})"
+        sys.exit(f"inprocess run: {what}: {why_not_met(error)}")
 
 
 def _meeting(given: argparse.Namespace, config: LaunchConfig) -> NodeRendezvous:

@@ -28,7 +28,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousHandler
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousTimeoutError,
+)
 
 from inprocess.exception import StoreLost
 from inprocess.launcher import shared_table
@@ -41,7 +46,7 @@ from inprocess.stores.tcp import PrefixStore
 from inprocess.system import clock, strict_json
 from inprocess.system.logs import get_logger
 
-__all__ = ["LEAST_PATIENCE_S", "NodeRendezvous"]
+__all__ = ["LEAST_PATIENCE_S", "NodeRendezvous", "why_not_met"]
 
 log = get_logger(__name__)
 #: torch's own variable
@@ -461,6 +466,15 @@ class NodeRendezvous:
             _within(self.handler.shutdown)
         except RuntimeError as error:
             self._lose(error)
+
+
+def why_not_met(error: Exception) -> str:
+    """What torch's rendezvous, or its store, says in many lines or in none."""
+    if isinstance(error, RendezvousTimeoutError):
+        return "too few nodes came in time (--rdzv-conf join_timeout=SECONDS)"
+    if isinstance(error, RendezvousClosedError):
+        return "the job has ended, its rendezvous is closed; a new one needs another --rdzv-id"
+    return str(error.__cause__ or error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _within(action: Callable[[], object]) -> None:

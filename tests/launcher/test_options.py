@@ -233,6 +233,16 @@ def test_a_script_that_is_a_folder(start: Run, hub: Hub, tmp_path: Path) -> None
     finish(start("--standalone", str(tmp_path), hub.path), hub, 1)
 
 
+def test_too_few_nodes_come(start: Run) -> None:
+    with free_port() as port:
+        where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", "join_timeout=1"]
+        launcher = start("--nnodes", "2", *where, WORKER)
+        assert launcher.finish() == 1
+    last = launcher.err.splitlines()[-1]
+    assert last.startswith("inprocess run: this node did not meet the others: too few nodes came in time"), launcher.err
+    assert "Traceback" not in launcher.err
+
+
 def test_a_rendezvous_that_cannot_be_reached(start: Run) -> None:
     """A host without a name server: told at once; and in the end one line."""
     endpoint = ["--rdzv-endpoint", "no-host.invalid:29400", "--rdzv-conf", "timeout=1,read_timeout=1"]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
-from inprocess.launcher.agent import Agent
+from inprocess.launcher.agent import Agent, JobOver
 from inprocess.launcher.decisions import Rules
 from inprocess.launcher.processes import Ended, WorkerLaunch
 from inprocess.launcher.workers import WorkerSlot
@@ -55,3 +58,22 @@ def test_each_failure_is_told_whenever_the_last_worker_ends(looks: list[int]) ->
     one = agent(looks)
     result = next(result for _ in range(10) if (result := one._turn()) is not None)
     assert sorted(result.failures) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RendezvousTimeoutError(), "too few nodes came in time (--rdzv-conf join_timeout=SECONDS)"),
+        (RendezvousClosedError(), "the job has ended, its rendezvous is closed"),
+        (RuntimeError("Connection reset by peer\nException raised from recvBytes at ..."), "Connection reset by peer"),
+    ],
+)
+def test_nodes_that_cannot_meet_end_with_a_message(error: Exception, told: str) -> None:
+    """Not with thirty lines of a traceback; also a node that waits for a place while the store goes."""
+    one = agent([])
+    one._setup.signals.interruptible = lambda function: function()
+    one.record_duration = lambda state: contextlib.nullcontext()
+    one._setup.meeting.next.side_effect = error
+    with pytest.raises(JobOver, match=re.escape(f"this node did not meet the others: {told}")) as caught:
+        one._rendezvous(MagicMock())
+    assert "\n" not in str(caught.value)
