@@ -75,6 +75,13 @@ def test_config_comes_back(config: MonitorConfig) -> None:
     assert MonitorConfig.from_json(config.to_json()) == config
 
 
+def test_a_path_that_is_not_utf_8_comes_back() -> None:
+    path = os.fsdecode(b"/data/\xff")
+    config = MonitorConfig(member=0, roster=(0,), store="", run_dir=path, logfile=path, sys_path=(path,))
+    assert MonitorConfig.from_json(config.to_json()) == config
+    assert strict_json.parse(json.dumps([path])) == [r"/data/\udcff"]
+
+
 @fuzz
 @given(hostile.anything | hostile.damaged(configs.map(lambda config: config.to_json().encode())))
 def test_config(raw: bytes) -> None:
