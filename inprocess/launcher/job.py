@@ -288,7 +288,7 @@ def _warm_workers(given: int | None, rules: Rules, config: LaunchConfig) -> int 
 
 def _grace(config: LaunchConfig) -> float:
     given = getattr(config, "shutdown_timeout", None)  # newer torch only
-    return float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", arguments.GRACE) if given is None else given)
+    return float(os.environ.get(arguments.GRACE_VARIABLE, arguments.GRACE) if given is None else given)
 
 
 def _name(entrypoint: Callable[..., Any] | str, args: list[str]) -> str:

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 import inprocess
+from inprocess.launcher import arguments
+from inprocess.launcher.arguments import GRACE_VARIABLE
 from tests.harness.streams import full
 from tests.launcher.harness import ROOT, WORKER, Hub, Launcher, free_port
 
@@ -209,7 +211,32 @@ def test_wrong_options(start: Run, options: list[str], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("option", "value"),
+    [
+        *(("--monitor-interval", value) for value in ("-1", "0", "nan", "inf", "1e+06")),
+        ("--shutdown-timeout", "-5"),
+        *((GRACE_VARIABLE, value) for value in ("abc", "-1", "2.5")),
+    ],
+)
+def test_wrong_durations(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    """With the first three the loop never paused."""
+    if option == GRACE_VARIABLE:
+        monkeypatch.setenv(option, value)
+    with pytest.raises(SystemExit) as ended:
+        arguments.parse([WORKER] if option == GRACE_VARIABLE else [option, value, WORKER])
+    assert ended.value.code == 2
+    assert f"inprocess run: {option}={value}: pass a " in capsys.readouterr().err
+
+
+def test_an_option_comes_before_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(GRACE_VARIABLE, "abc")
+    assert arguments.parse(["--shutdown-timeout", "0", WORKER]).shutdown_timeout == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
     [
         ([], "no script is named"),
         (["tests/launcher/worke.py"], "script 'tests/launcher/worke.py' in {root}: No such file or directory: did you"),
@@ -220,8 +247,8 @@ def test_wrong_options(start: Run, options: list[str], message: str) -> None:
         (["-m", "nosuchmodule.train"], "no module named 'nosuchmodule'"),
     ],
 )
-def test_what_is_missing_is_named_before_workers_start(start: Run, arguments: list[str], message: str) -> None:
-    launcher = start("--nproc-per-node", "2", *arguments)
+def test_what_is_missing_is_named_before_workers_start(start: Run, given: list[str], message: str) -> None:
+    launcher = start("--nproc-per-node", "2", *given)
     assert launcher.finish() == 2
     assert message.format(root=ROOT) in launcher.err
     assert [line.partition(":")[0] for line in launcher.err.splitlines()] == ["inprocess run", "usage", HELP]
