@@ -41,7 +41,7 @@ from inprocess.launcher.signals import Signals
 from inprocess.launcher.told import Told
 from inprocess.launcher.warm import WarmWorkers
 from inprocess.launcher.workers import GROW_VARIABLE, RESTART_VARIABLE, WorkerSlot, joining, process_spec, variables
-from inprocess.system import clock
+from inprocess.system import clock, procfs
 from inprocess.system.descriptors import DescriptorLimits
 from inprocess.system.logs import get_logger
 
@@ -223,7 +223,8 @@ class Agent(LocalElasticAgent):
         self._obey()
         self._open()
         self._setup.warm.tend(self._setup.control.modules())
-        return self._stuck() or self._hear() or self._finished()
+        self._stuck()
+        return self._hear() or self._finished()
 
     def _pass_on(self) -> None:
         """Signals that would have ended the launcher, to the workers that handle them: the others would die of them."""
@@ -349,11 +350,17 @@ class Agent(LocalElasticAgent):
         else:
             slot.failing_since = None
 
-    def _stuck(self) -> RunResult | None:
-        """torch's own check for a process that waits in the kernel (TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT)."""
+    def _stuck(self) -> None:
+        """torch's own check for a process that waits in the kernel (TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT). Raises
+        JobOver: such a process does not end, and holds its device."""
         limit = getattr(self, "_uninterruptible_state_timeout", 0.0)
-        result = self._check_uninterruptible_state_timeout(self._worker_group, limit) if limit > 0 else None
-        return None if result is None else self._fail()
+        if limit <= 0 or self._check_uninterruptible_state_timeout(self._worker_group, limit) is None:
+            return
+        waiting = [slot for slot in self._slots.values() if slot.process and _waits_in_kernel(slot.process.pid)]
+        who = ", ".join(map(str, waiting)) or "a worker"
+        why = f"{who} waited in the kernel for {limit:g} s or more (TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT)"
+        self._setup.meeting.say_over(why)
+        raise JobOver(f"the job has ended: {why}")
 
     def _finished(self) -> RunResult | None:
         """Raises SignalException where all workers have left as a signal asked them to."""
@@ -473,3 +480,7 @@ class Agent(LocalElasticAgent):
             f"{done} of {len(self._slots)} workers of this node finished; started again alone: {alone or 'none'}; "
             f"restarts of all workers: {restarts}"
         )
+
+
+def _waits_in_kernel(pid: int) -> bool:
+    return procfs.state_of(pid)["state"] == "D"

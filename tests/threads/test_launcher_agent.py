@@ -12,6 +12,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
+from inprocess.launcher import agent as agent_module
 from inprocess.launcher.agent import Agent, JobOver
 from inprocess.launcher.decisions import Rules
 from inprocess.launcher.processes import Ended, WorkerLaunch
@@ -77,3 +78,16 @@ def test_nodes_that_cannot_meet_end_with_a_message(error: Exception, told: str) 
     with pytest.raises(JobOver, match=re.escape(f"this node did not meet the others: {told}")) as caught:
         one._rendezvous(MagicMock())
     assert "\n" not in str(caught.value)
+
+
+def test_a_worker_that_waits_in_the_kernel_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the check of torch's that a variable asks for. There is no failure of a worker of which to make a report."""
+    one = agent([9, 9])
+    one._uninterruptible_state_timeout = 60.0
+    one._check_uninterruptible_state_timeout = lambda group, limit: object()
+    monkeypatch.setattr(agent_module.procfs, "state_of", lambda pid: {"state": "D" if pid == 101 else "S"})
+    del one._stuck
+    with pytest.raises(JobOver, match="rank 1 .*pid 101.* waited in the kernel for 60 s or more") as caught:
+        one._turn()
+    told = one._setup.meeting.say_over.call_args.args[0]
+    assert told in str(caught.value)
