@@ -36,7 +36,7 @@ from inprocess.system.logs import get_logger
 __all__ = ["WorkerPool", "Ended", "Process", "ProcessSpec", "StreamFilters", "all_shown"]
 
 log = get_logger(__name__)
-#: how long a process that was killed may take to go (seconds); one that waits for hardware may never
+#: how long processes that were killed may take to go (seconds); one that waits for hardware may never
 KILL_LIMIT_S = 30.0
 #: how long the output of workers is waited for that nobody reads (seconds)
 SHOW_LIMIT_S = 2.0
@@ -257,10 +257,10 @@ class Process(abc.ABC):
                 return True
         return False
 
-    def close(self) -> None:
-        """Kill it where it still runs, and stop copying its output."""
+    def close(self, deadline: float | None = None) -> None:
+        """Kill it where it still runs, and stop copying its output. ``deadline``: until when it may take to go."""
         self.send(signal.SIGKILL)
-        deadline = clock.monotonic() + KILL_LIMIT_S
+        deadline = clock.monotonic() + KILL_LIMIT_S if deadline is None else deadline
         while self.poll() is None and clock.monotonic() < deadline:
             descriptors.await_readable(self._descriptor, 0.05)
         if self.poll() is None:
@@ -473,8 +473,9 @@ class WorkerPool:
         for process in self.running():
             log.warning("the worker with local rank %d (pid %d) is killed", process.local_rank, process.pid)
             process.send(signal.SIGKILL)
+        deadline = clock.monotonic() + KILL_LIMIT_S  # of all together
         for process in self._processes.values():
-            process.close()
+            process.close(deadline)
         self._processes.clear()
         self._logs.close()
         if sys.stdout is not None:  # closed when the launcher was started

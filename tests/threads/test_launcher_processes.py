@@ -113,6 +113,16 @@ def test_nobody_reads_what_the_workers_have_printed(monkeypatch: pytest.MonkeyPa
     assert processes.all_shown()
 
 
+def test_workers_that_do_not_go_have_one_time_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float | None] = []
+    with Signals("") as signals:
+        pool = WorkerPool(SimpleNamespace(), SimpleNamespace(close=int), signals)  # type: ignore[arg-type]
+        for rank in range(3):
+            pool._processes[rank] = SimpleNamespace(poll=lambda: Ended(0), close=given.append)  # type: ignore[assignment]
+        pool.close()
+    assert len(given) == 3 and len(set(given)) == 1
+
+
 def end(code: int) -> None:
     """A worker of --run-path that says nothing to its launcher."""
     os._exit(code)
