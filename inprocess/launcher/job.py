@@ -334,7 +334,7 @@ def _make_log_directory(path: str | None) -> None:
 def _log_directory(given: argparse.Namespace) -> Iterator[None]:
     """Where torch would make a temporary directory for logs that nobody asked for, it goes again.
 
-    It stays where it holds a worker's error file, which the report names.
+    It stays where the job has failed and it holds a worker's error file: the report names it.
     """
     asked = given.log_dir or given.logs_specs or given.redirects != "0" or given.tee != "0"
     if asked:
@@ -342,8 +342,12 @@ def _log_directory(given: argparse.Namespace) -> Iterator[None]:
         return
     ours = Path(tempfile.mkdtemp(prefix="inprocess_"))
     given.log_dir = str(ours)
+    is_named = False
     try:
         yield
+    except ChildFailedError:
+        is_named = any(ours.rglob("error.json"))
+        raise
     finally:
-        if not any(ours.rglob("error.json")):
+        if not is_named:
             shutil.rmtree(ours, ignore_errors=True)

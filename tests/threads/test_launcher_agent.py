@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
 from inprocess.launcher import agent as agent_module
+from inprocess.launcher import job
 from inprocess.launcher.agent import Agent, JobOver
 from inprocess.launcher.decisions import Rules
 from inprocess.launcher.processes import Ended, WorkerLaunch
@@ -91,3 +94,17 @@ def test_a_worker_that_waits_in_the_kernel_ends_the_job(monkeypatch: pytest.Monk
         one._turn()
     told = one._setup.meeting.say_over.call_args.args[0]
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_log_files_that_nobody_asked_for_go_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_failed: bool
+) -> None:
+    """Unless the report names one: a worker that failed may have been replaced, and the job have succeeded."""
+    monkeypatch.setattr(job.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
+    given = argparse.Namespace(log_dir=None, logs_specs=None, redirects="0", tee="0")
+    with contextlib.suppress(ChildFailedError), job._log_directory(given):
+        (tmp_path / "error.json").write_text("{}")
+        if has_failed:
+            raise ChildFailedError("train.py", {0: ProcessFailure(0, 1, 1, "")})
+    assert tmp_path.exists() is has_failed
