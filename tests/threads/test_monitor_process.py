@@ -644,6 +644,12 @@ def test_too_many_deaths_are_an_error(rank: Make) -> None:
     assert "died 1 times" in kept.do("monitor.replace(Membership(0, (0, 1), 0))")
 
 
+def test_no_descriptor_is_left_to_start_it(rank: Make) -> None:
+    """Not even for the first that it takes."""
+    answer = rank().do("import resource; resource.setrlimit(7, (3, resource.getrlimit(7)[1])); monitor.start()")
+    assert answer.startswith("RestartError: cannot start the monitor process with "), answer
+
+
 def test_signals_to_the_whole_job_do_not_end_it(base: Base, rank: Make) -> None:
     kept = rank()
     monitor = kept.start()
