@@ -398,6 +398,8 @@ class Agent(LocalElasticAgent):
                 raise JobOver(f"the job has ended: {news.why}, and {no_restart_left(self._setup.rules)}")
             self._restart_all(news.why)
             return None
+        if news.kind == "restart":  # counts as on the node where the failure was
+            self._remaining_restarts = max(0, self._remaining_restarts - 1)
         log.warning("all workers are restarted: %s", news.why)
         self._restart_workers(self._worker_group)
         return None

@@ -347,7 +347,7 @@ class NodeRendezvous:
         if self._root.check([restart]):
             return NodeEvent("restart", self._root.get(restart).decode())
         if not self._orphaned and (waiting := self.handler.num_nodes_waiting()) > 0:
-            return NodeEvent("restart", f"{waiting} more {'nodes wait' if waiting > 1 else 'node waits'} to join")
+            return NodeEvent("join", f"{waiting} more {'nodes wait' if waiting > 1 else 'node waits'} to join")
         self._table = Table.parse(self._root.get(f"table/{self._met.generation}"))
         return self._look_at(self._table)
 

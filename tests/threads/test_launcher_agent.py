@@ -18,6 +18,7 @@ from inprocess.launcher import agent as agent_module
 from inprocess.launcher import job
 from inprocess.launcher.agent import Agent, JobOver
 from inprocess.launcher.decisions import Rules
+from inprocess.launcher.generation import NodeEvent
 from inprocess.launcher.processes import Ended, WorkerLaunch
 from inprocess.launcher.workers import WorkerSlot
 
@@ -108,3 +109,15 @@ def test_log_files_that_nobody_asked_for_go_again(
         if has_failed:
             raise ChildFailedError("train.py", {0: ProcessFailure(0, 1, 1, "")})
     assert tmp_path.exists() is has_failed
+
+
+@pytest.mark.parametrize(("kind", "left"), [("restart", [1, 0, 0]), ("join", [2, 2, 2])])
+def test_a_restart_for_another_node_s_failure_counts(kind: str, left: list[int]) -> None:
+    """With --max-restarts 2 the failures of each node had restarted all workers twice. A node that comes is no failure."""
+    one = agent([9])
+    del one._hear
+    one._remaining_restarts, one._restart_workers = 2, MagicMock()
+    one._setup.meeting.news.return_value = NodeEvent(kind, "why")
+    for number in left:
+        assert one._hear() is None and one._remaining_restarts == number
+    assert one._restart_workers.call_count == 3
