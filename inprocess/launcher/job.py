@@ -230,8 +230,8 @@ def _meeting(given: argparse.Namespace, config: LaunchConfig) -> NodeRendezvous:
     patience = float(configs.get("keep_alive_interval", 5)) * float(configs.get("keep_alive_max_attempt", 3))
     if config.max_nodes > 1 and not patience >= LEAST_PATIENCE_S:
         raise ValueError(
-            f"--rdzv-conf: keep_alive_interval * keep_alive_max_attempt is {patience:g} s, and a node that is silent for "
-            f"so long counts as lost: choose them so that it is {LEAST_PATIENCE_S:g} s or more"
+            f"--rdzv-conf: keep_alive_interval * keep_alive_max_attempt is {patience:g} s, and a node that is silent "
+            f"for so long counts as lost: choose them so that it is {LEAST_PATIENCE_S:g} s or more"
         )
     tcp = config.rdzv_backend in ("c10d", "static") and configs.get("store_type", "tcp") == "tcp"
     endpoint = parse_rendezvous_endpoint(config.rdzv_endpoint, DEFAULT_PORT) if tcp else None

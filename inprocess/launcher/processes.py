@@ -273,7 +273,6 @@ class Process(abc.ABC):
             os.close(self._descriptor)
             self._descriptor = None
 
-
     def _stop_tails(self) -> None:
         """Once they have read what is there."""
         tails, self._tails = self._tails, []

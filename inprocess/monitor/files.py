@@ -17,7 +17,7 @@ from collections.abc import Callable
 from inprocess.monitor import pidfile
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.protocol.keys import JOINING
-from inprocess.system import logs, observers
+from inprocess.system import logs, observers, procfs
 
 __all__ = ["Files"]
 
@@ -123,11 +123,7 @@ def _never_wait_for_stderr() -> None:
     """What torch's C++ code, or Python itself, writes to the descriptor 2 is lost where nobody reads it."""
     if stat.S_ISREG(os.fstat(2).st_mode):
         return
-    try:
-        # opened anew: the flags of the one that was inherited are those of the training process, too
-        fd = os.open("/proc/self/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:  # a socket, or a pipe that nobody reads
-        fd = os.open(os.devnull, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = procfs.open_stderr()
     os.dup2(fd, 2)
     os.close(fd)
 

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from inprocess.monitor.board import LEASE, LEFT, Board
 from inprocess.protocol.phases import RUNNING
-from inprocess.system import clock
+from inprocess.system import clock, procfs
 
 __all__ = ["FENCED", "enforce", "kill_self", "remaining"]
 
@@ -56,7 +56,5 @@ def _say(text: str) -> None:
     with contextlib.suppress(OSError):
         if not os.readlink("/proc/self/fd/2").startswith(("pipe:", "/dev/")):
             return
-        # opened anew: the flags of the one that was inherited are those of other processes, too
-        flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        with os.fdopen(os.open("/proc/self/fd/2", flags), "wb", buffering=0) as file:
+        with os.fdopen(procfs.open_stderr(), "wb", buffering=0) as file:
             file.write(text.encode())

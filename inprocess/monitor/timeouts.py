@@ -103,7 +103,7 @@ class Observed:
         return self.sections.get(str(name)[:MAX_NAME_LENGTH], NEVER)
 
     def merge(self, *others: Observed) -> Observed:
-        """The longest of all, in whatever order they come. Of too many sections those stay that were seen most often."""
+        """The longest of all, in whatever order they come. Of too many sections those seen most often stay."""
         every = (self, *others)
         found: dict[str, tuple[int, float]] = {}
         for each in every:

@@ -23,7 +23,7 @@ from tests.launcher.harness import ROOT, WORKER, Hub, Launcher, free_port
 Run = Callable[..., Launcher]
 #: the last line of each refusal
 HELP = "`inprocess run --help` has the options."
-HASTY = ["--rdzv-conf", "keep_alive_interval=1,keep_alive_max_attempt=2"]
+HASTY = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-conf", "keep_alive_interval=1,keep_alive_max_attempt=2"]
 
 
 def finish(launcher: Launcher, hub: Hub, size: int, tell: str = "show hello") -> dict[int, dict[str, str]]:
@@ -192,7 +192,7 @@ def test_limit_of_descriptors(run: Run, hub: Hub) -> None:
         (["--rdzv-backend", "c10b"], "--rdzv-backend=c10b is unknown: did you mean 'c10d'?"),
         (["--rdzv-backend", "paper"], "--rdzv-backend=paper is unknown: pass one of c10d, etcd, etcd-v2, static"),
         (["--rdzv-backend", "c10d", "--rdzv-endpoint", "host:x"], "--rdzv-endpoint=host:x): The port number"),
-        (["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1", *HASTY], "_attempt is 2 s, and a"),
+        ([*HASTY, "--rdzv-endpoint", "127.0.0.1:1"], "keep_alive_max_attempt is 2 s, and a node"),
         (["--nproc-per-mode", "2"], "unknown option '--nproc-per-mode': did you mean '--nproc-per-node'?"),
         (["--restart_polcy=any-failed"], "unknown option '--restart_polcy': did you mean '--restart-policy'?"),
         (["--xyz"], "unknown option '--xyz'\n"),

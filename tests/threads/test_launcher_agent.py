@@ -91,7 +91,7 @@ def test_a_worker_that_waits_in_the_kernel_ends_the_job(monkeypatch: pytest.Monk
     one._check_uninterruptible_state_timeout = lambda group, limit: object()
     monkeypatch.setattr(agent_module.procfs, "state_of", lambda pid: {"state": "D" if pid == 101 else "S"})
     del one._stuck
-    with pytest.raises(JobOver, match="rank 1 .*pid 101.* waited in the kernel for 60 s or more") as caught:
+    with pytest.raises(JobOver, match=r"rank 1 .*pid 101.* waited in the kernel for 60 s or more") as caught:
         one._turn()
     told = one._setup.meeting.say_over.call_args.args[0]
     assert told in str(caught.value)
@@ -113,7 +113,7 @@ def test_log_files_that_nobody_asked_for_go_again(
 
 @pytest.mark.parametrize(("kind", "left"), [("restart", [1, 0, 0]), ("join", [2, 2, 2])])
 def test_a_restart_for_another_node_s_failure_counts(kind: str, left: list[int]) -> None:
-    """With --max-restarts 2 the failures of each node had restarted all workers twice. A node that comes is no failure."""
+    """With --max-restarts 2 each node could restart all workers twice. A node that comes is no failure."""
     one = agent([9])
     del one._hear
     one._remaining_restarts, one._restart_workers = 2, MagicMock()

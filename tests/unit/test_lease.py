@@ -143,7 +143,7 @@ def stderr() -> Iterator[Callable[[int], None]]:
     os.close(kept)
 
 
-@pytest.mark.parametrize("state", ["full", "broken", "no space", "closed"])
+@pytest.mark.parametrize("state", ["broken", "no space", "closed", "full"])
 def test_a_standard_error_that_cannot_be_written_keeps_no_rank_alive(
     monkeypatch: pytest.MonkeyPatch, stderr: Callable[[int], None], state: str
 ) -> None:
