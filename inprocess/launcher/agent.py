@@ -16,10 +16,11 @@ from torch.distributed.elastic.agent.server.api import RunResult, Worker, Worker
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousGracefulExitError
 from torch.distributed.elastic.utils.api import macros
 
 from inprocess.attribution import ranges
-from inprocess.exception import RestartError
+from inprocess.exception import OptionError, RestartError
 from inprocess.launcher.control import ControlServer
 from inprocess.launcher.decisions import (
     Fail,
@@ -32,7 +33,7 @@ from inprocess.launcher.decisions import (
     why_ended,
 )
 from inprocess.launcher.ft_config import Settings
-from inprocess.launcher.meeting import NodeRendezvous
+from inprocess.launcher.meeting import NodeRendezvous, why_not_met
 from inprocess.launcher.metrics import MetricsProgram
 from inprocess.launcher.processes import Logs, WorkerLaunch, WorkerPool
 from inprocess.launcher.run_dir import RunDirectory
@@ -40,7 +41,7 @@ from inprocess.launcher.signals import Signals
 from inprocess.launcher.told import Told
 from inprocess.launcher.warm import WarmWorkers
 from inprocess.launcher.workers import GROW_VARIABLE, RESTART_VARIABLE, WorkerSlot, joining, process_spec, variables
-from inprocess.system import clock
+from inprocess.system import clock, procfs
 from inprocess.system.descriptors import DescriptorLimits
 from inprocess.system.logs import get_logger
 
@@ -58,7 +59,7 @@ START_AGAIN_S, START_PATIENCE_S = 5.0, 120.0
 
 
 class JobOver(Exception):
-    """The job ends because a worker or another node wanted it to; the message says why."""
+    """The job ends because a worker or another node wanted it to, or the nodes cannot meet; the message says why."""
 
 
 class NodeExcluded(Exception):
@@ -114,10 +115,15 @@ class Agent(LocalElasticAgent):
         spec, meeting = worker_group.spec, self._setup.meeting
 
         def meet() -> tuple[Any, list[Worker]]:
-            met = meeting.next()
-            self._setup.run_dir.open(meeting.agree)
-            workers = joining(met) or self._assign_worker_ranks(met.store, met.rank, met.nodes, spec)
-            meeting.settle(workers[0].global_rank)
+            try:
+                met = meeting.next()
+                self._setup.run_dir.open(meeting.agree)
+                workers = joining(met) or self._assign_worker_ranks(met.store, met.rank, met.nodes, spec)
+                meeting.settle(workers[0].global_rank)
+            except (OptionError, RendezvousGracefulExitError):
+                raise
+            except (RendezvousError, RestartError, RuntimeError) as error:  # of its store, too
+                raise JobOver(f"this node did not meet the others: {why_not_met(error)}") from error
             return met, workers
 
         with self.record_duration("RENDEZVOUS"):
@@ -217,7 +223,8 @@ class Agent(LocalElasticAgent):
         self._obey()
         self._open()
         self._setup.warm.tend(self._setup.control.modules())
-        return self._stuck() or self._hear() or self._finished()
+        self._stuck()
+        return self._hear() or self._finished()
 
     def _pass_on(self) -> None:
         """Signals that would have ended the launcher, to the workers that handle them: the others would die of them."""
@@ -343,11 +350,17 @@ class Agent(LocalElasticAgent):
         else:
             slot.failing_since = None
 
-    def _stuck(self) -> RunResult | None:
-        """torch's own check for a process that waits in the kernel (TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT)."""
+    def _stuck(self) -> None:
+        """torch's own check for a process that waits in the kernel (TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT). Raises
+        JobOver: such a process does not end, and holds its device."""
         limit = getattr(self, "_uninterruptible_state_timeout", 0.0)
-        result = self._check_uninterruptible_state_timeout(self._worker_group, limit) if limit > 0 else None
-        return None if result is None else self._fail()
+        if limit <= 0 or self._check_uninterruptible_state_timeout(self._worker_group, limit) is None:
+            return
+        waiting = [slot for slot in self._slots.values() if slot.process and _waits_in_kernel(slot.process.pid)]
+        who = ", ".join(map(str, waiting)) or "a worker"
+        why = f"{who} waited in the kernel for {limit:g} s or more (TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT)"
+        self._setup.meeting.say_over(why)
+        raise JobOver(f"the job has ended: {why}")
 
     def _finished(self) -> RunResult | None:
         """Raises SignalException where all workers have left as a signal asked them to."""
@@ -385,6 +398,8 @@ class Agent(LocalElasticAgent):
                 raise JobOver(f"the job has ended: {news.why}, and {no_restart_left(self._setup.rules)}")
             self._restart_all(news.why)
             return None
+        if news.kind == "restart":  # counts as on the node where the failure was
+            self._remaining_restarts = max(0, self._remaining_restarts - 1)
         log.warning("all workers are restarted: %s", news.why)
         self._restart_workers(self._worker_group)
         return None
@@ -467,3 +482,7 @@ class Agent(LocalElasticAgent):
             f"{done} of {len(self._slots)} workers of this node finished; started again alone: {alone or 'none'}; "
             f"restarts of all workers: {restarts}"
         )
+
+
+def _waits_in_kernel(pid: int) -> bool:
+    return procfs.state_of(pid)["state"] == "D"

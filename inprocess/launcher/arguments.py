@@ -29,6 +29,10 @@ __all__ = ["options", "parse", "refuse", "rules"]
 SETTLED = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr")
 #: seconds of grace where torch has no option for it
 GRACE = 30
+#: torch's own variable for it
+GRACE_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+#: the kernel waits no longer at once (seconds)
+MAX_INTERVAL_S = 1e6
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -191,11 +195,26 @@ def _check(given: argparse.Namespace) -> None:
             refuse(f"--{name.replace('_', '-')}={value:g}: pass a number of seconds, 0 or more")
     if given.max_restarts is not None and given.max_restarts < 0:
         refuse(f"--max-restarts={given.max_restarts}: must be 0 or more")
+    if not 0 < given.monitor_interval < MAX_INTERVAL_S:
+        refuse(f"--monitor-interval={given.monitor_interval:g}: pass a number of seconds above 0, such as 0.1")
+    _check_grace(given)
     if given.metrics is not None:
         _check_metrics(given)
     _check_wrap(given)
     if not _is_range(given.nnodes):
         refuse(f"--nnodes={given.nnodes}: pass a number of nodes, 1 or more, or MIN:MAX")
+
+
+def _check_grace(given: argparse.Namespace) -> None:
+    name, value = "--shutdown-timeout", given.shutdown_timeout
+    if value is None and GRACE_VARIABLE in os.environ:
+        name, value = GRACE_VARIABLE, os.environ[GRACE_VARIABLE]
+    try:
+        if value is None or int(value) >= 0:
+            return
+    except ValueError:
+        pass
+    refuse(f"{name}={value}: pass a whole number of seconds, 0 or more")
 
 
 def _check_metrics(given: argparse.Namespace) -> None:

@@ -37,7 +37,8 @@ class Generation:
 class NodeEvent:
     """What another node wants."""
 
-    #: restart (all workers), end (of the job), few (nodes are left), done (the workers of all nodes are)
+    #: restart (all workers, for a failure), join (which takes a restart), end (of the job), few (nodes are left), done
+    #: (the workers of all nodes are)
     kind: str
     why: str
 

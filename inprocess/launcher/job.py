@@ -37,7 +37,7 @@ from inprocess.launcher import arguments, ft_config, script, wrapped
 from inprocess.launcher.agent import Agent, JobOver, NodeExcluded, Setup
 from inprocess.launcher.control import ControlServer
 from inprocess.launcher.decisions import MIN_HEALTHY, Rules
-from inprocess.launcher.meeting import NodeRendezvous
+from inprocess.launcher.meeting import LEAST_PATIENCE_S, NodeRendezvous, why_not_met
 from inprocess.launcher.metrics import MetricsProgram
 from inprocess.launcher.run_dir import RunDirectory, chosen
 from inprocess.launcher.signals import Signals
@@ -130,6 +130,9 @@ def _run(given: argparse.Namespace) -> None:
         except JobOver as error:
             events.record(agent.get_event_failed(), config.event_log_handler)
             sys.exit(f"inprocess run: {error}")
+        except OptionError as error:  # an address that is not of this machine
+            events.record(agent.get_event_failed(), config.event_log_handler)
+            arguments.refuse(error)
 
 
 def _finish(result: RunResult | None, agent: Agent, name: str, config: LaunchConfig) -> None:
@@ -208,8 +211,8 @@ def _meet(given: argparse.Namespace, config: LaunchConfig) -> NodeRendezvous:
     except (ValueError, ImportError) as error:  # wrong options; a backend that needs another package
         arguments.refuse(f"the rendezvous (--rdzv-backend={backend}, --rdzv-endpoint={endpoint}): {error}")
     except RendezvousError as error:
-        why = str(error.__cause__ or error).strip().partition("\n")[0]
-        sys.exit(f"inprocess run: the rendezvous failed (--rdzv-backend={backend}, --rdzv-endpoint={endpoint}): {why}")
+        what = f"the rendezvous failed (--rdzv-backend={backend}, --rdzv-endpoint={endpoint})"
+        sys.exit(f"inprocess run: {what}: {why_not_met(error)}")
 
 
 def _meeting(given: argparse.Namespace, config: LaunchConfig) -> NodeRendezvous:
@@ -223,6 +226,13 @@ def _meeting(given: argparse.Namespace, config: LaunchConfig) -> NodeRendezvous:
         local_addr=config.local_addr,
         **configs,
     )
+    # as torch's rendezvous has them
+    patience = float(configs.get("keep_alive_interval", 5)) * float(configs.get("keep_alive_max_attempt", 3))
+    if config.max_nodes > 1 and not patience >= LEAST_PATIENCE_S:
+        raise ValueError(
+            f"--rdzv-conf: keep_alive_interval * keep_alive_max_attempt is {patience:g} s, and a node that is silent "
+            f"for so long counts as lost: choose them so that it is {LEAST_PATIENCE_S:g} s or more"
+        )
     tcp = config.rdzv_backend in ("c10d", "static") and configs.get("store_type", "tcp") == "tcp"
     endpoint = parse_rendezvous_endpoint(config.rdzv_endpoint, DEFAULT_PORT) if tcp else None
     if endpoint and endpoint[1]:
@@ -238,9 +248,8 @@ def _meeting(given: argparse.Namespace, config: LaunchConfig) -> NodeRendezvous:
         preferred_rank=given.preferred_rank,
         join=given.restart_policy == MIN_HEALTHY,
         interval=config.monitor_interval,
-        # as torch's rendezvous has them
         join_timeout=float(configs.get("join_timeout", 600)),
-        patience=float(configs.get("keep_alive_interval", 5)) * float(configs.get("keep_alive_max_attempt", 3)),
+        patience=patience,
     )
 
 
@@ -279,7 +288,7 @@ def _warm_workers(given: int | None, rules: Rules, config: LaunchConfig) -> int 
 
 def _grace(config: LaunchConfig) -> float:
     given = getattr(config, "shutdown_timeout", None)  # newer torch only
-    return float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", arguments.GRACE) if given is None else given)
+    return float(os.environ.get(arguments.GRACE_VARIABLE, arguments.GRACE) if given is None else given)
 
 
 def _name(entrypoint: Callable[..., Any] | str, args: list[str]) -> str:
@@ -325,7 +334,7 @@ def _make_log_directory(path: str | None) -> None:
 def _log_directory(given: argparse.Namespace) -> Iterator[None]:
     """Where torch would make a temporary directory for logs that nobody asked for, it goes again.
 
-    It stays where it holds a worker's error file, which the report names.
+    It stays where the job has failed and it holds a worker's error file: the report names it.
     """
     asked = given.log_dir or given.logs_specs or given.redirects != "0" or given.tee != "0"
     if asked:
@@ -333,8 +342,12 @@ def _log_directory(given: argparse.Namespace) -> Iterator[None]:
         return
     ours = Path(tempfile.mkdtemp(prefix="inprocess_"))
     given.log_dir = str(ours)
+    is_named = False
     try:
         yield
+    except ChildFailedError:
+        is_named = any(ours.rglob("error.json"))
+        raise
     finally:
-        if not any(ours.rglob("error.json")):
+        if not is_named:
             shutil.rmtree(ours, ignore_errors=True)

@@ -23,13 +23,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import socket
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousHandler
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousTimeoutError,
+)
 
 from inprocess.exception import StoreLost
 from inprocess.launcher import shared_table
@@ -42,17 +46,21 @@ from inprocess.stores.tcp import PrefixStore
 from inprocess.system import clock, strict_json
 from inprocess.system.logs import get_logger
 
-__all__ = ["NodeRendezvous"]
+__all__ = ["LEAST_PATIENCE_S", "NodeRendezvous", "why_not_met"]
 
 log = get_logger(__name__)
 #: torch's own variable
 NOT_SHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 #: between two signs of life (seconds)
 HEARTBEAT_S = 1.0
+#: with less patience a sign of life that comes late would make a living node lost (seconds)
+LEAST_PATIENCE_S = 3 * HEARTBEAT_S
 #: between two looks of a node that waits for a free place (seconds), or for a store that was lost
 POLL_INTERVAL_S = 0.25
 #: how long the first launcher at a new store waits for nodes that are left of a job (seconds)
 REAPPEAR_S = 2.0
+#: how long the store of the rendezvous may take to answer where the workers wait for that (seconds)
+ANSWER_S = 5.0
 #: how long the others may take to look, beside two intervals (seconds)
 LINGER_S = 0.3
 #: how long such a store may take to answer (seconds)
@@ -72,7 +80,7 @@ class NodeRendezvous:
         master_addr: the address of the node with rank 0, with a static rendezvous.
         preferred_rank: the group rank that this node would like to have; -1: any.
         join: whether it may join a generation that runs.
-        interval: how often it is asked what the others want (seconds).
+        interval: how often it is asked what the others want (seconds); at least once between two signs of life.
         patience: a node that is silent for so long is lost, and so long too few may be left (seconds).
         join_timeout: how long to wait for a new store where the last one was lost (seconds).
     """
@@ -95,13 +103,13 @@ class NodeRendezvous:
     ) -> None:
         self.handler = make()
         self._make, self._endpoint, self._towards = make, endpoint, towards
-        self._size, self._interval, self._patience = size, interval, patience
+        self._size, self._interval, self._patience = size, min(interval, HEARTBEAT_S), patience
         self._join_timeout, self._preferred_rank = join_timeout, preferred_rank
         self._fewest, self._most = nodes
         self._shortage = Shortage(self._fewest, patience)
         self._local_addr, self._master_addr, self._may_join = local_addr, master_addr, join
         self._static = self.handler.get_backend() == "static"
-        self._me = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._me = shared_table.new_owner()
         self._met: Generation | None = None
         self._root: Any = None
         self._agreed: dict[str, str] = {}
@@ -339,7 +347,7 @@ class NodeRendezvous:
         if self._root.check([restart]):
             return NodeEvent("restart", self._root.get(restart).decode())
         if not self._orphaned and (waiting := self.handler.num_nodes_waiting()) > 0:
-            return NodeEvent("restart", f"{waiting} more {'nodes wait' if waiting > 1 else 'node waits'} to join")
+            return NodeEvent("join", f"{waiting} more {'nodes wait' if waiting > 1 else 'node waits'} to join")
         self._table = Table.parse(self._root.get(f"table/{self._met.generation}"))
         return self._look_at(self._table)
 
@@ -350,7 +358,8 @@ class NodeRendezvous:
         what = str(error).partition("\n")[0]
         log.warning("the store of the rendezvous does not answer; the workers of this node go on (%s)", what)
         self.lost = self._orphaned = True
-        getattr(self.handler, "_stop_heartbeats", lambda: None)()  # over a connection that is lost
+        # over a connection that is lost; it waits for one that is under way
+        _begin(getattr(self.handler, "_stop_heartbeats", lambda: None))
 
     def _find(self) -> bool:
         """Look for a new store where the last one was, and write down there what is known."""
@@ -430,7 +439,7 @@ class NodeRendezvous:
         if self._root is None or self.alone or self.lost:
             return
         try:
-            write()
+            _within(write)
         except RuntimeError as error:
             self._lose(error)
 
@@ -445,9 +454,50 @@ class NodeRendezvous:
         self.rest()
         shutdown = shutdown and not self._orphaned
         if shutdown and self._done:  # before the store goes with the launcher that serves it; nobody meets again
-            self.handler.shutdown()
+            self._shut_down()
         if self._last_word and not (self.lost or self.alone):  # the store may go, and the others shall hear it first
             threading.Event().wait(self._last_word + 2 * self._interval + LINGER_S - clock.monotonic())
         self._server = None
         if shutdown and not self._done:
-            self.handler.shutdown()
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        try:
+            _within(self.handler.shutdown)
+        except RuntimeError as error:
+            self._lose(error)
+
+
+def why_not_met(error: Exception) -> str:
+    """What torch's rendezvous, or its store, says in many lines or in none."""
+    if isinstance(error, RendezvousTimeoutError):
+        return "too few nodes came in time (--rdzv-conf join_timeout=SECONDS)"
+    if isinstance(error, RendezvousClosedError):
+        return "the job has ended, its rendezvous is closed; a new one needs another --rdzv-id"
+    return str(error.__cause__ or error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _within(action: Callable[[], object]) -> None:
+    """Do it in a thread of its own: a host that was stopped, or is cut off, neither answers nor refuses, and torch's
+    client then waits without a limit. Raises what the action raises, and RuntimeError where there is no answer in time;
+    the action goes on then."""
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            action()
+        except Exception as error:
+            errors.append(error)
+
+    thread = _begin(run)
+    thread.join(ANSWER_S)
+    if thread.is_alive():
+        raise RuntimeError(f"no answer within {ANSWER_S:g} s")
+    if errors:
+        raise errors[0]
+
+
+def _begin(action: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=action, name="inprocess-rendezvous", daemon=True)
+    thread.start()
+    return thread

@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -32,13 +33,38 @@ from inprocess.launcher.signals import Signals
 from inprocess.system import clock, descriptors, private_folder, procfs
 from inprocess.system.logs import get_logger
 
-__all__ = ["WorkerPool", "Ended", "Process", "ProcessSpec", "StreamFilters"]
+__all__ = ["WorkerPool", "Ended", "Process", "ProcessSpec", "StreamFilters", "all_shown"]
 
 log = get_logger(__name__)
-#: how long a process that was killed may take to go (seconds); one that waits for hardware may never
+#: how long processes that were killed may take to go (seconds); one that waits for hardware may never
 KILL_LIMIT_S = 30.0
+#: how long the output of workers is waited for that nobody reads (seconds)
+SHOW_LIMIT_S = 2.0
 #: of a process whose exit code nobody can tell any more: no program of ours ends with it
 UNKNOWN_CODE = 255
+
+
+#: threads that show output, or wait for those that do, and took longer
+_late: list[threading.Thread] = []
+
+
+def all_shown() -> bool:
+    """Whether the output of all workers that have ended is shown; nobody may read it. Waits a little."""
+    deadline = clock.monotonic() + SHOW_LIMIT_S
+    for thread in _late:
+        thread.join(max(0.0, deadline - clock.monotonic()))
+    _late[:] = [thread for thread in _late if thread.is_alive()]
+    return not _late
+
+
+def _show(show: Callable[[], object]) -> None:
+    """In a thread of its own: a terminal may be stopped, and the launcher has signals to act on."""
+    thread = threading.Thread(target=show, name="inprocess-show", daemon=True)
+    thread.start()
+    if not any(each.is_alive() for each in _late):  # else this one does not come to its end either
+        thread.join(SHOW_LIMIT_S)
+    if thread.is_alive():
+        _late.append(thread)
 
 
 @dataclass(frozen=True)
@@ -173,8 +199,7 @@ class Process(abc.ABC):
             descriptors.give_back(self.pid, spec.limits)
         except BaseException:  # nobody else knows of it
             self._context.close(signal.SIGKILL)
-            for tail in self._tails:
-                tail.stop()
+            self._stop_tails()
             raise
 
     @abc.abstractmethod
@@ -232,10 +257,10 @@ class Process(abc.ABC):
                 return True
         return False
 
-    def close(self) -> None:
-        """Kill it where it still runs, and stop copying its output."""
+    def close(self, deadline: float | None = None) -> None:
+        """Kill it where it still runs, and stop copying its output. ``deadline``: until when it may take to go."""
         self.send(signal.SIGKILL)
-        deadline = clock.monotonic() + KILL_LIMIT_S
+        deadline = clock.monotonic() + KILL_LIMIT_S if deadline is None else deadline
         while self.poll() is None and clock.monotonic() < deadline:
             descriptors.await_readable(self._descriptor, 0.05)
         if self.poll() is None:
@@ -243,11 +268,17 @@ class Process(abc.ABC):
         self._drop()
 
     def _drop(self) -> None:
-        for tail in self._tails:
-            tail.stop()  # once it has read what is there
+        self._stop_tails()
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+    def _stop_tails(self) -> None:
+        """Once they have read what is there."""
+        tails, self._tails = self._tails, []
+        if tails:
+            # first those that write to files
+            _show(lambda: [tail.stop() for tail in reversed(tails)])
 
 
 class _Program(Process):
@@ -380,6 +411,11 @@ def _bound(numa: Any, local_rank: int, function: Callable[..., Any], *args: Any)
     return _maybe_wrap_with_numa_binding(function, gpu_index=local_rank, numa_options=numa)(*args)
 
 
+def _flush() -> None:
+    with contextlib.suppress(OSError, ValueError):  # nobody can read it any more
+        sys.stdout.flush()
+
+
 def _pidfd(pid: int) -> int | None:
     try:
         return os.pidfd_open(pid)
@@ -436,9 +472,10 @@ class WorkerPool:
         for process in self.running():
             log.warning("the worker with local rank %d (pid %d) is killed", process.local_rank, process.pid)
             process.send(signal.SIGKILL)
+        deadline = clock.monotonic() + KILL_LIMIT_S  # of all together
         for process in self._processes.values():
-            process.close()
+            process.close(deadline)
         self._processes.clear()
         self._logs.close()
         if sys.stdout is not None:  # closed when the launcher was started
-            sys.stdout.flush()
+            _show(_flush)

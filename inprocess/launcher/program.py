@@ -37,6 +37,26 @@ def program(given: Sequence[str] | None = None) -> None:
     this one; torch's report of the workers that failed is printed. After a signal the status is 128 and its number, as
     a worker's that left in time, by which a scheduler tells that from a failure."""
     try:
+        _main(given)
+    except SystemExit as error:
+        _end_unread(error.code)
+        raise
+    _end_unread(None)
+
+
+def _end_unread(code: object) -> None:
+    """End at once where nobody reads what workers have printed: the interpreter would wait for who does."""
+    processes = sys.modules.get("inprocess.launcher.processes")
+    if processes is None or processes.all_shown():
+        return
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    os._exit(int(code or 0))
+
+
+def _main(given: Sequence[str] | None) -> None:
+    try:
         main(given)
     except Exception as error:
         if hasattr(error, "failures"):  # torch's ChildFailedError

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
+import secrets
 from collections.abc import Callable
 from typing import Any
 
 from inprocess.launcher.nodes import LOST, Table
-from inprocess.system import clock
+from inprocess.system import clock, procfs
 
-__all__ = ["Silence", "change", "read", "without_the_dead", "write"]
+__all__ = ["Silence", "change", "new_owner", "read", "without_the_dead", "write"]
 
 
 class Silence:
@@ -63,7 +63,28 @@ def without_the_dead(root: Any, table: Table, silent: Silence) -> Table:
     return table
 
 
+def new_owner() -> str:
+    """The name of this launcher: where its process id counts, the id, and what tells it from a later process."""
+    return f"{_space()}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
 def _is_dead_here(owner: str) -> bool:
-    """Whether it was a process of this machine that is no more."""
-    host, pid, _ = owner.rsplit(":", 2)
-    return host == socket.gethostname() and not os.path.exists(f"/proc/{pid}")
+    """Whether it was a process of this machine that is no more. Host names do not tell: two containers on one machine
+    may share that, and have process ids of their own."""
+    space, pid, _ = owner.rsplit(":", 2)
+    if not space or space != _space():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # another user's
+        pass
+    return False
+
+
+def _space() -> str:
+    try:
+        return procfs.pid_space()
+    except OSError:  # /proc is hidden; then only silence tells
+        return ""

@@ -84,7 +84,7 @@ def main() -> None:
     control.set_inheritable(False)
     with open(int(sys.argv[2]), "rb") as file:
         file.seek(0)
-        plan = strict_json.parse(file.read(), None)
+        plan = strict_json.parse(file.read(), None, keep_halves=True)
     command = sys.argv[5:]
     is_module = command[0] == "-m"
     sys.orig_argv[1:] = sys.argv[4:]
@@ -198,7 +198,7 @@ def become_worker(control: socket.socket, score: str | None) -> None:
     data, fds, _, _ = socket.recv_fds(control, MAX_BYTES, 2)
     if len(fds) != 2 or (score is not None and not scored(score)):
         os._exit(0)
-    environment.put_back(strict_json.parse(data)["env"])
+    environment.put_back(strict_json.parse(data, keep_halves=True)["env"])
     for number, fd in zip((1, 2), fds, strict=True):
         os.dup2(fd, number)
         os.close(fd)

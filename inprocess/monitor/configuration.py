@@ -103,7 +103,7 @@ class MonitorConfig:
     @classmethod
     def from_json(cls, text: str | bytes) -> MonitorConfig:
         """Raises TypeError where a field is unknown or missing, ValueError where it is no JSON object."""
-        data: dict[str, Any] = strict_json.parse(text, limit=None)
+        data: dict[str, Any] = strict_json.parse(text, limit=None, keep_halves=True)
         if not isinstance(data, dict):
             raise ValueError("the configuration of a monitor is a JSON object")
         data |= {name: tuple(value) for name, value in data.items() if isinstance(value, list)}

@@ -12,10 +12,12 @@ import logging
 import os
 import stat
 import threading
+from collections.abc import Callable
 
 from inprocess.monitor import pidfile
 from inprocess.monitor.configuration import MonitorConfig
-from inprocess.system import logs, observers
+from inprocess.protocol.keys import JOINING
+from inprocess.system import logs, observers, procfs
 
 __all__ = ["Files"]
 
@@ -43,7 +45,10 @@ class Files:
         log.setLevel(logging.ERROR if config.logfile is None else logging.INFO)
 
     def open(self) -> str:
-        """What is wrong with an option, in words. Empty: nothing, or nothing yet: the log says it later."""
+        """What is wrong with an option, in words. Empty: nothing, or nothing yet: the log says it later.
+
+        Only where a call begins: in one that runs a healthy rank would have to leave for want of a file.
+        """
         self._opening.start()
         self._opening.join(PATIENCE)
         self._is_late = self._opening.is_alive()
@@ -67,22 +72,30 @@ class Files:
 
     def _open(self) -> None:
         config = self._config
-        name, value = "monitor_process_logfile", config.logfile
-        try:
-            if config.logfile is None:
-                self._output.write_to(self._stderr)
-            else:
-                open_log(config.logfile)
-                self._output.write_to(2)
-            name, value = "monitor_process_pidfile", config.pidfile
-            if config.pidfile is not None:
-                write_pidfile(config.pidfile, config.training_pid)
-        except OSError as error:
-            path = "Choose a path in a directory that exists and is yours."
-            self._problem = f"{name}={value!r} cannot be written: {error}. {path}"
+        if config.logfile is None:
             self._output.write_to(self._stderr)
-            if self._is_late:
-                log.error("%s", self._problem)
+        elif self._try("monitor_process_logfile", config.logfile, lambda: open_log(str(config.logfile))):
+            self._output.write_to(2)
+        else:
+            self._output.write_to(self._stderr)
+        if config.pidfile is not None and not self._problem:
+            self._try(
+                "monitor_process_pidfile",
+                config.pidfile,
+                lambda: write_pidfile(str(config.pidfile), config.training_pid),
+            )
+
+    def _try(self, name: str, path: str, write: Callable[[], None]) -> bool:
+        try:
+            write()
+        except OSError as error:
+            text = f"{name}={path!r} cannot be written: {error}. Choose a path in a directory that exists and is yours."
+            if self._config.iteration == JOINING and not self._is_late:
+                self._problem = text
+            else:
+                log.error("%s", text)
+            return False
+        return True
 
 
 class _Output(logging.Handler):
@@ -110,11 +123,7 @@ def _never_wait_for_stderr() -> None:
     """What torch's C++ code, or Python itself, writes to the descriptor 2 is lost where nobody reads it."""
     if stat.S_ISREG(os.fstat(2).st_mode):
         return
-    try:
-        # opened anew: the flags of the one that was inherited are those of the training process, too
-        fd = os.open("/proc/self/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:  # a socket, or a pipe that nobody reads
-        fd = os.open(os.devnull, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = procfs.open_stderr()
     os.dup2(fd, 2)
     os.close(fd)
 
@@ -144,8 +153,12 @@ def write_pidfile(path: str, training_pid: int) -> None:
             raise FileExistsError(f"{path} names process {other}, which is alive and of another job")
         os.unlink(path)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w") as file:
-        file.write(f"{os.getpid()}\n")
+    try:
+        with os.fdopen(fd, "w") as file:
+            file.write(f"{os.getpid()}\n")
+    except OSError:  # the disk is full
+        os.unlink(path)
+        raise
 
 
 def remove_pidfile(path: str) -> None:

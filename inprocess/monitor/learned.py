@@ -62,9 +62,9 @@ class LearnedTimeouts:
             ValueError: another rank sent something else than durations.
         """
         mine = self.agreed.merge(self.observed)
-        for theirs in _exchange(json.dumps(mine.to_json()).encode(), group):
-            mine = mine.merge(Observed.from_json(strict_json.parse(theirs)))
-        self._take(mine)
+        rows = _exchange(json.dumps(mine.to_json()).encode(), group)
+        # at once: which sections stay, where there are too many, is the same on all ranks
+        self._take(mine.merge(*(Observed.from_json(strict_json.parse(theirs)) for theirs in rows)))
         return self.limits()
 
     def limits(self) -> dict[str, Any]:

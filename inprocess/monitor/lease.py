@@ -8,15 +8,19 @@ Whoever sees first that the lease has run out ends the process, by SIGKILL: an e
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from typing import NoReturn
 
 from inprocess.monitor.board import LEASE, LEFT, Board
 from inprocess.protocol.phases import RUNNING
-from inprocess.system import clock
+from inprocess.system import clock, procfs
 
-__all__ = ["enforce", "kill_self", "remaining"]
+__all__ = ["FENCED", "enforce", "kill_self", "remaining"]
+
+#: why a process ended itself
+FENCED = "process %d was cut off or stood still for too long; the others go on without it"
 
 
 def remaining(board: Board) -> int:
@@ -35,11 +39,22 @@ def enforce(board: Board) -> int:
 
 
 def kill_self() -> NoReturn:
-    """End this process at once. No logging: a handler may wait for the very thread that must not run.
+    """End this process at once. Nothing is written before: a standard error that is full, or on a disk that does not
+    answer, would prevent it. The monitor says why (`FENCED`).
 
     Process 1 of a container cannot kill itself: the kernel drops the signal.
     """
-    text = f"inprocess: process {os.getpid()} was cut off or stood still for too long; the others go on without it\n"
-    os.write(2, text.encode())
     os.kill(os.getpid(), signal.SIGKILL)
-    os._exit(128 + signal.SIGKILL)
+    try:
+        _say(f"inprocess: {FENCED % os.getpid()}\n")
+    finally:
+        os._exit(128 + signal.SIGKILL)
+
+
+def _say(text: str) -> None:
+    """To the standard error, where that cannot block."""
+    with contextlib.suppress(OSError):
+        if not os.readlink("/proc/self/fd/2").startswith(("pipe:", "/dev/")):
+            return
+        with os.fdopen(procfs.open_stderr(), "wb", buffering=0) as file:
+            file.write(text.encode())

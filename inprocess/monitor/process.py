@@ -150,19 +150,22 @@ class MonitorProcess:
         """
         reap_lingering()
         with self._lock:
-            self.config = dataclasses.replace(self.config, training_pid=os.getpid(), sys_path=search_path())
-            self._said, self._lines = {}, Lines()
-            ours, theirs = socket.socketpair()
-            inherited = [theirs.detach(), self._board.fd]
-            mine = inherited[:1]
+            mine: list[int] = []
+            ours: socket.socket | None = None
             try:
+                self.config = dataclasses.replace(self.config, training_pid=os.getpid(), sys_path=search_path())
+                self._said, self._lines = {}, Lines()
+                ours, theirs = socket.socketpair()
+                inherited = [theirs.detach(), self._board.fd]
+                mine += inherited[:1]
                 mine.append(memory_file(self.config.to_json()))
                 mine.append(os.pidfd_open(os.getpid()))
                 mine += self._predecessor()
                 self._process = starting.spawn([mine[1], *inherited, *mine[2:]], not self.config.needs_full_torch)
                 self._ends = _Ends(os.pidfd_open(self._process.pid), ours)
             except (OSError, AttributeError) as error:
-                ours.close()
+                if ours is not None:
+                    ours.close()
                 reason = descriptors.shortage(error) or (
                     f"{error}. It needs Linux 5.3 or later, a Python interpreter that can be executed, and one more "
                     "process within the limits (ulimit -u)."

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from inprocess.attribution import Interruption, InterruptionRecord, one_line
-from inprocess.monitor import events, policy, roles, stacks
+from inprocess.monitor import events, lease, policy, roles, stacks
 from inprocess.monitor.board import WATCHED, Board
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.dying import DyingRank
@@ -28,6 +28,7 @@ from inprocess.monitor.endings import codes, how_died
 from inprocess.monitor.files import Files
 from inprocess.monitor.link import Link
 from inprocess.protocol import verbs
+from inprocess.protocol.phases import RUNNING
 from inprocess.system import cgroup, clock, descriptors, extensions, observers, procfs
 from inprocess.system.descriptors import milliseconds
 from inprocess.system.json_lines import Lines, send_now
@@ -278,8 +279,15 @@ class Monitor:
         seen, status = self._board.snapshot(), self._last.status()
         how = how_died(status)
         log.warning("the training process %d is gone: %s", self._pid, how)
+        if self._has_ended_itself(seen, status):
+            log.error(lease.FENCED, self._pid)
         emit("died", how=how, **codes(status), oom_kills=cgroup.oom_kills() - self._oom_kills)
         self._go_on_without(seen, how)
+
+    def _has_ended_itself(self, seen: policy.Snapshot, status: int | None) -> bool:
+        """Whether it saw first that its lease had run out, see `lease`; it has no time to say so."""
+        killed = status is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        return killed and self._last.killed is None and seen.phase in RUNNING and lease.remaining(self._board) <= 0
 
     def _go_on_without(self, seen: policy.Snapshot, how: str) -> None:
         """This monitor speaks for its rank from now on."""

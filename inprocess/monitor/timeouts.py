@@ -102,15 +102,19 @@ class Observed:
         """How often a section was seen, and the longest it took."""
         return self.sections.get(str(name)[:MAX_NAME_LENGTH], NEVER)
 
-    def merge(self, other: Observed) -> Observed:
-        """The longest of both."""
+    def merge(self, *others: Observed) -> Observed:
+        """The longest of all, in whatever order they come. Of too many sections those seen most often stay."""
+        every = (self, *others)
+        found: dict[str, tuple[int, float]] = {}
+        for each in every:
+            for name, times in each.sections.items():
+                found[name] = longer(found.get(name, NEVER), times)
+        kept = sorted(found, key=lambda name: (-found[name][0], name))[:MAX_SECTIONS]
         return Observed(
-            first=max(self.first, other.first),
-            heartbeat=max(self.heartbeat, other.heartbeat),
-            out_of_section=max(self.out_of_section, other.out_of_section),
-            sections={
-                name: longer(self.times(name), other.times(name)) for name in sorted({*self.sections, *other.sections})
-            },
+            first=max(each.first for each in every),
+            heartbeat=max(each.heartbeat for each in every),
+            out_of_section=max(each.out_of_section for each in every),
+            sections={name: found[name] for name in sorted(kept)},
         )
 
     def limits(self, configured: Limits, outside: bool = True) -> Limits:

@@ -96,14 +96,13 @@ def find_owner(store: Any) -> Owner | None:
 def kinship() -> tuple[str, str]:
     """The host, and a hash of what the processes of one job mostly have in common there: parent, folder, command."""
     try:
-        boot = procfs.read("/proc/sys/kernel/random/boot_id").strip()
-        space = os.readlink("/proc/self/ns/pid")
+        space = procfs.pid_space()
         parent = os.getppid()
         began = procfs.read(f"/proc/{parent}/stat").rpartition(")")[2].split()[19] if parent else ""
         common = [parent, began, os.getcwd(), sys.orig_argv]
     except (OSError, IndexError):
         return "", ""
-    return f"{boot} {space}", hashlib.sha256(repr(common).encode(errors="replace")).hexdigest()[:16]
+    return space, hashlib.sha256(repr(common).encode(errors="replace")).hexdigest()[:16]
 
 
 def remedy(where: str) -> str:

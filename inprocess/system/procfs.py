@@ -54,6 +54,20 @@ def read(path: str) -> str:
         return file.read().decode(errors="replace")
 
 
+def pid_space() -> str:
+    """Within which process ids count: this boot of this machine, and the PID namespace. Raises OSError."""
+    return f"{read('/proc/sys/kernel/random/boot_id').strip()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def open_stderr() -> int:
+    """The standard error, so that a write to it never waits; /dev/null where nobody reads it. Raises OSError."""
+    try:
+        # opened anew: the flags of the one that was inherited are those of other processes, too
+        return os.open("/proc/self/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:  # a socket, or a pipe that nobody reads
+        return os.open(os.devnull, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
 def tasks() -> list[str]:
     """The ids of this process's threads."""
     return os.listdir("/proc/self/task")

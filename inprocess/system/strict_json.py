@@ -19,9 +19,9 @@ MAX_BITS = 1023
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def parse(raw: bytes | str, limit: int | None = MAX_LENGTH) -> Any:
+def parse(raw: bytes | str, limit: int | None = MAX_LENGTH, *, keep_halves: bool = False) -> Any:
     """The value; `limit`: longest text (None: any). All numbers fit into a float, all texts into UTF-8: what is no
-    character becomes its escape.
+    character becomes its escape, unless `keep_halves`, for the paths of this machine.
 
     Raises:
         ValueError: too long, no UTF-8, no JSON, a name that appears twice in an object, NaN, a number that is infinite
@@ -35,7 +35,7 @@ def parse(raw: bytes | str, limit: int | None = MAX_LENGTH) -> Any:
     except RecursionError:
         raise ValueError("nested too deep") from None
     _check(value, MAX_DEPTH)
-    return _whole(value) if _HALF.search(text) else value
+    return _whole(value) if not keep_halves and _HALF.search(text) else value
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

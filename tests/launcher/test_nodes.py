@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from inprocess.launcher import shared_table
 from inprocess.launcher.nodes import DONE, LEFT, LOST, Block, Table
 from tests.launcher.harness import CEILING, WORKER, Hub, Launcher, Worker, free_port
 
@@ -224,6 +227,26 @@ def test_table() -> None:
     assert one.mark("host:0:x", DONE).watched_by("host:0:x") == one.blocks[2]
     assert one.mark("host:2:x", DONE).watched_by("host:0:x") is None
     assert one.put(Block(2, 2, "new:1:x")).of("host:1:x") is None
+
+
+def test_who_is_dead_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the process id, where that is of the same namespace: the host name, which containers may share, is nothing."""
+    space, here, token = shared_table.new_owner().rsplit(":", 2)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    owners = [
+        (f"{space}:{here}:{token}", False),
+        (f"{space}:{gone.pid}:{token}", True),
+        (f"another boot pid:[1]:{gone.pid}:{token}", False),
+        (f"{socket.gethostname()}:{gone.pid}:{token}", False),
+    ]
+    assert [shared_table._is_dead_here(owner) for owner, _ in owners] == [dead for _, dead in owners]
+
+    def unknown() -> str:
+        raise PermissionError
+
+    monkeypatch.setattr(shared_table.procfs, "pid_space", unknown)
+    assert not shared_table._is_dead_here(shared_table.new_owner().replace(f":{here}:", f":{gone.pid}:"))
 
 
 def test_the_last_launcher_closes_the_rendezvous_in_time(node: Node, hub: Hub) -> None:

@@ -15,11 +15,15 @@ from pathlib import Path
 import pytest
 
 import inprocess
+from inprocess.launcher import arguments
+from inprocess.launcher.arguments import GRACE_VARIABLE
+from tests.harness.streams import full
 from tests.launcher.harness import ROOT, WORKER, Hub, Launcher, free_port
 
 Run = Callable[..., Launcher]
 #: the last line of each refusal
 HELP = "`inprocess run --help` has the options."
+HASTY = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-conf", "keep_alive_interval=1,keep_alive_max_attempt=2"]
 
 
 def finish(launcher: Launcher, hub: Hub, size: int, tell: str = "show hello") -> dict[int, dict[str, str]]:
@@ -142,6 +146,18 @@ def test_lines_of_all_workers_in_one_file(run: Run, hub: Hub, tmp_path: Path) ->
     assert sorted(path.read_text().splitlines()) == ["[default0]:an apple", "[default1]:an apple"]
 
 
+def test_a_standard_output_that_nobody_reads(tmp_path: Path) -> None:
+    """It is in the files."""
+    script = tmp_path / "script.py"
+    script.write_text("print('x' * 20_000)\n")
+    options = ["--standalone", "--nproc-per-node", "2", "--run-dir", "none", "--tee", "3", "--log-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "inprocess.run", *options, str(script)]
+    with full() as stdout:
+        done = subprocess.run(command, check=False, stdout=stdout, stderr=subprocess.PIPE, timeout=60, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert [path.stat().st_size for path in tmp_path.rglob("stdout.log")] == [20_001] * 2
+
+
 def test_prefix_of_lines(run: Run, hub: Hub) -> None:
     launcher = run("--tee", "1", TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="<${role_name} ${rank}>")
     finish(launcher, hub, 1)
@@ -176,6 +192,7 @@ def test_limit_of_descriptors(run: Run, hub: Hub) -> None:
         (["--rdzv-backend", "c10b"], "--rdzv-backend=c10b is unknown: did you mean 'c10d'?"),
         (["--rdzv-backend", "paper"], "--rdzv-backend=paper is unknown: pass one of c10d, etcd, etcd-v2, static"),
         (["--rdzv-backend", "c10d", "--rdzv-endpoint", "host:x"], "--rdzv-endpoint=host:x): The port number"),
+        ([*HASTY, "--rdzv-endpoint", "127.0.0.1:1"], "keep_alive_max_attempt is 2 s, and a node"),
         (["--nproc-per-mode", "2"], "unknown option '--nproc-per-mode': did you mean '--nproc-per-node'?"),
         (["--restart_polcy=any-failed"], "unknown option '--restart_polcy': did you mean '--restart-policy'?"),
         (["--xyz"], "unknown option '--xyz'\n"),
@@ -194,7 +211,32 @@ def test_wrong_options(start: Run, options: list[str], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("option", "value"),
+    [
+        *(("--monitor-interval", value) for value in ("-1", "0", "nan", "inf", "1e+06")),
+        ("--shutdown-timeout", "-5"),
+        *((GRACE_VARIABLE, value) for value in ("abc", "-1", "2.5")),
+    ],
+)
+def test_wrong_durations(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    """With the first three the loop never paused."""
+    if option == GRACE_VARIABLE:
+        monkeypatch.setenv(option, value)
+    with pytest.raises(SystemExit) as ended:
+        arguments.parse([WORKER] if option == GRACE_VARIABLE else [option, value, WORKER])
+    assert ended.value.code == 2
+    assert f"inprocess run: {option}={value}: pass a " in capsys.readouterr().err
+
+
+def test_an_option_comes_before_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(GRACE_VARIABLE, "abc")
+    assert arguments.parse(["--shutdown-timeout", "0", WORKER]).shutdown_timeout == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
     [
         ([], "no script is named"),
         (["tests/launcher/worke.py"], "script 'tests/launcher/worke.py' in {root}: No such file or directory: did you"),
@@ -205,8 +247,8 @@ def test_wrong_options(start: Run, options: list[str], message: str) -> None:
         (["-m", "nosuchmodule.train"], "no module named 'nosuchmodule'"),
     ],
 )
-def test_what_is_missing_is_named_before_workers_start(start: Run, arguments: list[str], message: str) -> None:
-    launcher = start("--nproc-per-node", "2", *arguments)
+def test_what_is_missing_is_named_before_workers_start(start: Run, given: list[str], message: str) -> None:
+    launcher = start("--nproc-per-node", "2", *given)
     assert launcher.finish() == 2
     assert message.format(root=ROOT) in launcher.err
     assert [line.partition(":")[0] for line in launcher.err.splitlines()] == ["inprocess run", "usage", HELP]
@@ -216,6 +258,16 @@ def test_what_is_missing_is_named_before_workers_start(start: Run, arguments: li
 def test_a_script_that_is_a_folder(start: Run, hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "__main__.py").write_text(Path(WORKER).read_text())
     finish(start("--standalone", str(tmp_path), hub.path), hub, 1)
+
+
+def test_too_few_nodes_come(start: Run) -> None:
+    with free_port() as port:
+        where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", "join_timeout=1"]
+        launcher = start("--nnodes", "2", *where, WORKER)
+        assert launcher.finish() == 1
+    last = launcher.err.splitlines()[-1]
+    assert last.startswith("inprocess run: this node did not meet the others: too few nodes came in time"), launcher.err
+    assert "Traceback" not in launcher.err
 
 
 def test_a_rendezvous_that_cannot_be_reached(start: Run) -> None:

@@ -841,7 +841,16 @@ CALL = (
         "        if False:\n",
     ),
     fence(
-        "process_one_lives_on", "process 1 of a container does not end itself", "    os._exit(128 + signal.SIGKILL)\n"
+        "process_one_lives_on",
+        "process 1 of a container does not end itself",
+        "        os._exit(128 + signal.SIGKILL)\n",
+        "        pass\n",
+    ),
+    fence(
+        "last_words_before_the_end",
+        "a rank that was given up lives on where its standard error cannot be written",
+        "    os.kill(os.getpid(), signal.SIGKILL)\n",
+        "    os.write(2, b' ')\n    os.kill(os.getpid(), signal.SIGKILL)\n",
     ),
     lease(
         "lease_that_was_ended_begins_again",

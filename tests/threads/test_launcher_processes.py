@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,6 +84,43 @@ def test_a_process_is_waited_for_whose_descriptor_select_would_not_take() -> Non
     process.close()
     assert process.ended == Ended(-signal.SIGKILL)
     assert process.fileno() is None
+
+
+class Tail:
+    """Shows the output of a worker to somebody who does not read it."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+
+    def stop(self) -> None:
+        self.may_end.wait()
+
+
+@pytest.mark.usefixtures("many")
+def test_nobody_reads_what_the_workers_have_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher acted on no signal, and waited for each of them."""
+    monkeypatch.setattr(processes, "SHOW_LIMIT_S", 0.01)
+    tails = [Tail(), Tail()]
+    for tail in tails:
+        process = Sleeper()
+        process._tails = [tail]
+        process.close()
+        assert process.fileno() is None
+    assert not processes.all_shown()
+    for tail in tails:
+        tail.may_end.set()
+    monkeypatch.setattr(processes, "SHOW_LIMIT_S", 30.0)
+    assert processes.all_shown()
+
+
+def test_workers_that_do_not_go_have_one_time_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float | None] = []
+    with Signals("") as signals:
+        pool = WorkerPool(SimpleNamespace(), SimpleNamespace(close=int), signals)  # type: ignore[arg-type]
+        for rank in range(3):
+            pool._processes[rank] = SimpleNamespace(poll=lambda: Ended(0), close=given.append)  # type: ignore[assignment]
+        pool.close()
+    assert len(given) == 3 and len(set(given)) == 1
 
 
 def end(code: int) -> None:

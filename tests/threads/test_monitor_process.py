@@ -644,6 +644,12 @@ def test_too_many_deaths_are_an_error(rank: Make) -> None:
     assert "died 1 times" in kept.do("monitor.replace(Membership(0, (0, 1), 0))")
 
 
+def test_no_descriptor_is_left_to_start_it(rank: Make) -> None:
+    """Not even for the first that it takes."""
+    answer = rank().do("import resource; resource.setrlimit(7, (3, resource.getrlimit(7)[1])); monitor.start()")
+    assert answer.startswith("RestartError: cannot start the monitor process with "), answer
+
+
 def test_signals_to_the_whole_job_do_not_end_it(base: Base, rank: Make) -> None:
     kept = rank()
     monitor = kept.start()
@@ -909,6 +915,25 @@ def test_what_is_in_the_way_is_an_error_that_names_the_option(
     assert text.startswith(f"OptionError: {OPTIONS[option]}='{path}' cannot be written: ")
     assert sorted(entry.name for entry in tmp_path.rglob("*")) == before
     assert what != "a link to a file" or path.read_text() == "theirs"
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_new_monitor_in_a_running_call_does_without_its_file(
+    base: Base, rank: Make, tmp_path: Path, option: str
+) -> None:
+    """A folder below /tmp is cleaned up, say: the rank was healthy, and left."""
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / "folder" / "file"
+    kept = rank(**{option: str(path)})
+    first = kept.start()
+    base.begin(0, 1)
+    signal.pidfd_send_signal(kept.monitors[first], signal.SIGKILL)
+    kept.monitor_ended(first)
+    path.unlink()
+    path.parent.rmdir()
+    assert kept.do("answer = monitor.replace(Membership(0, (0, 1), 0))") is True
+    kept.monitors[pid] = os.pidfd_open(pid := kept.do("answer = monitor.pid"))
+    assert kept.do(f"monitor._await('joined', {SOON})") is None
 
 
 def test_a_pipe_with_a_reader_is_refused_too(rank: Make, tmp_path: Path) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from inprocess.monitor import events, program
-from inprocess.monitor.board import WATCHED, Board
+from inprocess.monitor.board import LEASE, WATCHED, Board
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.dying import DyingRank
 from inprocess.protocol.membership import Membership
+from inprocess.protocol.phases import Phase
 
 
 class Monitor(program.Monitor):
@@ -68,3 +71,17 @@ def test_the_rank_moves_where_the_others_had_gone_on_without_it(monitor: Monitor
     monitor._link.membership = Membership.founder(1, (0,), 2)
     monitor._on_bye("moved", "")
     assert monitor._exit == program.DONE
+
+
+@pytest.mark.parametrize("lease, told", [(1, True), (0, False)])
+def test_it_says_why_the_rank_has_ended_itself(
+    monitor: Monitor, monkeypatch: pytest.MonkeyPatch, caplog: Any, lease: int, told: bool
+) -> None:
+    """The rank itself writes nothing: its standard error may block."""
+    monkeypatch.setattr(DyingRank, "status", lambda self: int(signal.SIGKILL))
+    monkeypatch.setattr(Monitor, "_go_on_without", lambda self, seen, how: None)
+    monitor._board.begin(0)
+    monitor._board.enter(Phase.RUN)
+    monitor._board.slots[LEASE] = lease
+    monitor._on_death()
+    assert ("was cut off or stood still for too long; the others go on without it" in caplog.text) is told

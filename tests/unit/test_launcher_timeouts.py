@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from inprocess.exception import OptionError
 from inprocess.learned import LearnedTimeouts
-from inprocess.monitor import learned
+from inprocess.monitor import learned, timeouts
 from inprocess.monitor.timeouts import (
     LEARNED_FIRST,
     LEARNED_OUTSIDE,
@@ -126,6 +127,22 @@ def test_names_that_are_made_up_anew_do_not_pile_up() -> None:
     long = Observed()
     long.section("x" * 1000, 1.0)
     assert long.times("x" * 1000) == (1, 1.0) and len(next(iter(long.sections))) == MAX_NAME_LENGTH
+
+
+def test_too_many_names_of_all_ranks_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state of 10,000 sections was refused as none, on all ranks."""
+    monkeypatch.setattr(timeouts, "MAX_SECTIONS", 4)
+    ranks = [Observed(sections={f"shard {rank}.{i}": (1, 1.0) for i in range(3)}) for rank in range(3)]
+    for times, rank in zip([(3, 1.0), (4, 9.0), (5, 2.0)], ranks, strict=True):
+        rank.sections["step"] = times
+    kept = {"shard 0.0": (1, 1.0), "shard 0.1": (1, 1.0), "shard 0.2": (1, 1.0), "step": (5, 9.0)}
+    for order in itertools.permutations(ranks):
+        assert order[0].merge(*order[1:]).sections == kept
+    mine, again = LearnedTimeouts(), LearnedTimeouts()
+    mine.agreed, mine.observed = ranks[0], ranks[1]
+    mine.calculate()
+    again.load_state_dict(mine.state_dict())
+    assert again.agreed == mine.agreed and len(again.agreed.sections) == 4
 
 
 def test_a_state_goes_through_json_and_back() -> None:

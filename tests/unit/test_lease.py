@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -131,6 +132,42 @@ def test_a_lease_that_was_ended_stays_so(link: Callable[..., Link], board: Board
     made._note_lease()
     made._beaten(monotonic_ns() / 1e9)
     assert made.lease_until == 1 and lease.remaining(board) <= 0
+
+
+@pytest.fixture
+def stderr() -> Iterator[Callable[[int], None]]:
+    """Makes another descriptor the standard error."""
+    kept = os.dup(2)
+    yield lambda fd: os.dup2(fd, 2) and None
+    os.dup2(kept, 2)
+    os.close(kept)
+
+
+@pytest.mark.parametrize("state", ["broken", "no space", "closed", "full"])
+def test_a_standard_error_that_cannot_be_written_keeps_no_rank_alive(
+    monkeypatch: pytest.MonkeyPatch, stderr: Callable[[int], None], state: str
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(lease.os, "kill", lambda pid, signum: ended.append(signum))
+    monkeypatch.setattr(lease.os, "_exit", ended.append)
+    opened = list(os.pipe())
+    if state == "full":
+        os.set_blocking(opened[1], False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(opened[1], bytes(4096))
+        os.set_blocking(opened[1], True)
+    elif state == "broken":
+        os.close(opened.pop(0))
+    elif state == "no space":
+        opened.append(os.open("/dev/full", os.O_WRONLY))
+    stderr(opened[-1])
+    if state == "closed":
+        os.close(2)
+    lease.kill_self()
+    assert ended == [signal.SIGKILL, 137]
+    for fd in opened:
+        os.close(fd)
 
 
 def test_process_one_ends_itself(monkeypatch: pytest.MonkeyPatch) -> None:

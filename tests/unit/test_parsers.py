@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +73,13 @@ def test_json_that_is_refused(raw: str | bytes) -> None:
 @given(configs)
 def test_config_comes_back(config: MonitorConfig) -> None:
     assert MonitorConfig.from_json(config.to_json()) == config
+
+
+def test_a_path_that_is_not_utf_8_comes_back() -> None:
+    path = os.fsdecode(b"/data/\xff")
+    config = MonitorConfig(member=0, roster=(0,), store="", run_dir=path, logfile=path, sys_path=(path,))
+    assert MonitorConfig.from_json(config.to_json()) == config
+    assert strict_json.parse(json.dumps([path])) == [r"/data/\udcff"]
 
 
 @fuzz
@@ -213,6 +222,17 @@ def test_pid_file(raw: bytes, tmp_path_factory: Any) -> None:
             assert pidfile.read(path) == os.getpid()
     finally:
         os.unlink(path)
+
+
+def test_a_full_disk_leaves_no_empty_pid_file(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(OSError):
+            monitor_files.write_pidfile(str(tmp_path / "pid"), os.getpid())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import socket
 import sys
@@ -267,3 +268,16 @@ def test_one_that_would_stay_the_first_to_go_ends(tmp_path: Path, monkeypatch: p
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(SystemExit):
         warm_worker.become_worker(theirs, "0")
+
+
+def test_a_path_that_is_not_utf_8_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an error file, say: the report did not find it."""
+    env, found = {"TORCHELASTIC_ERROR_FILE": os.fsdecode(b"/log/\xff/error.json")}, []
+    monkeypatch.setattr(warm_worker.environment, "put_back", found.append)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        socket.send_fds(ours, [json.dumps({"env": env}).encode()], [1, 2])
+        monkeypatch.setattr(warm_worker, "MAX_BYTES", len(json.dumps({"env": env})))
+        ours.send(warm_worker.GO)
+        warm_worker.become_worker(theirs, None)
+    assert found == [env]
