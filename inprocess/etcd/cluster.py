@@ -48,10 +48,21 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 0.4
 CATCHING_UP_S, FIRST_LOOK_S = 0.1, 0.01
 #: gRPC's codes of a server that starts, stops or elects a leader: cancelled, deadline exceeded, unavailable
 PASSING = frozenset({1, 4, 14})
+#: HTTP's, of a proxy that has no endpoint, or too much to do
+PASSING_STATUS = frozenset({429, 502, 503, 504})
+#: a user or a role has changed since the token was given; once more where a member lags behind
+OLD_TOKEN = "revision of auth store is old"
+#: what a server says that wants to know who asks
+LOGIN_WORDS = ("user name is empty", "invalid auth token", OLD_TOKEN)
 
 
 class Expired(RuntimeError):
     """The generation is no more."""
+
+    def __init__(
+        self, text: str = "the keys of this job have expired: none of its processes used them within ttl"
+    ) -> None:
+        super().__init__(text)
 
 
 # --- what etcd is told, and answers -------------------------------------------------------------------------------
@@ -234,11 +245,11 @@ class Cluster:
                     self._authenticate(member)
                 return member.post(path, question)
             except (Refused, *NO_ANSWER) as error:
-                if not _may_pass(error):
-                    if login or not self._wants_login(error):
-                        raise _told(error) from None
+                if not login and self._wants_login(error):
                     login = True
                     continue
+                if not _may_pass(error) and not (login and OLD_TOKEN in str(error)):
+                    raise _told(error) from None
                 self._give_up_at(deadline, error)
             tries += 1
             self._current = (self._current + 1) % len(self._members)
@@ -261,7 +272,7 @@ class Cluster:
 
     def _wants_login(self, error: Any) -> bool:
         """Whether the server wants to know who asks, or has forgotten it, and there is an answer to that."""
-        return all(self._login) and any(word in str(error) for word in ("user name is empty", "invalid auth token"))
+        return all(self._login) and any(word in str(error) for word in LOGIN_WORDS)
 
     def _authenticate(self, member: Gateway) -> None:
         user, password = self._login
@@ -341,7 +352,9 @@ class Cluster:
 
 def _may_pass(error: Exception) -> bool:
     """Whether the same question may be answered later, or by another endpoint."""
-    return not isinstance(error, Refused) or error.code in PASSING
+    if not isinstance(error, Refused):
+        return True
+    return error.status in PASSING_STATUS if error.code is None else error.code in PASSING
 
 
 def _tls(ca_cert: str, certificate: tuple[str, str]) -> ssl.SSLContext:
@@ -392,5 +405,5 @@ def _reason(error: Exception) -> str:
 
 def _told(error: Exception) -> RuntimeError:
     if "lease not found" in str(error):
-        return Expired("the keys of this job have expired: none of its processes used them within ttl")
+        return Expired()
     return RuntimeError(f"etcd refuses it: {_reason(error)}")

@@ -23,23 +23,29 @@ __all__ = ["NO_ANSWER", "Gateway", "Refused", "Stream"]
 
 #: no whole answer came: refused, reset, silent for too long, cut short, or no answer that a gateway gives
 NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
+#: those of gRPC
+CODES = range(17)
 
 
 class Refused(Exception):
-    """The gateway answers with an error."""
+    """The gateway answers with an error, or a proxy in front of it does."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.code = self._code(text)
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text.strip() or f"HTTP status {status}")
+        self.code, self.status = self._code(text), status
 
     @staticmethod
     def _code(text: str) -> int | None:
-        """gRPC's; the HTTP status that goes with it depends on etcd's version."""
+        """gRPC's; the HTTP status that goes with it depends on etcd's version. None: it is not etcd that answers."""
         try:
             answer = json.loads(text)
         except ValueError:
             return None
-        return answer.get("code") if isinstance(answer, dict) else None
+        if not isinstance(answer, dict):
+            return None
+        inner = answer.get("error")  # of a stream, as the renewal of a lease is one; else a text
+        code = inner.get("grpc_code", inner.get("code")) if isinstance(inner, dict) else answer.get("code")
+        return code if code in CODES else None
 
 
 class Gateway:
@@ -80,7 +86,7 @@ class Gateway:
                 raise
             self._kept.append(connection)
         if response.status != http.client.OK:
-            raise Refused(text.decode(errors="replace"))
+            raise Refused(text.decode(errors="replace"), response.status)
         return json.loads(text)
 
     @contextlib.contextmanager
