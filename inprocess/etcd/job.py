@@ -79,8 +79,8 @@ class Generations:
             return
         _due[generation] = now + self.ttl / 3
         if not self.cluster.renew(generation):
-            del _due[generation]
-            raise Expired("the keys of this job have expired: none of its processes used them within ttl")
+            _due.pop(generation, None)  # another thread may have found it, too
+            raise Expired
 
     def end(self, generation: str) -> None:
         """Delete it with all its keys."""
