@@ -121,10 +121,14 @@ class EtcdStore(StoreMixin, _Store):
         if amount == 0:  # a read, in which an absent key is one that holds 0
             return _number(self.compare_set(key, b"0", b"0"), key)
         with self._adding:
-            number = self._count(key) if amount == 1 else None
-            while number is None:
-                number = self._add_once(key, amount)
-            return number
+            try:
+                number = self._count(key) if amount == 1 else None
+                while number is None:
+                    number = self._add_once(key, amount)
+                return number
+            except BaseException:  # it may have been carried out, and then the next one would be taken for it
+                self._mark, self._marked = secrets.token_hex(8), 0
+                raise
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Set the key where it holds ``expected``, or, where that is empty, where it is absent. Returns what it holds

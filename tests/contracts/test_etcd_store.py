@@ -19,7 +19,7 @@ import pytest
 
 from inprocess.etcd import job as etcd_job
 from inprocess.etcd.cluster import Expired, range_of
-from inprocess.etcd.gateway import Refused
+from inprocess.etcd.gateway import Gateway, Refused
 from inprocess.etcd_store import EtcdStore
 from inprocess.exception import OptionError, StoreLost
 from inprocess.protocol.messages import JoinMode
@@ -150,6 +150,7 @@ LOST = {
     "stopping": lambda: Refused(
         '{"error":"etcdserver: server stopped","code":14,"message":"etcdserver: server stopped"}'
     ),
+    "a proxy's": lambda: Refused("<html><h1>502 Bad Gateway</h1></html>", 502),
 }
 
 
@@ -173,6 +174,28 @@ def test_an_answer_that_is_lost(make: Callable[..., EtcdStore], how: str, times:
         5 + 2 * times * amount,
         6 + 2 * times * amount,
     )
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("amount", [1, 10])
+def test_after_an_addition_that_was_given_up(make: Callable[..., EtcdStore], amount: int, is_there: bool) -> None:
+    """It was carried out, and its connection knows of no answer: the next addition is one of its own."""
+    connection, lose = lost_after(make, LOST["reset"]())
+    connection.add("n", amount)
+    if is_there:
+        make().add("m", 1)
+    transact, connection._cluster.patience = connection._cluster.transact, 0.0
+
+    def transacts(*args: Any) -> Any:
+        lose.extend([lambda: None] if args[0] else [])  # the one that adds
+        return transact(*args)
+
+    connection._cluster.transact = transacts  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="no endpoint of etcd answers"):
+        connection.add("n", amount)
+    connection._cluster.transact, connection._cluster.patience = transact, 20.0  # type: ignore[method-assign]
+    assert connection.add("m", amount) == amount + is_there
+    assert [connection.add("m", 0), connection.add("n", 0)] == [amount + is_there, 2 * amount]
 
 
 def test_the_answer_to_a_new_generation_is_lost(make: Callable[..., EtcdStore]) -> None:
@@ -596,9 +619,7 @@ def test_two_processes_with_one_rank(members: Members, monkeypatch: pytest.Monke
 # --- authentication, TLS, options ---------------------------------------------------------------------------------
 
 
-def test_user_and_password(start: Callable[..., EtcdCluster]) -> None:
-    """Tokens are forgotten when the server starts again."""
-    cluster = start()
+def enable_users(cluster: EtcdCluster) -> Gateway:
     client = EtcdStore(cluster.endpoints)._cluster._members[0]
     for path, body in (
         ("user/add", {"name": "root", "password": "secret"}),
@@ -607,6 +628,20 @@ def test_user_and_password(start: Callable[..., EtcdCluster]) -> None:
         ("enable", {}),
     ):
         client.post(f"/auth/{path}", body)
+    return client
+
+
+def openssl(*words: str) -> None:
+    try:
+        subprocess.run(["openssl", *words], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("no program openssl on PATH")
+
+
+def test_user_and_password(start: Callable[..., EtcdCluster]) -> None:
+    """Tokens are forgotten when the server starts again."""
+    cluster = start()
+    enable_users(cluster)
     with pytest.raises(RuntimeError, match=r"etcd refuses it: .*user name is empty"):
         EtcdStore(cluster.endpoints).set("a", "1")
     with pytest.raises(RuntimeError, match="does not let user 'root' in"):
@@ -619,14 +654,26 @@ def test_user_and_password(start: Callable[..., EtcdCluster]) -> None:
     assert known.get("a") == b"2"
 
 
+def test_a_token_that_names_a_revision(start: Callable[..., EtcdCluster], tmp_path: Path) -> None:
+    """A JSON web token is of no use any more when any user or role has changed."""
+    private, public = str(tmp_path / "private.pem"), str(tmp_path / "public.pem")
+    openssl("genrsa", "-traditional", "-out", private, "2048")
+    openssl("rsa", "-in", private, "-pubout", "-out", public)
+    cluster = start(options=[f"--auth-token=jwt,pub-key={public},priv-key={private},sign-method=RS256,ttl=10m"])
+    client = enable_users(cluster)
+    known = EtcdStore(cluster.endpoints, user="root", password="secret")
+    known.set("a", "1")
+    client.token = client.post("/auth/authenticate", {"name": "root", "password": "secret"})["token"]
+    client.post("/auth/user/add", {"name": "other", "password": "secret"})
+    known.set("a", "2")
+    assert known.get("a") == b"2"
+
+
 def test_certificates(start: Callable[..., EtcdCluster], tmp_path: Path) -> None:
     cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
     words = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=test"]
     words += ["-addext", "subjectAltName=IP:127.0.0.1"]
-    try:
-        subprocess.run(["openssl", "req", *words, "-out", cert, "-keyout", key], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("no program openssl on PATH")
+    openssl("req", *words, "-out", cert, "-keyout", key)
     files = [f"--cert-file={cert}", f"--key-file={key}", f"--trusted-ca-file={cert}", "--client-cert-auth"]
     cluster = start(scheme="https", options=files)
     mine = EtcdStore(cluster.endpoints, ca_cert=cert, cert=cert, key=key)
