@@ -60,7 +60,7 @@ class RestartCallback(TrainerCallback):
 
     Args:
         timeout: timedelta or seconds for an evaluation or a checkpoint, in place of ``soft_timeout``. Default None:
-            learned from those before.
+            ``soft_timeout``, or what was learned from those before, where that is longer.
     """
 
     def __init__(self, timeout: Any = None) -> None:
@@ -86,6 +86,9 @@ class RestartCallback(TrainerCallback):
         self._pace.leave()
         if control.should_save:
             self._pace.enter("checkpoint")
+
+    def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._pace.leave()
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._pace.ping()
@@ -262,6 +265,7 @@ class _KeepingCallback(RestartCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._refresh()
+        super().on_save(args, state, control, **more)
 
     def _refresh(self) -> None:
         if self._trainer.is_in_train:

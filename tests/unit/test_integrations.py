@@ -15,6 +15,7 @@ import pytest
 
 from inprocess.integrations import pacing
 from inprocess.integrations.pacing import Pace
+from inprocess.monitor.learned import LearnedTimeouts
 
 
 class Call:
@@ -22,6 +23,8 @@ class Call:
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
+        self.timeouts = LearnedTimeouts()
+        self.timeouts.soft_timeout = 60.0
 
     def ping(self) -> None:
         self.seen.append("ping")
@@ -30,6 +33,7 @@ class Call:
     def section(self, name: str, timeout: Any) -> Iterator[None]:
         self.seen.append((name, timeout))
         yield
+        self.timeouts.observed.section(name, 0.1)
         self.seen.append("end")
 
 
@@ -58,6 +62,27 @@ def test_a_section_that_was_interrupted_is_not_ended_in_the_next_training(call: 
     assert call.seen[0] == ("checkpoint", None) and "ping" not in call.seen
 
 
+@pytest.mark.parametrize(("longest", "limit"), [(1.0, 60.0), (11.9, 60.0), (20.0, 100.0)])
+def test_what_is_learned_makes_a_limit_longer_only(call: Call, longest: float, limit: float) -> None:
+    """A section also covers what no hook tells of, such as the loader's next start."""
+    pace = Pace()
+    for _ in range(2):
+        pace.enter("checkpoint")
+    pace.leave()
+    assert call.seen[0] == call.seen[3] == ("checkpoint", None)
+    call.timeouts.observed.section("checkpoint", longest)
+    pace.enter("checkpoint")
+    assert call.seen[-1] == ("checkpoint", limit)
+
+
+def test_a_section_that_ends_with_an_error_teaches_nothing(call: Call) -> None:
+    pace = Pace()
+    pace.enter("checkpoint")
+    pace.fail(ZeroDivisionError())
+    pace.leave()
+    assert call.seen == [("checkpoint", None)] and not call.timeouts.observed.sections
+
+
 def test_outside_of_a_wrapped_function_nothing_happens() -> None:
     pace = Pace()
     pace.ping()
@@ -75,6 +100,55 @@ def transformers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.delitem(sys.modules, name, raising=False)
     yield importlib.import_module(name)
     sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def lightning(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """As `transformers`."""
+    name = "inprocess.integrations.lightning"
+    for module, kind in (
+        ("", "Callback"),
+        (".accelerators", "CPUAccelerator"),
+        (".plugins.environments", "ClusterEnvironment"),
+        (".strategies", "DDPStrategy"),
+        (".trainer.states", "TrainerFn"),
+    ):
+        monkeypatch.setitem(sys.modules, f"lightning.pytorch{module}", SimpleNamespace(**{kind: type(kind, (), {})}))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module(name)
+    sys.modules.pop(name, None)
+
+
+def test_a_checkpoint_of_transformers_ends_when_it_is_written(call: Call, transformers: Any) -> None:
+    """Not with the next step, before which a loader may start its workers."""
+    callback, due = transformers.RestartCallback(), SimpleNamespace(should_evaluate=False, should_save=True)
+    callback.on_train_begin(None, None, None)
+    callback.on_step_begin(None, None, None)
+    callback.on_step_end(None, None, due)
+    callback.on_save(None, None, due)
+    assert call.seen == ["ping", ("checkpoint", None), "end", "ping"]
+
+
+def test_a_checkpoint_of_lightning_after_the_fit_is_no_section(call: Call, lightning: Any) -> None:
+    """``trainer.save_checkpoint()``: nothing would end it."""
+    callback, trainer = lightning.RestartCallback(), SimpleNamespace(sanity_checking=False)
+    for ends in (callback.on_fit_end, lambda *args: callback.on_exception(*args, KeyError())):
+        callback.on_fit_start(trainer, None)
+        callback.on_save_checkpoint(trainer, None, {})
+        callback.on_train_batch_start(trainer, None, None, 1)
+        ends(trainer, None)
+        callback.on_save_checkpoint(trainer, None, {})
+    assert call.seen == [("checkpoint", None), "end", "ping"] * 2
+
+
+def test_the_sanity_check_of_lightning_is_no_validation(call: Call, lightning: Any) -> None:
+    """Two batches say nothing about how long a whole one takes. One outside of a fit has its end, too."""
+    callback, trainer = lightning.RestartCallback(), SimpleNamespace(sanity_checking=True)
+    callback.on_fit_start(trainer, None)
+    for trainer.sanity_checking in (True, False):
+        callback.on_validation_start(trainer, None)
+        callback.on_validation_end(trainer, None)
+    assert [each for each in call.seen if isinstance(each, tuple)] == [("sanity check", None), ("validation", None)]
 
 
 @pytest.mark.parametrize(
