@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -202,6 +205,71 @@ def test_the_trainer_finds_it_by_itself(transformers: Any, tmp_path: Path, newes
             (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps({"global_step": step}))
     Trainer().train(resume_from_checkpoint=True)
     assert Standing.seen == [newest and str(tmp_path / f"checkpoint-{newest}")]
+
+
+class State:
+    """A TrainerState, and what comes of each attempt to write it."""
+
+    def __init__(self, *errors: int) -> None:
+        self.global_step, self._errors = 7, list(errors)
+
+    def save_to_json(self, path: str) -> None:
+        if self._errors and (number := self._errors.pop(0)):
+            raise OSError(number, os.strerror(number), path)
+        Path(path).write_text(json.dumps({"global_step": self.global_step}))
+
+
+@pytest.fixture
+def temporary(transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files; the other one is beside it."""
+    for name in ("temporary", "shared"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(transformers, "SHARED_MEMORY", str(tmp_path / "shared"))
+    return tmp_path / "temporary"
+
+
+def step_in(memory: Any) -> Any:
+    return json.loads((Path(memory.folder) / "trainer_state.json").read_text())["global_step"]
+
+
+def test_a_full_temporary_folder_ends_no_recovery(transformers: Any, temporary: Path) -> None:
+    """The step is told to the Trainer from elsewhere, and nothing is left behind, whatever fails."""
+    memory = transformers._Memory(State(errno.ENOSPC))
+    assert step_in(memory) == 7 and Path(memory.folder).parent == temporary.with_name("shared")
+    memory.remove()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="No space"):
+        transformers._Memory(State(errno.ENOSPC, errno.ENOSPC))
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not [*temporary.iterdir(), *temporary.with_name("shared").iterdir()]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks(
+    transformers: Any, temporary: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def no_lock(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(transformers.fcntl, "flock", no_lock)
+    first, second = (transformers._Memory(State()) for _ in range(2))
+    assert step_in(first) == step_in(second) == 7
+    for memory in (first, second, first):
+        memory.remove()
+    assert not list(temporary.iterdir())
+
+
+def test_what_a_killed_process_has_left_is_removed(transformers: Any, temporary: Path) -> None:
+    """What another one uses is not, nor what it is just making and has not locked yet."""
+    held = transformers._Memory(State())
+    for name in ("inprocess-step-left", ".inprocess-step-old", ".inprocess-step-new", "inprocess-other"):
+        (temporary / name).mkdir(mode=0o700)
+    os.utime(temporary / ".inprocess-step-old", (0, 0))
+    transformers._Memory(State()).remove()
+    left = {path.name for path in temporary.iterdir()}
+    assert left == {Path(held.folder).name, ".inprocess-step-new", "inprocess-other"}
+    held.remove()
 
 
 def test_no_checkpoint_yet(transformers: Any, tmp_path: Path) -> None:
