@@ -8,6 +8,7 @@ answer: who asks makes twice the same as once.
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import os
 import socket
@@ -189,7 +190,12 @@ class Cluster:
         self._login, self.patience = login, patience
         addresses = _endpoints(endpoints)
         secure = any(address.scheme == "https" for address in addresses)
-        tls = _tls(ca_cert, certificate) if secure else None
+        if not secure and any((ca_cert, *certificate)):
+            raise OptionError(
+                f"EtcdStore: ca_cert={ca_cert!r}, cert={certificate[0]!r} and key={certificate[1]!r} are for https, and "
+                f"no address of endpoints={endpoints!r} begins so: write 'https://...', or leave them out"
+            )
+        tls = _Files(ca_cert, certificate).context if secure else None
         limits = min(CONNECT_TIMEOUT_S, patience), max(min(ANSWER_TIMEOUT_S, patience / 2), 0.1)
         self._members = [Gateway(address, *limits, tls if address.scheme == "https" else None) for address in addresses]
         # not all ranks ask the same one
@@ -357,6 +363,31 @@ def _may_pass(error: Exception) -> bool:
     return error.status in PASSING_STATUS if error.code is None else error.code in PASSING
 
 
+class _Files:
+    """The files by which servers are judged, and this client is; read again where they have changed.
+
+    Certificates that are made for some hours are replaced while the job runs.
+    """
+
+    def __init__(self, ca_cert: str, certificate: tuple[str, str]) -> None:
+        self._ca_cert, self._certificate = ca_cert, certificate
+        self._seen, self._context = self._changed(), _tls(ca_cert, certificate)
+
+    def context(self) -> ssl.SSLContext:
+        """For the next connection."""
+        changed = self._changed()
+        if changed != self._seen:
+            with contextlib.suppress(OptionError):  # they are just being written, one after the other
+                self._context, self._seen = _tls(self._ca_cert, self._certificate), changed
+        return self._context
+
+    def _changed(self) -> list[int]:
+        try:
+            return [os.stat(path).st_mtime_ns for path in (self._ca_cert, *self._certificate) if path]
+        except OSError:
+            return []
+
+
 def _tls(ca_cert: str, certificate: tuple[str, str]) -> ssl.SSLContext:
     cert, key = certificate
     try:
@@ -372,27 +403,31 @@ def _tls(ca_cert: str, certificate: tuple[str, str]) -> ssl.SSLContext:
 
 
 def _endpoints(given: str | Sequence[str]) -> list[urllib.parse.SplitResult]:
-    texts = given.split(",") if isinstance(given, str) else list(given)
+    texts = given.split(",") if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
     if not texts:
         raise OptionError("EtcdStore: endpoints is empty: name at least one, such as 'http://10.0.0.1:2379'")
     found = [_endpoint(text) for text in texts]
     if None in found:
         wrong = texts[found.index(None)]
         raise OptionError(
-            f"EtcdStore: endpoints={given!r} must be addresses such as 'http://10.0.0.1:2379', with ports from 1 to "
-            f"{MAX_PORT}, and {wrong!r} is none"
+            f"EtcdStore: endpoints={given!r} must be addresses such as 'http://10.0.0.1:2379', without a path, with "
+            f"ports from 1 to {MAX_PORT}, and {wrong!r} is none"
         )
     return [each for each in found if each is not None]
 
 
-def _endpoint(text: str) -> urllib.parse.SplitResult | None:
+def _endpoint(text: object) -> urllib.parse.SplitResult | None:
+    if not isinstance(text, str):
+        return None
     try:
         word = text.strip()
         parts = urllib.parse.urlsplit(word if "://" in word else f"http://{word}")
         good = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
-    except (ValueError, AttributeError):  # a port that is no number; no text at all
+    except ValueError:  # a port that is no number
         return None
-    return parts if good else None
+    if "@" in parts.netloc:  # which is not shown: there may be a password in it
+        raise OptionError("EtcdStore: endpoints has a name before an address: it goes into user=... and password=...")
+    return parts if good and not (parts.path.strip("/") or parts.query or parts.fragment) else None
 
 
 def _reason(error: Exception) -> str:

@@ -55,11 +55,15 @@ class Gateway:
         address: of its client port.
         connecting: how long a connection may take to be made (seconds).
         answering: how long an answer is waited for (seconds).
-        tls: whom to trust and how to show who asks; None: plain HTTP.
+        tls: says, for each connection, whom to trust and how to show who asks; None: plain HTTP.
     """
 
     def __init__(
-        self, address: urllib.parse.SplitResult, connecting: float, answering: float, tls: ssl.SSLContext | None
+        self,
+        address: urllib.parse.SplitResult,
+        connecting: float,
+        answering: float,
+        tls: Callable[[], ssl.SSLContext] | None,
     ) -> None:
         self._host, self._port = address.hostname or "", address.port or 2379
         self.name = f"{address.scheme}://{f'[{self._host}]' if ':' in self._host else self._host}:{self._port}"
@@ -112,7 +116,7 @@ class Gateway:
         connection = (
             http.client.HTTPConnection(self._host, self._port, timeout=self._connecting)
             if self._tls is None
-            else http.client.HTTPSConnection(self._host, self._port, timeout=self._connecting, context=self._tls)
+            else http.client.HTTPSConnection(self._host, self._port, timeout=self._connecting, context=self._tls())
         )
         connection.connect()
         return connection

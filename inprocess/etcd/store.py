@@ -36,6 +36,7 @@ from inprocess.etcd.cluster import (
 )
 from inprocess.etcd.job import Entrance, Generations, leave_at_exit
 from inprocess.exception import OptionError, StoreLost
+from inprocess.options import seconds
 from inprocess.stores.spec import JobIdentity
 from inprocess.stores.tcp import StoreMixin
 from inprocess.system import clock
@@ -57,7 +58,7 @@ class EtcdStore(StoreMixin, _Store):
 
     Args:
         endpoints: the members of the cluster, as a list or separated by commas: ``"https://10.0.0.1:2379,..."``.
-            Without a scheme it is http. Where one does not answer the next is used.
+            Without a scheme it is http, which certificates are not for. Where one does not answer the next is used.
         namespace: the name of the job, put before all its keys. Two jobs that run at the same time need two names.
         timeout: for operations that wait, in seconds or as a timedelta; default 300 s.
         ttl: whole seconds; default 60. The keys vanish this long after the last process has used them.
@@ -96,13 +97,16 @@ class EtcdStore(StoreMixin, _Store):
             raise OptionError(f"EtcdStore: ttl={ttl!r} must be a whole number of seconds, at least 3")
         if not isinstance(namespace, str) or not namespace:
             raise OptionError(f"EtcdStore: namespace={namespace!r} must be the name of the job, the same on all ranks")
+        if bool(user) != bool(password):
+            raise OptionError(f"EtcdStore: user={user!r} and password=... go together: give both, or neither")
+        patience = seconds("EtcdStore: patience", patience, positive=True)
         self._cluster = Cluster(endpoints, patience, (user, password), ca_cert, (cert, key))
         self._generations = Generations(self._cluster, namespace, ttl)
         self._generation = generation
         self._mark, self._marked = secrets.token_hex(8), 0
         # protects what is known about the counters: the mark's version says which additions were carried out
         self._adding = threading.Lock()
-        self.set_timeout(timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout))
+        self.set_timeout(timedelta(seconds=seconds("EtcdStore: timeout", timeout)))
 
     # --- torch's methods ----------------------------------------------------------------------------------------
 

@@ -683,6 +683,18 @@ def test_certificates(start: Callable[..., EtcdCluster], tmp_path: Path) -> None
         with pytest.raises(RuntimeError, match="no endpoint of etcd answers"):
             EtcdStore(cluster.endpoints, patience=0.4, **wrong).set("a", "2")
 
+    # files that are replaced while the job runs, one after the other
+    files = {"cert": tmp_path / "mine.pem", "key": tmp_path / "mine.key"}
+    openssl("req", *words, "-out", str(files["cert"]), "-keyout", str(files["key"]))
+    renewed = EtcdStore(cluster.endpoints, patience=0.4, ca_cert=cert, **{name: str(files[name]) for name in files})
+    for name, new in (("key", key), ("cert", cert)):
+        with pytest.raises(RuntimeError, match="no endpoint of etcd answers"):
+            renewed.set("a", "2")
+        files[name].write_bytes(Path(new).read_bytes())
+    renewed._cluster.patience = 20.0
+    renewed.set("a", "2")
+    assert mine.get("a") == b"2"
+
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
@@ -692,6 +704,20 @@ def test_certificates(start: Callable[..., EtcdCluster], tmp_path: Path) -> None
         ({"endpoints": "http://a:1,http://b:99999"}, "with ports from 1 to 65535, and 'http://b:99999' is none"),
         ({"endpoints": []}, "endpoints is empty"),
         ({"endpoints": [3]}, "must be addresses"),
+        ({"endpoints": [b"http://10.0.0.1"]}, "must be addresses"),
+        ({"endpoints": None}, "must be addresses"),
+        ({"endpoints": 5}, "must be addresses"),
+        ({"endpoints": "http://10.0.0.1:2379/etcd"}, "without a path"),
+        ({"endpoints": "http://10.0.0.1:2379?a=b"}, "without a path"),
+        ({"endpoints": "http://me:secret@10.0.0.1"}, "user=... and password="),
+        ({"user": "me"}, "user='me' and password"),
+        ({"password": "secret"}, "user='' and password"),
+        ({"patience": "10"}, "patience='10'"),
+        ({"patience": None}, "patience=None"),
+        ({"patience": 0}, "patience=0"),
+        ({"timeout": "300"}, "timeout='300'"),
+        ({"endpoints": "10.0.0.1:2379", "ca_cert": "/etc/ca.pem"}, "no address of endpoints='10.0.0.1:2379' begins so"),
+        ({"cert": "/etc/cert.pem", "key": "/etc/key.pem"}, "are for https"),
         ({"ttl": 2}, "ttl=2"),
         ({"namespace": ""}, "namespace=''"),
         ({"endpoints": "https://10.0.0.1", "ca_cert": "/nowhere"}, "ca_cert='/nowhere'"),
@@ -699,5 +725,11 @@ def test_certificates(start: Callable[..., EtcdCluster], tmp_path: Path) -> None
     ids=str,
 )
 def test_wrong_arguments(wrong: dict[str, Any], says: str) -> None:
-    with pytest.raises(OptionError, match=says):
+    with pytest.raises(OptionError, match=says) as refusal:
         EtcdStore(**wrong)
+    assert "secret" not in str(refusal.value)
+
+
+def test_a_slash_behind_an_address_is_no_path() -> None:
+    (member,) = EtcdStore("http://10.0.0.1:2379/")._cluster._members
+    assert member.name == "http://10.0.0.1:2379"
