@@ -198,11 +198,12 @@ class EtcdStore(StoreMixin, _Store):
         def generations(**more: Any) -> Generations:
             return cls(**kwargs | more)._generations.of(seat.attempt)
 
+        enters = generations()
         try:
-            generation, founds = Entrance(generations(), seat, timeout).enter()
+            generation, founds = Entrance(enters, seat, timeout).enter()
         except RuntimeError as error:
             raise StoreLost(f"cannot enter the job in etcd: {error}") from None
-        leave_at_exit(lambda: generations(patience=LAST_WORDS), generation, seat)
+        leave_at_exit(enters.job, lambda: generations(patience=LAST_WORDS), generation, seat)
         return kwargs | {"generation": f"{seat.attempt}/{generation}"}, founds
 
     def _patience(self) -> float:

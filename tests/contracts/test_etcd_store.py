@@ -448,13 +448,13 @@ class Members:
     def leave(self, connection: EtcdStore, name: str, everybody: tuple[str, ...]) -> None:
         seat = self.seat(0, name, JoinMode.FOUND, (), (name, everybody))
         generations = EtcdStore(**self.kwargs)._generations.of("run.0")
-        etcd_job._leave(os.getpid(), lambda: generations, connection._lease, seat)
+        etcd_job._leave(lambda: generations, connection._lease, seat)
 
 
 @pytest.fixture
 def members(tmp_path: Path, shared: EtcdCluster, monkeypatch: pytest.MonkeyPatch) -> Members:
     monkeypatch.setattr(etcd_job, "atexit", SimpleNamespace(register=lambda *args: None))
-    monkeypatch.setattr(etcd_job, "_inside", set())
+    monkeypatch.setattr(etcd_job, "_inside", {})
     return Members(tmp_path.name, shared.endpoints)
 
 
@@ -509,6 +509,24 @@ def test_calls_that_lie_far_apart(members: Members) -> None:
     first = members.begin("ab")
     first._generations.end(first._lease)
     assert members.begin("ab")._generation != first._generation
+
+
+def test_a_process_leaves_the_last_generation_alone(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there were in its life; and a child that it has forked leaves none."""
+    at_exit: list[Callable[[], None]] = []
+    left: list[str] = []
+    monkeypatch.setattr(etcd_job, "atexit", SimpleNamespace(register=at_exit.append))
+    monkeypatch.setattr(etcd_job, "_leave", lambda generations, generation, seat: left.append(generation))
+    for _ in range(3):
+        job = members.begin("a")
+        members.come(0, "a", members=(0,))  # the next call, in the same one
+        job._generations.end(job._lease)
+    (leave,) = at_exit
+    pid = os.getpid()
+    for pid_now in (pid + 1, pid):
+        monkeypatch.setattr(etcd_job.os, "getpid", lambda pid_now=pid_now: pid_now)
+        leave()
+    assert left == [job._lease]
 
 
 def test_a_job_that_was_killed_while_it_began(members: Members) -> None:
