@@ -191,9 +191,10 @@ class Cluster:
         addresses = _endpoints(endpoints)
         secure = any(address.scheme == "https" for address in addresses)
         if not secure and any((ca_cert, *certificate)):
+            cert, key = certificate
             raise OptionError(
-                f"EtcdStore: ca_cert={ca_cert!r}, cert={certificate[0]!r} and key={certificate[1]!r} are for https, and "
-                f"no address of endpoints={endpoints!r} begins so: write 'https://...', or leave them out"
+                f"EtcdStore: ca_cert={ca_cert!r}, cert={cert!r} and key={key!r} are for https, and no address of "
+                f"endpoints={endpoints!r} begins so: write 'https://...', or leave them out"
             )
         tls = _Files(ca_cert, certificate).context if secure else None
         limits = min(CONNECT_TIMEOUT_S, patience), max(min(ANSWER_TIMEOUT_S, patience / 2), 0.1)

@@ -14,7 +14,9 @@ from inprocess.etcd.gateway import Gateway
 
 PAGE = "<html><body><h1>Service Unavailable</h1></body></html>"
 #: as grpc-gateway nests it where the answer would have been a stream
-NESTED = '{"error":{"grpc_code":%d,"http_code":503,"message":"transport is closing","http_status":"Service Unavailable"}}'
+NESTED = (
+    '{"error":{"grpc_code":%d,"http_code":503,"message":"transport is closing","http_status":"Service Unavailable"}}'
+)
 OLD = '{"error":"etcdserver: revision of auth store is old","code":3}'
 
 
