@@ -909,7 +909,7 @@ CALL = (
         "max(learned, call.timeouts.soft_timeout)",
         "learned",
     ),
-    _in("call/loop.py", "tests/ranks/test_usage.py")(
+    _in("call/loop.py", "tests/ranks/test_usage.py::test_ranks_agree_on_learned_timeouts")(
         "callbacks_do_not_know_the_timeout",
         "a callback's section gets less than soft_timeout",
         "        participant.call.timeouts.soft_timeout = options.soft_timeout\n",
