@@ -41,6 +41,6 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        if name == "EtcdStore":  # its client library is an extra
+        if name == "EtcdStore":  # few use it, and the core imports nothing of it
             return importlib.import_module("inprocess.etcd_store").EtcdStore  # where monitor processes import it
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -78,6 +78,7 @@ class Loop:
         )
         self._function = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__name__)}"
         participant.call = CallWrapper(participant.agents.board, participant.iteration_store)
+        participant.call.timeouts.soft_timeout = options.soft_timeout
         participant.controls = Controls(participant.call)
         counts = participant.counts
         participant.agents.board.steps = lambda: counts.pings

@@ -8,6 +8,7 @@ answer: who asks makes twice the same as once.
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import os
 import socket
@@ -48,10 +49,21 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 0.4
 CATCHING_UP_S, FIRST_LOOK_S = 0.1, 0.01
 #: gRPC's codes of a server that starts, stops or elects a leader: cancelled, deadline exceeded, unavailable
 PASSING = frozenset({1, 4, 14})
+#: HTTP's, of a proxy that has no endpoint, or too much to do
+PASSING_STATUS = frozenset({429, 502, 503, 504})
+#: a user or a role has changed since the token was given; once more where a member lags behind
+OLD_TOKEN = "revision of auth store is old"
+#: what a server says that wants to know who asks
+LOGIN_WORDS = ("user name is empty", "invalid auth token", OLD_TOKEN)
 
 
 class Expired(RuntimeError):
     """The generation is no more."""
+
+    def __init__(
+        self, text: str = "the keys of this job have expired: none of its processes used them within ttl"
+    ) -> None:
+        super().__init__(text)
 
 
 # --- what etcd is told, and answers -------------------------------------------------------------------------------
@@ -178,7 +190,13 @@ class Cluster:
         self._login, self.patience = login, patience
         addresses = _endpoints(endpoints)
         secure = any(address.scheme == "https" for address in addresses)
-        tls = _tls(ca_cert, certificate) if secure else None
+        if not secure and any((ca_cert, *certificate)):
+            cert, key = certificate
+            raise OptionError(
+                f"EtcdStore: ca_cert={ca_cert!r}, cert={cert!r} and key={key!r} are for https, and no address of "
+                f"endpoints={endpoints!r} begins so: write 'https://...', or leave them out"
+            )
+        tls = _Files(ca_cert, certificate).context if secure else None
         limits = min(CONNECT_TIMEOUT_S, patience), max(min(ANSWER_TIMEOUT_S, patience / 2), 0.1)
         self._members = [Gateway(address, *limits, tls if address.scheme == "https" else None) for address in addresses]
         # not all ranks ask the same one
@@ -234,11 +252,11 @@ class Cluster:
                     self._authenticate(member)
                 return member.post(path, question)
             except (Refused, *NO_ANSWER) as error:
-                if not _may_pass(error):
-                    if login or not self._wants_login(error):
-                        raise _told(error) from None
+                if not login and self._wants_login(error):
                     login = True
                     continue
+                if not _may_pass(error) and not (login and OLD_TOKEN in str(error)):
+                    raise _told(error) from None
                 self._give_up_at(deadline, error)
             tries += 1
             self._current = (self._current + 1) % len(self._members)
@@ -261,7 +279,7 @@ class Cluster:
 
     def _wants_login(self, error: Any) -> bool:
         """Whether the server wants to know who asks, or has forgotten it, and there is an answer to that."""
-        return all(self._login) and any(word in str(error) for word in ("user name is empty", "invalid auth token"))
+        return all(self._login) and any(word in str(error) for word in LOGIN_WORDS)
 
     def _authenticate(self, member: Gateway) -> None:
         user, password = self._login
@@ -341,7 +359,34 @@ class Cluster:
 
 def _may_pass(error: Exception) -> bool:
     """Whether the same question may be answered later, or by another endpoint."""
-    return not isinstance(error, Refused) or error.code in PASSING
+    if not isinstance(error, Refused):
+        return True
+    return error.status in PASSING_STATUS if error.code is None else error.code in PASSING
+
+
+class _Files:
+    """The files by which servers are judged, and this client is; read again where they have changed.
+
+    Certificates that are made for some hours are replaced while the job runs.
+    """
+
+    def __init__(self, ca_cert: str, certificate: tuple[str, str]) -> None:
+        self._ca_cert, self._certificate = ca_cert, certificate
+        self._seen, self._context = self._changed(), _tls(ca_cert, certificate)
+
+    def context(self) -> ssl.SSLContext:
+        """For the next connection."""
+        changed = self._changed()
+        if changed != self._seen:
+            with contextlib.suppress(OptionError):  # they are just being written, one after the other
+                self._context, self._seen = _tls(self._ca_cert, self._certificate), changed
+        return self._context
+
+    def _changed(self) -> list[int]:
+        try:
+            return [os.stat(path).st_mtime_ns for path in (self._ca_cert, *self._certificate) if path]
+        except OSError:
+            return []
 
 
 def _tls(ca_cert: str, certificate: tuple[str, str]) -> ssl.SSLContext:
@@ -359,27 +404,31 @@ def _tls(ca_cert: str, certificate: tuple[str, str]) -> ssl.SSLContext:
 
 
 def _endpoints(given: str | Sequence[str]) -> list[urllib.parse.SplitResult]:
-    texts = given.split(",") if isinstance(given, str) else list(given)
+    texts = given.split(",") if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
     if not texts:
         raise OptionError("EtcdStore: endpoints is empty: name at least one, such as 'http://10.0.0.1:2379'")
     found = [_endpoint(text) for text in texts]
     if None in found:
         wrong = texts[found.index(None)]
         raise OptionError(
-            f"EtcdStore: endpoints={given!r} must be addresses such as 'http://10.0.0.1:2379', with ports from 1 to "
-            f"{MAX_PORT}, and {wrong!r} is none"
+            f"EtcdStore: endpoints={given!r} must be addresses such as 'http://10.0.0.1:2379', without a path, with "
+            f"ports from 1 to {MAX_PORT}, and {wrong!r} is none"
         )
     return [each for each in found if each is not None]
 
 
-def _endpoint(text: str) -> urllib.parse.SplitResult | None:
+def _endpoint(text: object) -> urllib.parse.SplitResult | None:
+    if not isinstance(text, str):
+        return None
     try:
         word = text.strip()
         parts = urllib.parse.urlsplit(word if "://" in word else f"http://{word}")
         good = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
-    except (ValueError, AttributeError):  # a port that is no number; no text at all
+    except ValueError:  # a port that is no number
         return None
-    return parts if good else None
+    if "@" in parts.netloc:  # which is not shown: there may be a password in it
+        raise OptionError("EtcdStore: endpoints has a name before an address: it goes into user=... and password=...")
+    return parts if good and not (parts.path.strip("/") or parts.query or parts.fragment) else None
 
 
 def _reason(error: Exception) -> str:
@@ -392,5 +441,5 @@ def _reason(error: Exception) -> str:
 
 def _told(error: Exception) -> RuntimeError:
     if "lease not found" in str(error):
-        return Expired("the keys of this job have expired: none of its processes used them within ttl")
+        return Expired()
     return RuntimeError(f"etcd refuses it: {_reason(error)}")

@@ -23,23 +23,29 @@ __all__ = ["NO_ANSWER", "Gateway", "Refused", "Stream"]
 
 #: no whole answer came: refused, reset, silent for too long, cut short, or no answer that a gateway gives
 NO_ANSWER = (OSError, http.client.HTTPException, ValueError)
+#: those of gRPC
+CODES = range(17)
 
 
 class Refused(Exception):
-    """The gateway answers with an error."""
+    """The gateway answers with an error, or a proxy in front of it does."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.code = self._code(text)
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text.strip() or f"HTTP status {status}")
+        self.code, self.status = self._code(text), status
 
     @staticmethod
     def _code(text: str) -> int | None:
-        """gRPC's; the HTTP status that goes with it depends on etcd's version."""
+        """gRPC's; the HTTP status that goes with it depends on etcd's version. None: it is not etcd that answers."""
         try:
             answer = json.loads(text)
         except ValueError:
             return None
-        return answer.get("code") if isinstance(answer, dict) else None
+        if not isinstance(answer, dict):
+            return None
+        inner = answer.get("error")  # of a stream, as the renewal of a lease is one; else a text
+        code = inner.get("grpc_code", inner.get("code")) if isinstance(inner, dict) else answer.get("code")
+        return code if code in CODES else None
 
 
 class Gateway:
@@ -49,11 +55,15 @@ class Gateway:
         address: of its client port.
         connecting: how long a connection may take to be made (seconds).
         answering: how long an answer is waited for (seconds).
-        tls: whom to trust and how to show who asks; None: plain HTTP.
+        tls: says, for each connection, whom to trust and how to show who asks; None: plain HTTP.
     """
 
     def __init__(
-        self, address: urllib.parse.SplitResult, connecting: float, answering: float, tls: ssl.SSLContext | None
+        self,
+        address: urllib.parse.SplitResult,
+        connecting: float,
+        answering: float,
+        tls: Callable[[], ssl.SSLContext] | None,
     ) -> None:
         self._host, self._port = address.hostname or "", address.port or 2379
         self.name = f"{address.scheme}://{f'[{self._host}]' if ':' in self._host else self._host}:{self._port}"
@@ -80,7 +90,7 @@ class Gateway:
                 raise
             self._kept.append(connection)
         if response.status != http.client.OK:
-            raise Refused(text.decode(errors="replace"))
+            raise Refused(text.decode(errors="replace"), response.status)
         return json.loads(text)
 
     @contextlib.contextmanager
@@ -106,7 +116,7 @@ class Gateway:
         connection = (
             http.client.HTTPConnection(self._host, self._port, timeout=self._connecting)
             if self._tls is None
-            else http.client.HTTPSConnection(self._host, self._port, timeout=self._connecting, context=self._tls)
+            else http.client.HTTPSConnection(self._host, self._port, timeout=self._connecting, context=self._tls())
         )
         connection.connect()
         return connection

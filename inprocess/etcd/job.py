@@ -21,6 +21,7 @@ import atexit
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from inprocess.etcd.cluster import Cluster, Expired, is_value, put, range_of
@@ -37,8 +38,22 @@ log = get_logger(__name__)
 MAX_WATCH_S = 1.0
 #: generation -> when its lease is to be kept alive again (monotonic seconds); once for all connections of a process
 _due: dict[str, float] = {}
-#: (generation, process) that have come in
-_inside: set[tuple[str, str]] = set()
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """How this process has come into a generation."""
+
+    #: a child that it forks has not
+    pid: int
+    generation: str
+    seat: JobIdentity
+    #: makes a connection for the end
+    generations: Callable[[], Generations]
+
+
+#: (key that names a job's generation, process) -> the last one: those before have ended
+_inside: dict[tuple[str, str], _Entry] = {}
 
 
 class Generations:
@@ -79,8 +94,8 @@ class Generations:
             return
         _due[generation] = now + self.ttl / 3
         if not self.cluster.renew(generation):
-            del _due[generation]
-            raise Expired("the keys of this job have expired: none of its processes used them within ttl")
+            _due.pop(generation, None)  # another thread may have found it, too
+            raise Expired
 
     def end(self, generation: str) -> None:
         """Delete it with all its keys."""
@@ -113,7 +128,7 @@ class Entrance:
         while self._left() > 0:
             with contextlib.suppress(Expired):
                 generation = self._generations.standing() if grows else self._generations.current()
-                known = (generation, me) in _inside
+                known = _is_inside(self._generations.job, generation, me)
                 founds = not grows and (known or self._found(generation))
                 if known or founds or self._join(generation):
                     self._generations.keep_alive(generation)
@@ -230,21 +245,33 @@ class Entrance:
 # --- the end ------------------------------------------------------------------------------------------------------
 
 
-def leave_at_exit(generations: Callable[[], Generations], generation: str, seat: JobIdentity) -> None:
+def leave_at_exit(job: str, generations: Callable[[], Generations], generation: str, seat: JobIdentity) -> None:
     """``generations``: makes a connection for that."""
-    if (generation, seat.me) not in _inside:
-        _inside.add((generation, seat.me))
-        atexit.register(_leave, os.getpid(), generations, generation, seat)
+    if not _inside:
+        atexit.register(_leave_all)
+    if not _is_inside(job, generation, seat.me):
+        _inside[job, seat.me] = _Entry(os.getpid(), generation, seat, generations)
 
 
-def _leave(pid: int, generations: Callable[[], Generations], generation: str, seat: JobIdentity) -> None:
+def _is_inside(job: str, generation: str, me: str) -> bool:
+    entry = _inside.get((job, me))
+    return entry is not None and entry.generation == generation
+
+
+def _leave_all() -> None:
+    for entry in _inside.values():
+        if entry.pid == os.getpid():  # else it is that of the process that has forked this one
+            _leave(entry.generations, entry.generation, entry.seat)
+
+
+def _leave(generations: Callable[[], Generations], generation: str, seat: JobIdentity) -> None:
     """Say that this process has ended. The last one deletes the generation, so that a next job need not wait for it.
 
     Only those count that were there when the last call of this process ended, whether they founded the job or joined
     it: everybody else is dead, or has left, or never was in the job.
     """
     me, everybody = seat.last()
-    if not me or os.getpid() != pid:  # a child that was forked
+    if not me:
         return
     try:
         mine = generations()

@@ -36,6 +36,7 @@ from inprocess.etcd.cluster import (
 )
 from inprocess.etcd.job import Entrance, Generations, leave_at_exit
 from inprocess.exception import OptionError, StoreLost
+from inprocess.options import seconds
 from inprocess.stores.spec import JobIdentity
 from inprocess.stores.tcp import StoreMixin
 from inprocess.system import clock
@@ -57,7 +58,7 @@ class EtcdStore(StoreMixin, _Store):
 
     Args:
         endpoints: the members of the cluster, as a list or separated by commas: ``"https://10.0.0.1:2379,..."``.
-            Without a scheme it is http. Where one does not answer the next is used.
+            Without a scheme it is http, which certificates are not for. Where one does not answer the next is used.
         namespace: the name of the job, put before all its keys. Two jobs that run at the same time need two names.
         timeout: for operations that wait, in seconds or as a timedelta; default 300 s.
         ttl: whole seconds; default 60. The keys vanish this long after the last process has used them.
@@ -96,13 +97,16 @@ class EtcdStore(StoreMixin, _Store):
             raise OptionError(f"EtcdStore: ttl={ttl!r} must be a whole number of seconds, at least 3")
         if not isinstance(namespace, str) or not namespace:
             raise OptionError(f"EtcdStore: namespace={namespace!r} must be the name of the job, the same on all ranks")
+        if bool(user) != bool(password):
+            raise OptionError(f"EtcdStore: user={user!r} and password=... go together: give both, or neither")
+        patience = seconds("EtcdStore: patience", patience, positive=True)
         self._cluster = Cluster(endpoints, patience, (user, password), ca_cert, (cert, key))
         self._generations = Generations(self._cluster, namespace, ttl)
         self._generation = generation
         self._mark, self._marked = secrets.token_hex(8), 0
         # protects what is known about the counters: the mark's version says which additions were carried out
         self._adding = threading.Lock()
-        self.set_timeout(timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout))
+        self.set_timeout(timedelta(seconds=seconds("EtcdStore: timeout", timeout)))
 
     # --- torch's methods ----------------------------------------------------------------------------------------
 
@@ -121,10 +125,14 @@ class EtcdStore(StoreMixin, _Store):
         if amount == 0:  # a read, in which an absent key is one that holds 0
             return _number(self.compare_set(key, b"0", b"0"), key)
         with self._adding:
-            number = self._count(key) if amount == 1 else None
-            while number is None:
-                number = self._add_once(key, amount)
-            return number
+            try:
+                number = self._count(key) if amount == 1 else None
+                while number is None:
+                    number = self._add_once(key, amount)
+                return number
+            except BaseException:  # it may have been carried out, and then the next one would be taken for it
+                self._mark, self._marked = secrets.token_hex(8), 0
+                raise
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Set the key where it holds ``expected``, or, where that is empty, where it is absent. Returns what it holds
@@ -190,11 +198,12 @@ class EtcdStore(StoreMixin, _Store):
         def generations(**more: Any) -> Generations:
             return cls(**kwargs | more)._generations.of(seat.attempt)
 
+        enters = generations()
         try:
-            generation, founds = Entrance(generations(), seat, timeout).enter()
+            generation, founds = Entrance(enters, seat, timeout).enter()
         except RuntimeError as error:
             raise StoreLost(f"cannot enter the job in etcd: {error}") from None
-        leave_at_exit(lambda: generations(patience=LAST_WORDS), generation, seat)
+        leave_at_exit(enters.job, lambda: generations(patience=LAST_WORDS), generation, seat)
         return kwargs | {"generation": f"{seat.attempt}/{generation}"}, founds
 
     def _patience(self) -> float:

@@ -1,4 +1,4 @@
-"""The worker's side of the launcher: a function without a Wrapper is watched, and any worker asks for something.
+"""The worker's side of the launcher: a function without a Wrapper is watched.
 
 A watch costs its function next to nothing: ``ping()`` writes one number to memory that the launcher reads as well. The
 connection stays open for as long as the watch lasts and nothing is sent over it after the first line. Without a
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inprocess.attribution import one_line
-from inprocess.exception import OptionError, RestartError
+from inprocess.exception import RestartError
 from inprocess.heartbeats.board import PING, WatchBoard
 from inprocess.heartbeats.launcher import ask
 from inprocess.monitor.learned import LearnedTimeouts
@@ -70,7 +70,8 @@ def monitored() -> Watch:
     try:
         board = WatchBoard.create()
         connection, reply = ask(address, {"say": "watch"}, board.fd)
-        return Watch(board, connection, Limits.from_json(reply.get("limits")))
+        with connection:  # which a Watch takes over
+            return Watch(board, connection, Limits.from_json(reply.get("limits")))
     except (OSError, ValueError, RestartError) as error:
         _say_once(f"its launcher does not watch it: {one_line(str(error), 300)}")
         return Watch()
@@ -176,9 +177,8 @@ class Watch:
 
         Sections nest, also over threads; each one's time counts. Raises OptionError for a timeout that is not positive.
         """
-        limit = self._limits.sections.get(name) if timeout is None else seconds("timeout", timeout)
-        if limit is not None and limit <= 0:
-            raise OptionError(f"section({name!r}): timeout={timeout!r} must be greater than zero")
+        configured, given = self._limits.sections.get(name), f"section({name!r}): timeout"
+        limit = configured if timeout is None else seconds(given, timeout, positive=True)
         learned = LEARNED_SECTION if name in self._learned_sections else 0
         section = self._enter(str(name), _nanoseconds(limit), learned if timeout is None else GIVEN_SECTION)
         try:
@@ -291,6 +291,3 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
-
-
-# --- what any worker says to its launcher

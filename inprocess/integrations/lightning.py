@@ -194,8 +194,8 @@ class RestartCallback(Callback):
     torch's random numbers follow from step and rank, unless ``LiveState(seed=None)``. Put it first in ``callbacks``.
 
     Args:
-        timeout: timedelta or seconds for such a section in place of ``soft_timeout``. Default None: learned from those
-            before.
+        timeout: timedelta or seconds for such a section in place of ``soft_timeout``. Default None: ``soft_timeout``,
+            or what was learned from those before, where that is longer.
         live: where the state is kept; it outlives restarts. Needs `RestartDDPStrategy` and automatic optimization, else
             ``fit()`` raises OptionError.
     """
@@ -206,9 +206,12 @@ class RestartCallback(Callback):
         self._loops: _Loops | None = None
         #: whether more than the parameters is done since the last commit
         self._has_more = False
+        #: between the hooks of a fit's beginning and end
+        self._fits = False
 
     def on_fit_start(self, trainer: Any, module: Any) -> None:
         self._pace.begin()
+        self._fits = True
         if self._keeping is None:
             return
         strategy = trainer.strategy
@@ -246,10 +249,11 @@ class RestartCallback(Callback):
         self._pace.ping()
 
     def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: Any) -> None:
-        self._pace.enter("checkpoint")  # it is written after this; there is no hook for its end but the next batch
+        if self._fits:  # later nothing would end it
+            self._pace.enter("checkpoint")  # it is written after this; there is no hook for its end but the next batch
 
     def on_validation_start(self, trainer: Any, module: Any) -> None:
-        self._pace.enter("validation")
+        self._pace.enter("sanity check" if trainer.sanity_checking else "validation")
 
     def on_validation_batch_start(self, trainer: Any, module: Any, batch: Any, index: int, loader: int = 0) -> None:
         if not index and not loader and not trainer.sanity_checking:
@@ -272,10 +276,13 @@ class RestartCallback(Callback):
         self._pace.ping()
 
     def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+        self._pace.fail(exception)
+        self._fits = False
         if self._keeping is not None:
             self._keeping.fail(exception)
 
     def on_fit_end(self, trainer: Any, module: Any) -> None:
         self._pace.leave()
+        self._fits = False
         if self._keeping is not None:
             self._keeping.end()

@@ -14,7 +14,8 @@ class Pace:
     """Of one training. Does nothing outside of a wrapped function.
 
     Args:
-        timeout: timedelta or seconds in place of ``soft_timeout`` for a section; None: learned from those before.
+        timeout: timedelta or seconds in place of ``soft_timeout`` for a section; None: ``soft_timeout``, or what was
+            learned from those before, where that is longer.
     """
 
     def __init__(self, timeout: Any = None) -> None:
@@ -34,8 +35,14 @@ class Pace:
         """What comes next is no step: an evaluation, a checkpoint."""
         self.leave()
         if (call := current_call()) is not None:
-            self._section = call.section(name, self._timeout)
+            self._section = call.section(name, self._limit(call, name))
             self._section.__enter__()
+
+    def _limit(self, call: Any, name: str) -> Any:
+        """What is learned only makes it longer: with what has no hook of its own, one may take much longer than all
+        before."""
+        learned = call.timeouts.section_limit(name) if self._timeout is None else None
+        return self._timeout if learned is None else max(learned, call.timeouts.soft_timeout)
 
     def leave(self) -> None:
         """It is over, if it was one; counts as progress."""
@@ -43,3 +50,9 @@ class Pace:
         if section is not None:
             section.__exit__(None, None, None)
             self.ping()
+
+    def fail(self, error: BaseException) -> None:
+        """The training ends with an error, and with it what was going on."""
+        section, self._section = self._section, None
+        if section is not None:
+            section.__exit__(type(error), error, error.__traceback__)

@@ -46,6 +46,10 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 #: what the Trainer writes last
 _STATE = "trainer_state.json"
 _PREFIX = "inprocess-step-"
+#: where there is room for some bytes, as long as the process has any memory
+SHARED_MEMORY = "/dev/shm"
+#: a folder may have no lock yet that was made so short a time ago (seconds)
+YOUNG_S = 60.0
 #: of a TrainerState: what is not kept, since it belongs to this iteration, or to the log, which has its own way
 _NOT_KEPT = {
     *("is_hyper_param_search", "is_local_process_zero", "is_world_process_zero"),
@@ -60,7 +64,7 @@ class RestartCallback(TrainerCallback):
 
     Args:
         timeout: timedelta or seconds for an evaluation or a checkpoint, in place of ``soft_timeout``. Default None:
-            learned from those before.
+            ``soft_timeout``, or what was learned from those before, where that is longer.
     """
 
     def __init__(self, timeout: Any = None) -> None:
@@ -86,6 +90,9 @@ class RestartCallback(TrainerCallback):
         self._pace.leave()
         if control.should_save:
             self._pace.enter("checkpoint")
+
+    def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self._pace.leave()
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._pace.ping()
@@ -262,6 +269,7 @@ class _KeepingCallback(RestartCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._refresh()
+        super().on_save(args, state, control, **more)
 
     def _refresh(self) -> None:
         if self._trainer.is_in_train:
@@ -320,21 +328,39 @@ class _Memory:
     """
 
     def __init__(self, state: TrainerState) -> None:
-        with contextlib.suppress(OSError), own(tempfile.gettempdir()) as folder:
-            for name in folder.names(re.compile(f"{_PREFIX}.*")):
-                with contextlib.suppress(OSError):  # also BlockingIOError: it is in use
-                    folder.below(name, makes=False).close()  # it is this user's
-                    _remove(left := Path(folder.path, name), _lock(left))
         self.step = state.global_step
-        made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
-        self._held = _lock(made)
-        state.save_to_json(str(made / _STATE))
-        self.folder = str(made.rename(made.with_name(made.name[1:])))  # from here on it may be found
+        try:
+            self._make(state, tempfile.gettempdir())
+        except OSError:  # it is full, say; what the Trainer goes on from is whole, and in memory
+            self._make(state, SHARED_MEMORY)
+
+    def _make(self, state: TrainerState, root: str) -> None:
+        _remove_left(root)
+        made, held = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=root)), -1
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks: nobody can have it locked, then
+                held = _lock(made)
+            state.save_to_json(str(made / _STATE))
+            made = made.rename(made.with_name(made.name[1:]))  # from here on it may be found
+        except BaseException:
+            _remove(made, held)
+            raise
+        self.folder, self._held, self._is_there = str(made), held, True
 
     def remove(self) -> None:
-        if self._held >= 0:
-            held, self._held = self._held, -1
-            _remove(Path(self.folder), held)
+        if self._is_there:
+            self._is_there = False
+            _remove(Path(self.folder), self._held)
+
+
+def _remove_left(root: str) -> None:
+    with contextlib.suppress(OSError), own(root) as folder:
+        for name in folder.names(re.compile(rf"\.?{re.escape(_PREFIX)}.*")):
+            with contextlib.suppress(OSError):  # also BlockingIOError: it is in use
+                if name.startswith(".") and clock.wall() - folder.stat(name).st_mtime < YOUNG_S:
+                    continue  # another process is making it
+                folder.below(name, makes=False).close()  # it is this user's
+                _remove(left := Path(folder.path, name), _lock(left))
 
 
 def _lock(folder: Path) -> int:
@@ -350,4 +376,5 @@ def _lock(folder: Path) -> int:
 
 def _remove(folder: Path, held: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    os.close(held)
+    if held >= 0:
+        os.close(held)

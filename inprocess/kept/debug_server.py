@@ -34,4 +34,5 @@ def reset() -> None:
     if page is not None:
         page.kill()  # it has the handlers for signals of the process that it was forked from
         page.join()
-    server.shutdown()
+    if server is not None:  # the function has ended it itself
+        server.shutdown()

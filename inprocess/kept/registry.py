@@ -70,7 +70,7 @@ class Registry:
 
     def add(self, reset: Callable[[], object], once: bool) -> None:
         """A reset of the program's own. The same one again changes nothing."""
-        if not any(entry.reset is reset for entry in self._entries):
+        if not any(entry.reset == reset for entry in self._entries):  # a bound method is another object each time
             self._entries.append(Entry(getattr(reset, "__qualname__", repr(reset)), "", reset, once))
 
     def reset(self, between_calls: bool = False) -> None:

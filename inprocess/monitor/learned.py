@@ -40,6 +40,8 @@ class LearnedTimeouts:
         self.observed = Observed()
         #: what all ranks agreed on
         self.agreed = Observed()
+        #: of the call (seconds); 0: there is none
+        self.soft_timeout = 0.0
         #: set where a launcher sets another
         self.safety_factor = SAFETY_FACTOR
         #: whether time outside of all sections gets a limit; False where a launcher watches and has none for it

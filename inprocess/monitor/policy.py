@@ -19,6 +19,9 @@ __all__ = ["Action", "Kill", "Timeouts", "Report", "Snapshot", "LeaseWatch", "Vi
 
 #: seconds between two questions of the watchdog to the main thread, at most
 PACE_S = 0.5
+#: whose limit it was, where it was no option's
+BY_SECTION = "(limit of a section, in place of soft_timeout)"
+MOVED_BY_SECTION = "(hard_timeout, moved by the limit of a section)"
 
 
 @dataclass
@@ -166,23 +169,25 @@ def _soft(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
     if iteration < 0 or iteration <= view.reported or interrupted or stands_by or not seen.hang_protection:
         return
     soft, _ = _timeouts(seen, view)
-    record = _record(seen, view, Interruption.SOFT_TIMEOUT, f"no progress for {_seconds(soft)} (soft_timeout)")
+    why = f"{_seconds(soft)} {'(soft_timeout)' if soft == view.limits.soft else BY_SECTION}"
+    record = _record(seen, view, Interruption.SOFT_TIMEOUT, f"no progress for {why}")
     yield _still_since(seen, view) + soft, Report(iteration, record)
     if seen.ping and seen.phase is Phase.RUN:
-        record = _record(seen, view, Interruption.SOFT_TIMEOUT, f"no ping() for {_seconds(soft)} (soft_timeout)")
+        record = _record(seen, view, Interruption.SOFT_TIMEOUT, f"no ping() for {why}")
         yield max(seen.ping, view.awake_since) + soft, Report(iteration, record)
 
 
 def _hard(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
     """No progress, or no answer to an interruption: the process is ended. A rank that only waited for the others is
     released by the abort, makes progress again and answers."""
-    _, hard = _timeouts(seen, view)
+    soft, hard = _timeouts(seen, view)
+    why = f"{_seconds(hard)} {'(hard_timeout)' if soft == view.limits.soft else MOVED_BY_SECTION}"
     if seen.hang_protection:
         moment = _still_since(seen, view) + hard
-        yield moment, _kill(seen, view, f"no progress for {_seconds(hard)} (hard_timeout)")
+        yield moment, _kill(seen, view, f"no progress for {why}")
     if view.interrupted_at is None or _answered(seen, view.iteration):
         return
-    text = f"asked to leave the function, it did not within {_seconds(hard)} (hard_timeout)"
+    text = f"asked to leave the function, it did not within {why}"
     if not seen.atomic:
         yield max(view.interrupted_at, view.atomic_at, view.awake_since) + hard, _kill(seen, view, text)
 

@@ -123,11 +123,13 @@ def inject_fault(
     """
     rank, world_size = _number_from_environment("RANK"), _number_from_environment("WORLD_SIZE")
     choice = _checked(faults)
+    if isinstance(keep_alive, bool) or not isinstance(keep_alive, int) or keep_alive < 0:
+        raise OptionError(f"keep_alive={keep_alive!r} must be a number of ranks >= 0")
     random_for_all = random.Random(_shared_seed() if seed is None else seed)
     number = random_for_all.randint(*_pair("num_faults", num_faults))
     victims = random_for_all.sample(range(world_size), max(0, min(number, world_size - keep_alive)))
     plan = {victim: random_for_all.choice(choice) for victim in sorted(victims)}
-    wait = random_for_all.uniform(*(seconds("delay", value) for value in _pair_of(delay)))
+    wait = random_for_all.uniform(*(seconds("delay", value) for value in _pair_of("delay", delay)))
     if rank in plan:
         _begin(plan[rank], wait, callback)
     return plan
@@ -171,8 +173,7 @@ def _strike(delay: float, callback: Callable[[], object] | None, strike: Callabl
 def _checked(faults: Sequence[Fault] | None) -> list[Fault]:
     if faults is None:
         return [fault for fault in Fault if fault not in GPU_FAULTS or _cuda()]
-    wrong = [fault for fault in faults if not isinstance(fault, Fault)]
-    if wrong or not faults:
+    if not isinstance(faults, Sequence) or not faults or not all(isinstance(fault, Fault) for fault in faults):
         raise OptionError(f"faults={faults!r} must be a non-empty tuple of inprocess.tools.inject_fault.Fault")
     if GPU_FAULTS.intersection(faults) and not _cuda():
         raise OptionError(f"faults={faults!r} has a fault on the GPU, but CUDA is not available: leave it out")
@@ -184,20 +185,23 @@ def _cuda() -> bool:
     return torch is not None and bool(torch.cuda.is_available())
 
 
-def _pair_of(value: Any) -> tuple[Any, Any]:
-    return value if isinstance(value, tuple) else (value, value)
+def _pair_of(name: str, value: Any) -> tuple[Any, Any]:
+    pair = value if isinstance(value, tuple) else (value, value)
+    if len(pair) != 2:
+        raise OptionError(f"{name}={value!r} must be one value, or (least, most)")
+    return pair
 
 
 def _pair(name: str, value: int | tuple[int, int]) -> tuple[int, int]:
-    pair = _pair_of(value)
-    if len(pair) != 2 or not all(isinstance(each, int) for each in pair) or not 0 <= pair[0] <= pair[1]:
+    pair = _pair_of(name, value)
+    if not all(isinstance(each, int) for each in pair) or not 0 <= pair[0] <= pair[1]:
         raise OptionError(f"{name}={value!r} must be a number >= 0, or (least, most)")
     return pair
 
 
 def _number_from_environment(name: str) -> int:
     text = os.environ.get(name, "")
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         raise OptionError(
             f"the environment variable {name}={text!r} is no number: call inject_fault in a rank's process"
         )

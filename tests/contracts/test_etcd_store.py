@@ -19,7 +19,7 @@ import pytest
 
 from inprocess.etcd import job as etcd_job
 from inprocess.etcd.cluster import Expired, range_of
-from inprocess.etcd.gateway import Refused
+from inprocess.etcd.gateway import Gateway, Refused
 from inprocess.etcd_store import EtcdStore
 from inprocess.exception import OptionError, StoreLost
 from inprocess.protocol.messages import JoinMode
@@ -150,6 +150,7 @@ LOST = {
     "stopping": lambda: Refused(
         '{"error":"etcdserver: server stopped","code":14,"message":"etcdserver: server stopped"}'
     ),
+    "a proxy's": lambda: Refused("<html><h1>502 Bad Gateway</h1></html>", 502),
 }
 
 
@@ -173,6 +174,28 @@ def test_an_answer_that_is_lost(make: Callable[..., EtcdStore], how: str, times:
         5 + 2 * times * amount,
         6 + 2 * times * amount,
     )
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("amount", [1, 10])
+def test_after_an_addition_that_was_given_up(make: Callable[..., EtcdStore], amount: int, is_there: bool) -> None:
+    """It was carried out, and its connection knows of no answer: the next addition is one of its own."""
+    connection, lose = lost_after(make, LOST["reset"]())
+    connection.add("n", amount)
+    if is_there:
+        make().add("m", 1)
+    transact, connection._cluster.patience = connection._cluster.transact, 0.0
+
+    def transacts(*args: Any) -> Any:
+        lose.extend([lambda: None] if args[0] else [])  # the one that adds
+        return transact(*args)
+
+    connection._cluster.transact = transacts  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="no endpoint of etcd answers"):
+        connection.add("n", amount)
+    connection._cluster.transact, connection._cluster.patience = transact, 20.0  # type: ignore[method-assign]
+    assert connection.add("m", amount) == amount + is_there
+    assert [connection.add("m", 0), connection.add("n", 0)] == [amount + is_there, 2 * amount]
 
 
 def test_the_answer_to_a_new_generation_is_lost(make: Callable[..., EtcdStore]) -> None:
@@ -425,13 +448,13 @@ class Members:
     def leave(self, connection: EtcdStore, name: str, everybody: tuple[str, ...]) -> None:
         seat = self.seat(0, name, JoinMode.FOUND, (), (name, everybody))
         generations = EtcdStore(**self.kwargs)._generations.of("run.0")
-        etcd_job._leave(os.getpid(), lambda: generations, connection._lease, seat)
+        etcd_job._leave(lambda: generations, connection._lease, seat)
 
 
 @pytest.fixture
 def members(tmp_path: Path, shared: EtcdCluster, monkeypatch: pytest.MonkeyPatch) -> Members:
     monkeypatch.setattr(etcd_job, "atexit", SimpleNamespace(register=lambda *args: None))
-    monkeypatch.setattr(etcd_job, "_inside", set())
+    monkeypatch.setattr(etcd_job, "_inside", {})
     return Members(tmp_path.name, shared.endpoints)
 
 
@@ -486,6 +509,24 @@ def test_calls_that_lie_far_apart(members: Members) -> None:
     first = members.begin("ab")
     first._generations.end(first._lease)
     assert members.begin("ab")._generation != first._generation
+
+
+def test_a_process_leaves_the_last_generation_alone(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there were in its life; and a child that it has forked leaves none."""
+    at_exit: list[Callable[[], None]] = []
+    left: list[str] = []
+    monkeypatch.setattr(etcd_job, "atexit", SimpleNamespace(register=at_exit.append))
+    monkeypatch.setattr(etcd_job, "_leave", lambda generations, generation, seat: left.append(generation))
+    for _ in range(3):
+        job = members.begin("a")
+        members.come(0, "a", members=(0,))  # the next call, in the same one
+        job._generations.end(job._lease)
+    (leave,) = at_exit
+    pid = os.getpid()
+    for pid_now in (pid + 1, pid):
+        monkeypatch.setattr(etcd_job.os, "getpid", lambda pid_now=pid_now: pid_now)
+        leave()
+    assert left == [job._lease]
 
 
 def test_a_job_that_was_killed_while_it_began(members: Members) -> None:
@@ -596,9 +637,7 @@ def test_two_processes_with_one_rank(members: Members, monkeypatch: pytest.Monke
 # --- authentication, TLS, options ---------------------------------------------------------------------------------
 
 
-def test_user_and_password(start: Callable[..., EtcdCluster]) -> None:
-    """Tokens are forgotten when the server starts again."""
-    cluster = start()
+def enable_users(cluster: EtcdCluster) -> Gateway:
     client = EtcdStore(cluster.endpoints)._cluster._members[0]
     for path, body in (
         ("user/add", {"name": "root", "password": "secret"}),
@@ -607,6 +646,20 @@ def test_user_and_password(start: Callable[..., EtcdCluster]) -> None:
         ("enable", {}),
     ):
         client.post(f"/auth/{path}", body)
+    return client
+
+
+def openssl(*words: str) -> None:
+    try:
+        subprocess.run(["openssl", *words], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("no program openssl on PATH")
+
+
+def test_user_and_password(start: Callable[..., EtcdCluster]) -> None:
+    """Tokens are forgotten when the server starts again."""
+    cluster = start()
+    enable_users(cluster)
     with pytest.raises(RuntimeError, match=r"etcd refuses it: .*user name is empty"):
         EtcdStore(cluster.endpoints).set("a", "1")
     with pytest.raises(RuntimeError, match="does not let user 'root' in"):
@@ -619,14 +672,26 @@ def test_user_and_password(start: Callable[..., EtcdCluster]) -> None:
     assert known.get("a") == b"2"
 
 
+def test_a_token_that_names_a_revision(start: Callable[..., EtcdCluster], tmp_path: Path) -> None:
+    """A JSON web token is of no use any more when any user or role has changed."""
+    private, public = str(tmp_path / "private.pem"), str(tmp_path / "public.pem")
+    openssl("genrsa", "-traditional", "-out", private, "2048")
+    openssl("rsa", "-in", private, "-pubout", "-out", public)
+    cluster = start(options=[f"--auth-token=jwt,pub-key={public},priv-key={private},sign-method=RS256,ttl=10m"])
+    client = enable_users(cluster)
+    known = EtcdStore(cluster.endpoints, user="root", password="secret")
+    known.set("a", "1")
+    client.token = client.post("/auth/authenticate", {"name": "root", "password": "secret"})["token"]
+    client.post("/auth/user/add", {"name": "other", "password": "secret"})
+    known.set("a", "2")
+    assert known.get("a") == b"2"
+
+
 def test_certificates(start: Callable[..., EtcdCluster], tmp_path: Path) -> None:
     cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
     words = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=test"]
     words += ["-addext", "subjectAltName=IP:127.0.0.1"]
-    try:
-        subprocess.run(["openssl", "req", *words, "-out", cert, "-keyout", key], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("no program openssl on PATH")
+    openssl("req", *words, "-out", cert, "-keyout", key)
     files = [f"--cert-file={cert}", f"--key-file={key}", f"--trusted-ca-file={cert}", "--client-cert-auth"]
     cluster = start(scheme="https", options=files)
     mine = EtcdStore(cluster.endpoints, ca_cert=cert, cert=cert, key=key)
@@ -635,6 +700,18 @@ def test_certificates(start: Callable[..., EtcdCluster], tmp_path: Path) -> None
     for wrong in ({}, {"ca_cert": cert}):
         with pytest.raises(RuntimeError, match="no endpoint of etcd answers"):
             EtcdStore(cluster.endpoints, patience=0.4, **wrong).set("a", "2")
+
+    # files that are replaced while the job runs, one after the other
+    files = {"cert": tmp_path / "mine.pem", "key": tmp_path / "mine.key"}
+    openssl("req", *words, "-out", str(files["cert"]), "-keyout", str(files["key"]))
+    renewed = EtcdStore(cluster.endpoints, patience=0.4, ca_cert=cert, **{name: str(files[name]) for name in files})
+    for name, new in (("key", key), ("cert", cert)):
+        with pytest.raises(RuntimeError, match="no endpoint of etcd answers"):
+            renewed.set("a", "2")
+        files[name].write_bytes(Path(new).read_bytes())
+    renewed._cluster.patience = 20.0
+    renewed.set("a", "2")
+    assert mine.get("a") == b"2"
 
 
 @pytest.mark.parametrize(
@@ -645,6 +722,20 @@ def test_certificates(start: Callable[..., EtcdCluster], tmp_path: Path) -> None
         ({"endpoints": "http://a:1,http://b:99999"}, "with ports from 1 to 65535, and 'http://b:99999' is none"),
         ({"endpoints": []}, "endpoints is empty"),
         ({"endpoints": [3]}, "must be addresses"),
+        ({"endpoints": [b"http://10.0.0.1"]}, "must be addresses"),
+        ({"endpoints": None}, "must be addresses"),
+        ({"endpoints": 5}, "must be addresses"),
+        ({"endpoints": "http://10.0.0.1:2379/etcd"}, "without a path"),
+        ({"endpoints": "http://10.0.0.1:2379?a=b"}, "without a path"),
+        ({"endpoints": "http://me:secret@10.0.0.1"}, "user=... and password="),
+        ({"user": "me"}, "user='me' and password"),
+        ({"password": "secret"}, "user='' and password"),
+        ({"patience": "10"}, "patience='10'"),
+        ({"patience": None}, "patience=None"),
+        ({"patience": 0}, "patience=0"),
+        ({"timeout": "300"}, "timeout='300'"),
+        ({"endpoints": "10.0.0.1:2379", "ca_cert": "/etc/ca.pem"}, "no address of endpoints='10.0.0.1:2379' begins so"),
+        ({"cert": "/etc/cert.pem", "key": "/etc/key.pem"}, "are for https"),
         ({"ttl": 2}, "ttl=2"),
         ({"namespace": ""}, "namespace=''"),
         ({"endpoints": "https://10.0.0.1", "ca_cert": "/nowhere"}, "ca_cert='/nowhere'"),
@@ -652,5 +743,11 @@ def test_certificates(start: Callable[..., EtcdCluster], tmp_path: Path) -> None
     ids=str,
 )
 def test_wrong_arguments(wrong: dict[str, Any], says: str) -> None:
-    with pytest.raises(OptionError, match=says):
+    with pytest.raises(OptionError, match=says) as refusal:
         EtcdStore(**wrong)
+    assert "secret" not in str(refusal.value)
+
+
+def test_a_slash_behind_an_address_is_no_path() -> None:
+    (member,) = EtcdStore("http://10.0.0.1:2379/")._cluster._members
+    assert member.name == "http://10.0.0.1:2379"

@@ -912,6 +912,23 @@ CALL = (
         "self._sections[-1].limit if self._sections else None",
         "self._sections[-1].limit if len(self._sections) > 1 else None",
     ),
+    _in("integrations/pacing.py", "tests/unit/test_integrations.py")(
+        "callbacks_learn_to_hurry",
+        "a callback's section gets less than soft_timeout",
+        "max(learned, call.timeouts.soft_timeout)",
+        "learned",
+    ),
+    _in("call/loop.py", "tests/ranks/test_usage.py::test_ranks_agree_on_learned_timeouts")(
+        "callbacks_do_not_know_the_timeout",
+        "a callback's section gets less than soft_timeout",
+        "        participant.call.timeouts.soft_timeout = options.soft_timeout\n",
+    ),
+    _in("etcd/gateway.py", "tests/unit/test_etcd.py")(
+        "refused_renewals_are_final",
+        "etcd's error in answer to the renewal of a lease is not known as one that passes",
+        'inner.get("grpc_code", inner.get("code")) if isinstance(inner, dict) else answer.get("code")',
+        'answer.get("code")',
+    ),
     calls(
         "sections_do_not_learn",
         "a section's timeout is not learned",

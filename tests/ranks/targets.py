@@ -27,6 +27,7 @@ import torch.distributed as dist
 import inprocess
 from inprocess.call import base_store
 from inprocess.exception import RestartError
+from inprocess.integrations.pacing import Pace
 from inprocess.monitor import process as monitor_process
 from inprocess.stores import addresses
 from inprocess.system import logs
@@ -1143,7 +1144,11 @@ def agreeing(context: Context, call: Any) -> Any:
     call.timeouts.calculate()
     context.point("agreed")
     dist.destroy_process_group()
-    return call.timeouts.state_dict()
+    pace = Pace()
+    pace.enter("only on 0")
+    limit = call._section_limit
+    pace.leave()
+    return {**call.timeouts.state_dict(), "limit of a callback": limit}
 
 
 def run_agreeing(context: Context) -> Any:

@@ -122,11 +122,13 @@ def test_two_processes_with_the_same_rank(launch):
 
 
 def test_ranks_agree_on_learned_timeouts(launch):
-    """The longest of all, also of sections that only one has seen; a restart forgets nothing."""
+    """The longest of all, also of sections that only one has seen; a restart forgets nothing. A callback's section has
+    soft_timeout at least, where less was learned."""
     ranks = launch(targets.run_agreeing, 3, faults={At(1, step="agreed"): Raise()}).wait()
     assert ranks.exceptions == [None] * 3
     assert ranks.values[0] == ranks.values[1] == ranks.values[2]
     seen = ranks.values[0]["sections"]
+    assert ranks.values[0]["limit of a callback"] > 5 * 2.0
     assert list(seen["save"]) == [3, 12.0]
     assert sorted(name.rstrip(".") for name in seen) == ["only on 0", "only on 1", "only on 2", "save"]
 

@@ -823,6 +823,16 @@ def test_a_launcher_that_stands_still(tmp_path: Path, monkeypatch: pytest.Monkey
         ask_launcher("continue", "x")
 
 
+def test_an_answer_without_limits(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection is closed at once, not by a collection of garbage."""
+    worker(3)
+    here, there = socket.socketpair()
+    monkeypatch.setattr(watching, "ask", lambda *_: (here, {"limits": "none"}))
+    with there:
+        assert not monitored().watched
+        assert here.fileno() == -1
+
+
 def test_a_launcher_that_refuses(server: ControlServer, worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     worker(3)
     monkeypatch.setattr(ControlServer, "_ask", lambda *_: {"ok": False, "why": "not\nnow"})

@@ -100,6 +100,15 @@ def test_gpu_faults_only_where_there_is_a_gpu(monkeypatch):
         ({"num_faults": (3, 2)}, "num_faults"),
         ({"delay": -1}, "delay"),
         ({"delay": "soon"}, "delay"),
+        ({"delay": (5,)}, "delay"),
+        ({"delay": (1, 2, 3)}, "delay"),
+        ({"num_faults": (1,)}, "num_faults"),
+        ({"faults": Fault.SIGINT}, "faults"),
+        ({"faults": 3}, "faults"),
+        ({"faults": {Fault.SIGINT, Fault.SIGTERM}}, "faults"),  # in another order on each rank
+        ({"keep_alive": "1"}, "keep_alive"),
+        ({"keep_alive": 0.5}, "keep_alive"),
+        ({"keep_alive": -5, "num_faults": 9}, "keep_alive"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, named):
@@ -115,6 +124,10 @@ def test_gpu_fault_without_a_gpu(monkeypatch):
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
 def test_outside_a_job(monkeypatch, name):
+    for text in ("", "\N{SUPERSCRIPT TWO}", "-1"):
+        monkeypatch.setenv(name, text)
+        with pytest.raises(OptionError, match=name):
+            inject_fault()
     monkeypatch.delenv(name)
     with pytest.raises(OptionError, match=name):
         inject_fault()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +18,7 @@ import pytest
 
 from inprocess.integrations import pacing
 from inprocess.integrations.pacing import Pace
+from inprocess.monitor.learned import LearnedTimeouts
 
 
 class Call:
@@ -22,6 +26,8 @@ class Call:
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
+        self.timeouts = LearnedTimeouts()
+        self.timeouts.soft_timeout = 60.0
 
     def ping(self) -> None:
         self.seen.append("ping")
@@ -30,6 +36,7 @@ class Call:
     def section(self, name: str, timeout: Any) -> Iterator[None]:
         self.seen.append((name, timeout))
         yield
+        self.timeouts.observed.section(name, 0.1)
         self.seen.append("end")
 
 
@@ -58,6 +65,27 @@ def test_a_section_that_was_interrupted_is_not_ended_in_the_next_training(call: 
     assert call.seen[0] == ("checkpoint", None) and "ping" not in call.seen
 
 
+@pytest.mark.parametrize(("longest", "limit"), [(1.0, 60.0), (11.9, 60.0), (20.0, 100.0)])
+def test_what_is_learned_makes_a_limit_longer_only(call: Call, longest: float, limit: float) -> None:
+    """A section also covers what no hook tells of, such as the loader's next start."""
+    pace = Pace()
+    for _ in range(2):
+        pace.enter("checkpoint")
+    pace.leave()
+    assert call.seen[0] == call.seen[3] == ("checkpoint", None)
+    call.timeouts.observed.section("checkpoint", longest)
+    pace.enter("checkpoint")
+    assert call.seen[-1] == ("checkpoint", limit)
+
+
+def test_a_section_that_ends_with_an_error_teaches_nothing(call: Call) -> None:
+    pace = Pace()
+    pace.enter("checkpoint")
+    pace.fail(ZeroDivisionError())
+    pace.leave()
+    assert call.seen == [("checkpoint", None)] and not call.timeouts.observed.sections
+
+
 def test_outside_of_a_wrapped_function_nothing_happens() -> None:
     pace = Pace()
     pace.ping()
@@ -75,6 +103,55 @@ def transformers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.delitem(sys.modules, name, raising=False)
     yield importlib.import_module(name)
     sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def lightning(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """As `transformers`."""
+    name = "inprocess.integrations.lightning"
+    for module, kind in (
+        ("", "Callback"),
+        (".accelerators", "CPUAccelerator"),
+        (".plugins.environments", "ClusterEnvironment"),
+        (".strategies", "DDPStrategy"),
+        (".trainer.states", "TrainerFn"),
+    ):
+        monkeypatch.setitem(sys.modules, f"lightning.pytorch{module}", SimpleNamespace(**{kind: type(kind, (), {})}))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module(name)
+    sys.modules.pop(name, None)
+
+
+def test_a_checkpoint_of_transformers_ends_when_it_is_written(call: Call, transformers: Any) -> None:
+    """Not with the next step, before which a loader may start its workers."""
+    callback, due = transformers.RestartCallback(), SimpleNamespace(should_evaluate=False, should_save=True)
+    callback.on_train_begin(None, None, None)
+    callback.on_step_begin(None, None, None)
+    callback.on_step_end(None, None, due)
+    callback.on_save(None, None, due)
+    assert call.seen == ["ping", ("checkpoint", None), "end", "ping"]
+
+
+def test_a_checkpoint_of_lightning_after_the_fit_is_no_section(call: Call, lightning: Any) -> None:
+    """``trainer.save_checkpoint()``: nothing would end it."""
+    callback, trainer = lightning.RestartCallback(), SimpleNamespace(sanity_checking=False)
+    for ends in (callback.on_fit_end, lambda *args: callback.on_exception(*args, KeyError())):
+        callback.on_fit_start(trainer, None)
+        callback.on_save_checkpoint(trainer, None, {})
+        callback.on_train_batch_start(trainer, None, None, 1)
+        ends(trainer, None)
+        callback.on_save_checkpoint(trainer, None, {})
+    assert call.seen == [("checkpoint", None), "end", "ping"] * 2
+
+
+def test_the_sanity_check_of_lightning_is_no_validation(call: Call, lightning: Any) -> None:
+    """Two batches say nothing about how long a whole one takes. One outside of a fit has its end, too."""
+    callback, trainer = lightning.RestartCallback(), SimpleNamespace(sanity_checking=True)
+    callback.on_fit_start(trainer, None)
+    for trainer.sanity_checking in (True, False):
+        callback.on_validation_start(trainer, None)
+        callback.on_validation_end(trainer, None)
+    assert [each for each in call.seen if isinstance(each, tuple)] == [("sanity check", None), ("validation", None)]
 
 
 @pytest.mark.parametrize(
@@ -128,6 +205,71 @@ def test_the_trainer_finds_it_by_itself(transformers: Any, tmp_path: Path, newes
             (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps({"global_step": step}))
     Trainer().train(resume_from_checkpoint=True)
     assert Standing.seen == [newest and str(tmp_path / f"checkpoint-{newest}")]
+
+
+class State:
+    """A TrainerState, and what comes of each attempt to write it."""
+
+    def __init__(self, *errors: int) -> None:
+        self.global_step, self._errors = 7, list(errors)
+
+    def save_to_json(self, path: str) -> None:
+        if self._errors and (number := self._errors.pop(0)):
+            raise OSError(number, os.strerror(number), path)
+        Path(path).write_text(json.dumps({"global_step": self.global_step}))
+
+
+@pytest.fixture
+def temporary(transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files; the other one is beside it."""
+    for name in ("temporary", "shared"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(transformers, "SHARED_MEMORY", str(tmp_path / "shared"))
+    return tmp_path / "temporary"
+
+
+def step_in(memory: Any) -> Any:
+    return json.loads((Path(memory.folder) / "trainer_state.json").read_text())["global_step"]
+
+
+def test_a_full_temporary_folder_ends_no_recovery(transformers: Any, temporary: Path) -> None:
+    """The step is told to the Trainer from elsewhere, and nothing is left behind, whatever fails."""
+    memory = transformers._Memory(State(errno.ENOSPC))
+    assert step_in(memory) == 7 and Path(memory.folder).parent == temporary.with_name("shared")
+    memory.remove()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="No space"):
+        transformers._Memory(State(errno.ENOSPC, errno.ENOSPC))
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not [*temporary.iterdir(), *temporary.with_name("shared").iterdir()]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks(
+    transformers: Any, temporary: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def no_lock(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(transformers.fcntl, "flock", no_lock)
+    first, second = (transformers._Memory(State()) for _ in range(2))
+    assert step_in(first) == step_in(second) == 7
+    for memory in (first, second, first):
+        memory.remove()
+    assert not list(temporary.iterdir())
+
+
+def test_what_a_killed_process_has_left_is_removed(transformers: Any, temporary: Path) -> None:
+    """What another one uses is not, nor what it is just making and has not locked yet."""
+    held = transformers._Memory(State())
+    for name in ("inprocess-step-left", ".inprocess-step-old", ".inprocess-step-new", "inprocess-other"):
+        (temporary / name).mkdir(mode=0o700)
+    os.utime(temporary / ".inprocess-step-old", (0, 0))
+    transformers._Memory(State()).remove()
+    left = {path.name for path in temporary.iterdir()}
+    assert left == {Path(held.folder).name, ".inprocess-step-new", "inprocess-other"}
+    held.remove()
 
 
 def test_no_checkpoint_yet(transformers: Any, tmp_path: Path) -> None:

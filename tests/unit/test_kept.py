@@ -51,7 +51,7 @@ class Served:
 
 
 def test_a_debug_server_ends_with_its_iteration(
-    ours: Registry, nothing_loaded: None, monkeypatch: pytest.MonkeyPatch
+    ours: Registry, nothing_loaded: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """On rank 0 with the page; not one that was there before."""
     module: Any = SimpleNamespace(_WORKER_SERVER=None, _DEBUG_SERVER_PROC=None)
@@ -66,6 +66,10 @@ def test_a_debug_server_ends_with_its_iteration(
     ours.enter(0, 1)
     ours.reset()
     assert module._WORKER_SERVER is other and not other.calls
+    module._WORKER_SERVER = None  # stop_debug_server() in the function
+    with caplog.at_level(logging.WARNING, "inprocess"):
+        ours.reset()
+    assert module._WORKER_SERVER is None and not caplog.records
 
 
 def half_of_run() -> tuple[Any, Any]:
@@ -123,6 +127,15 @@ def test_users_own_at_each_restart(ours: Registry, nothing_loaded: None) -> None
     ours.reset()
     ours.reset()
     assert calls == ["empty", "empty"]
+
+
+def test_a_method_twice_is_once_too(ours: Registry, nothing_loaded: None) -> None:
+    caches: list[list[int]] = [[1], [1]]
+    for cache in (*caches, *caches):
+        inprocess.on_restart(cache.clear)
+    assert len(ours._entries) == 2
+    ours.reset()
+    assert caches == [[], []]
 
 
 def test_one_of_an_iteration_goes_with_it(

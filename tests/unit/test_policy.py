@@ -159,6 +159,22 @@ def test_records_say_who_what_and_where() -> None:
     assert report.record.message == "no progress for 60 s (soft_timeout), in phase 'run', inside atomic()"
 
 
+def test_records_say_whose_limit_it_was() -> None:
+    """A section's, where it is not that of the option: who reads it looks there."""
+    still, silent = seen(soft_timeout=5 * S), seen(soft_timeout=5 * S, progress=9 * S, ping=1)
+    for snapshot, begins in ((still, "no progress for 5 s"), (silent, "no ping() for 5 s")):
+        (report,) = policy.decide(9 * S, snapshot, VIEW)
+        assert report.record.message == f"{begins} (limit of a section, in place of soft_timeout), in phase 'run'"
+    for knows, begins in (
+        (VIEW, "no progress for 35 s"),
+        (view(interrupted_at=S), "asked to leave the function, it did not within 35 s"),
+    ):
+        kill = policy.decide(90 * S, seen(soft_timeout=5 * S, progress=0 if knows is VIEW else 89 * S), knows)[0]
+        assert kill.record.message == f"{begins} (hard_timeout, moved by the limit of a section), in phase 'run'"
+    (report,) = policy.decide(60 * S, seen(soft_timeout=60 * S), VIEW)
+    assert "(soft_timeout)" in report.record.message
+
+
 def test_a_fenced_rank_is_not_given_grace_and_others_are() -> None:
     fence, kill = at(100, view=view(lease_until=27 * S)), at(100, view=view(reported=2))
     assert fence[0] == FENCE
