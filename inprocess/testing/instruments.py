@@ -24,6 +24,7 @@ from inprocess.call_wrapper import Controls
 from inprocess.live import state as live
 from inprocess.protocol.phases import Phase
 from inprocess.system import extensions
+from inprocess.system.errors import in_words
 from inprocess.testing.coordinates import Point
 
 from . import marks
@@ -128,11 +129,7 @@ class Instruments:
         context, call = self._context, participant.call
         state = call.state
         context.iteration, context.slow = state.iteration, (0.0, 0)
-        self._growth.count()
-        if lines := self._growth.lines():
-            context.emit("grown", lines=lines)
-        if self._growth.groups:
-            context.emit("group_kept", where=self._growth.groups)
+        self._count()
         context.emit("enter", rank=state.active_rank, world_size=state.active_world_size, pid=os.getpid())
         self._call = call
         try:
@@ -141,6 +138,19 @@ class Instruments:
         finally:
             self._call = None
             context.emit("leave", pings=Controls(call).counts.pings)
+
+    def _count(self) -> None:
+        """What has grown. Objects of the program may do anything when they are looked at: that is no error of its."""
+        try:
+            self._growth.count()
+            lines = self._growth.lines()
+        except Exception as error:
+            self._context.emit("uncounted", error=in_words(error))
+            return
+        if lines:
+            self._context.emit("grown", lines=lines)
+        if self._growth.groups:
+            self._context.emit("group_kept", where=self._growth.groups)
 
     def _ping(self, ping: Callable[[Any], None], call: Any) -> None:
         self._context.delay()

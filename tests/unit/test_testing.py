@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
+import sys
 from collections import Counter
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, Mock, call
 
 import pytest
 
@@ -196,6 +199,90 @@ def test_a_module_without_source_has_no_line(tmp_path: Any) -> None:
     module = ModuleType("some")
     module.__file__ = str(tmp_path / "gone.py")
     assert list(growing._search(module, "NAMES", growing._enlarges)) == []
+
+
+class _AttrDict(dict[str, Any]):
+    __getattr__ = dict.__getitem__
+
+
+class _Slots:
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+@pytest.fixture
+def program(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module of the program."""
+    made = ModuleType("program_of_test")
+    made.__file__ = str(tmp_path / "program_of_test.py")
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    monkeypatch.setattr(_Slots, "__module__", made.__name__)
+    monkeypatch.setattr(growing, "modules", lambda: iter([made]))
+    return made
+
+
+def _counted(times: int = 1) -> Growth:
+    growth = Growth()
+    for _ in range(times):
+        growth.count()
+    return growth
+
+
+@pytest.mark.parametrize(
+    "value", [_AttrDict(lr=0.1), _Slots(), call, MagicMock(), Mock()], ids=lambda value: type(value).__name__
+)
+def test_objects_that_answer_to_any_name_are_counted(program: ModuleType, value: Any) -> None:
+    program.value = value  # type: ignore[attr-defined]
+    assert not [name for name in _counted()._counts[0] if "cache" in name]
+
+
+def test_results_in_a_cache_grow(program: ModuleType) -> None:
+    program.caches = {"a": functools.lru_cache(abs)}  # type: ignore[attr-defined]
+    growth = Growth()
+    for number in range(3):
+        growth.count()
+        program.caches["a"](number)
+    assert growth.lines() == [
+        "results in the cache of program_of_test.caches['a']: 0, 1, 2 at the entries of the function"
+    ]
+
+
+def test_a_large_dict_is_counted_whole(program: ModuleType) -> None:
+    """Its keys are not put into words."""
+
+    class Key:
+        def __repr__(self) -> str:
+            raise AssertionError
+
+    program.large = dict.fromkeys(range(growing.LARGE + 1), [1])  # type: ignore[attr-defined]
+    program.small = {Key(): [1, 2]}  # type: ignore[attr-defined]
+    counted = _counted()._counts[0]
+    assert counted["the dict program_of_test.large"] == growing.LARGE + 1
+    assert counted["the dict program_of_test.small"] == 3
+
+
+def test_what_cannot_be_counted_is_no_error_of_the_program() -> None:
+    """The test that asks for it is told."""
+
+    pytest.importorskip("torch")
+    from inprocess.testing.instruments import Instruments  # noqa: PLC0415
+
+    class Uncountable:
+        groups = ()
+
+        def count(self) -> None:
+            raise KeyError("cache_info")
+
+    told: list[tuple[str, str]] = []
+    emit = lambda event, **fields: told.append((event, fields["error"]))  # noqa: E731
+    instruments = SimpleNamespace(_growth=Uncountable(), _context=SimpleNamespace(emit=emit))
+    Instruments._count(instruments)  # type: ignore[arg-type]
+    assert told == [("uncounted", "KeyError: 'cache_info'")]
+    event = {"event": "uncounted", "t": 0.1, "call": 0, "iteration": 0, "error": told[0][1]}
+    with pytest.raises(AssertionError, match="could not be counted at each entry: KeyError: 'cache_info'"):
+        result(rank(0, *(entry(n, 1) for n in range(3)), event)).assert_nothing_grows()
 
 
 # --- results
