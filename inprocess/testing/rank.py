@@ -250,16 +250,23 @@ def _call(context: Context) -> int:
     try:
         value = context.spec.target(context)
     except BaseException as error:
+        code = _exit_code(error)
+        if code == 0:  # `sys.exit(main())` at the end of a script
+            return 0
         text = "".join(_traceback(error) if context.spec.as_program else traceback.format_exception(error))
         print(text, file=sys.stderr, flush=True)
         what = {"type": type(error).__name__, "message": str(error), "line": line_of(error), "trace": text[-2000:]}
         what["cause"] = "" if error.__cause__ is None else in_words(error.__cause__)[:500]
         context.emit("exception", **what)
-        if isinstance(error, SystemExit):
-            return error.code if isinstance(error.code, int) else int(error.code is not None)
-        return 1
+        return code
     context.emit("value", value=value)
     return 0
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return 1
 
 
 def _traceback(error: BaseException) -> Iterator[str]:

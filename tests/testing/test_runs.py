@@ -287,6 +287,13 @@ def test_without_the_check(ranks):
     assert result.problems == [f"rank 0 ended with SystemExit, in {place('sys.exit(code)', 'exits')}: 3"]
 
 
+@pytest.mark.parametrize("code", ["0", "None"])
+def test_a_script_that_ends_with_sys_exit(ranks, code):
+    result = ranks(1).run(HERE / "script_that_exits.py", code)
+    assert result.exit_codes == [0] and result.exceptions == [None]
+    result.assert_same_result(None)
+
+
 def test_a_temporary_file_is_a_problem_but_that_of_a_killed_rank(ranks):
     faults = {At(0, step=1): Kill()}
     assert ranks(2).run(programs.makes_files, True, faults=faults).world_sizes == [2, 1]
