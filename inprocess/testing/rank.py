@@ -32,7 +32,7 @@ from inprocess.testing.coordinates import At, Point, When
 
 from . import coverage, forked_monitor, leaks
 from .growth import line_of, users_line
-from .process import become
+from .process import become, mark
 
 #: each report of an event takes up to so long (seconds), which shows what a test takes for granted; see CONTRIBUTING
 LATE = float(os.environ.get("INPROCESS_TESTS_LATE", "0"))
@@ -74,6 +74,8 @@ class Spec:
     as_program: bool = False
     #: class of what the target gets
     context: type[Context] | None = None
+    #: of all processes of the run, see `process.mark`
+    mark: int = 0
 
 
 @dataclass
@@ -233,6 +235,7 @@ def _prepare(spec: Spec) -> None:
     os.dup2(log, 2)
     os.close(log)
     become(spec.environment)
+    mark(spec.mark)
     coverage.begin()
     if spec.place is not None:
         spec.place(spec.rank)

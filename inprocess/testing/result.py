@@ -128,7 +128,7 @@ class Result:
                 f"it takes two restarts to see what grows, and none had them ({self.restarts} in this run): add faults"
             )
         if errors := {event["error"] for result in self.ranks for event in result.of("uncounted")}:
-            raise AssertionError(f"what the program has could not be counted at each entry: {'; '.join(sorted(errors))}")
+            raise AssertionError(f"what there is could not be counted at each entry: {'; '.join(sorted(errors))}")
         grown = {
             result.rank: result.of("grown")[-1]["lines"]
             for result in self.ranks

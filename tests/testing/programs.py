@@ -144,6 +144,11 @@ def start_method() -> str:
 
 
 @inprocess.Wrapper()
+def environment() -> dict[str, str]:
+    return dict(os.environ)
+
+
+@inprocess.Wrapper()
 def makes_files(removes: bool, call: inprocess.CallWrapper = None) -> None:  # type: ignore[assignment]
     """A rank that is killed leaves its file; the others leave theirs only where they do not remove it."""
     with tempfile.NamedTemporaryFile(delete=removes):

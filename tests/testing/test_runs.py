@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ import torch
 from inprocess.exception import OptionError
 from inprocess.testing import (
     At,
+    Command,
     Deadline,
     Exit,
     Fault,
@@ -33,14 +36,15 @@ from inprocess.testing import (
     StoreLoss,
     Terminate,
     leaks,
+    process,
     random_faults,
-    run,
 )
 from inprocess.testing.coordinates import PHASES
 
 from . import programs
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 #: a hang is noticed after two seconds; what stands still is killed after four
 HASTY = {"soft_timeout": 2, "hard_timeout": 4, "heartbeat_timeout": 3}
 
@@ -404,6 +408,8 @@ def test_nothing_is_left_where_the_first_rank_does_not_start(tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
+# --- what belongs to a run
+
 NEVER_REAPS = """
 import os, sys
 child = os.fork() or os._exit(0)
@@ -411,16 +417,120 @@ os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
 print(flush=True)
 sys.stdin.read()
 """
+LEAVES_A_DAEMON = """
+import os, sys
+if os.fork() == 0:
+    os.setsid()
+    print(os.getpid(), flush=True)
+    sys.stdin.read()
+"""
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 
 
-def test_a_dead_process_that_is_not_ours_to_reap():
-    """It is not waited for while its parent, which the test knows, lives and does not reap it. Then it is ours."""
-    known = run.strangers(())
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", NEVER_REAPS], **pipes) as parent:
+@pytest.fixture
+def number():
+    return process.new_mark()
+
+
+def marked(source: str, number: int) -> subprocess.Popen[bytes]:
+    source = f"from inprocess.testing import process\nprocess.mark({number})\n{source}"
+    return subprocess.Popen([sys.executable, "-c", source], cwd=ROOT, **PIPES)
+
+
+def test_a_dead_process_that_is_not_ours_to_reap(number):
+    """It is not waited for while its parent lives and does not reap it. Then it is ours."""
+    with marked(NEVER_REAPS, number) as parent:
         assert parent.stdout.readline() == b"\n"
         (dead,) = leaks.children_of(parent.pid)
-        assert run.reap({*known, parent.pid}, time.monotonic() + 5) == []
+        assert process.left_by([parent.pid], number + 1) == []
         assert leaks.command_of(dead).startswith("Z")
-    assert run.reap(known, time.monotonic() + 5) == []
+    assert process.reap(partial(process.left_by, (), number), time.monotonic() + 5) == []
     assert dead not in leaks.children_of(os.getpid())
+
+
+def test_a_daemon_belongs_to_the_run_in_which_it_was_started(number):
+    with marked(LEAVES_A_DAEMON, number) as parent:
+        daemon = int(parent.stdout.readline())
+        assert parent.wait() == 0
+        assert process.left_by((), number) == [daemon] and process.left_by((), number + 1) == []
+        (late,) = process.reap(partial(process.left_by, (), number), time.monotonic())
+        assert late.startswith(f"pid {daemon}: ")
+    assert daemon not in leaks.children_of(os.getpid())
+
+
+def test_processes_of_the_test_itself_are_left_alone(launch, tmp_path):
+    """Which were started since the run began: below this process, or below another one of the test's."""
+    os.mkfifo(tmp_path / "end")
+    job = launch(waits_for_a_writer, 1, args={"pipe": str(tmp_path / "end")})
+    job.wait_event("waits")
+    with marked("import subprocess; subprocess.run(['cat'])", 1) as other:
+        cat = _first_child(other.pid)
+        (tmp_path / "end").write_text("")
+        job.wait()
+        assert other.poll() is None and leaks.children_of(other.pid) == [cat]
+
+
+def waits_for_a_writer(context):
+    context.emit("waits")
+    Path(context.args["pipe"]).read_text()
+
+
+def _first_child(pid: int) -> int:
+    end = time.monotonic() + 20
+    while not (found := leaks.children_of(pid)):
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    return found[0]
+
+
+def test_a_command_ends_with_all_that_it_has_started(command, tmp_path):
+    daemon = LEAVES_A_DAEMON.replace("sys.stdin.read()", "os.closerange(0, 3); signal.pause()")
+    (tmp_path / "daemon.py").write_text(f"import signal\n{daemon}")
+    program = command("daemon.py", folder=tmp_path)
+    assert program.finish() == 0
+    pid = int(program.out)
+    assert leaks.command_of(pid) != "gone"
+    program.close()
+    assert leaks.command_of(pid) == "gone"
+
+
+# --- a command
+
+
+def test_what_a_command_prints(command, tmp_path):
+    """Whatever bytes these are, and also what it says at its very end."""
+    (tmp_path / "noisy.py").write_text(
+        "import atexit, sys\natexit.register(print, 'at exit')\nsys.stdout.buffer.write(b'\\xff\\n')\n1 / 0\n"
+    )
+    program = command("noisy.py", folder=tmp_path)
+    assert program.finish() == 1
+    assert program.out == "\ufffd\nat exit\n" and "ZeroDivisionError" in program.err
+    merged = command("noisy.py", folder=tmp_path, merged=True)
+    merged.expect("ZeroDivisionError")
+    assert merged.finish() == 1 and merged.err == ""
+
+
+def test_nothing_is_left_of_a_command_that_cannot_start(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(AttributeError, match="local object"):
+        Command([str(HERE / "script.py")], 0.0, prepare=lambda variables: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_launcher_around_the_tests_has_set(ranks, command, tmp_path, monkeypatch):
+    """Names that only begin like one of these stay."""
+    for name in (
+        "ROLE_ARN",
+        "LOCAL_DATA",
+        "GROUP_RANK",
+        "TORCHELASTIC_RUN_ID",
+        "INPROCESS_RUN_DIR",
+        "LOCAL_WORLD_SIZE",
+    ):
+        monkeypatch.setenv(name, "x")
+    (tmp_path / "shows.py").write_text("import json, os, sys\njson.dump(dict(os.environ), sys.stdout)")
+    program = command("shows.py", folder=tmp_path)
+    assert program.finish() == 0
+    for seen in (json.loads(program.out), ranks(2).run(programs.environment).values[0]):
+        assert seen["ROLE_ARN"] == seen["LOCAL_DATA"] == "x" and seen["INPROCESS_RUN_DIR"] == "none"
+        assert not {"GROUP_RANK", "TORCHELASTIC_RUN_ID"} & seen.keys() and seen.get("LOCAL_WORLD_SIZE") in (None, "2")

@@ -256,7 +256,7 @@ def test_a_large_dict_is_counted_whole(program: ModuleType) -> None:
         def __repr__(self) -> str:
             raise AssertionError
 
-    program.large = dict.fromkeys(range(growing.LARGE + 1), [1])  # type: ignore[attr-defined]
+    program.large = {key: [1] for key in range(growing.LARGE + 1)}  # type: ignore[attr-defined]
     program.small = {Key(): [1, 2]}  # type: ignore[attr-defined]
     counted = _counted()._counts[0]
     assert counted["the dict program_of_test.large"] == growing.LARGE + 1
@@ -267,7 +267,7 @@ def test_what_cannot_be_counted_is_no_error_of_the_program() -> None:
     """The test that asks for it is told."""
 
     pytest.importorskip("torch")
-    from inprocess.testing.instruments import Instruments  # noqa: PLC0415
+    from inprocess.testing.instruments import Instruments
 
     class Uncountable:
         groups = ()
