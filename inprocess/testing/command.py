@@ -22,7 +22,17 @@ from pathlib import Path
 
 from inprocess.exception import OptionError
 
-from .process import become, inherited_variables, left_by, mark, new_mark, own_variables, reap, run_script
+from .process import (
+    become,
+    check_variables,
+    inherited_variables,
+    left_by,
+    mark,
+    new_mark,
+    own_variables,
+    reap,
+    run_script,
+)
 from .server import start_server
 
 __all__ = ["Command", "Missing"]
@@ -44,7 +54,7 @@ class Command:
         folder: where it runs; default: here.
         prepare: called in the process before anything else, with its variables; travels by pickle.
 
-    Raises OptionError where there is no such script.
+    Raises OptionError where there is no such script, or a variable is no text.
     """
 
     def __init__(
@@ -60,6 +70,7 @@ class Command:
         where = os.path.abspath(folder)
         if not arguments or (arguments[0] != "inprocess" and not os.path.isfile(os.path.join(where, arguments[0]))):
             raise OptionError(f"Command({list(arguments)}): there is no such script in {where}")
+        check_variables(f"Command({list(arguments)})", env or {})
         self._deadline = deadline
         self._folder = tempfile.mkdtemp(prefix="command-")
         self.temporary = os.path.join(self._folder, "tmp")

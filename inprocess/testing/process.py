@@ -13,7 +13,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from signal import SIGKILL
+from typing import Any
 
+from inprocess.exception import OptionError
 from inprocess.system import procfs
 from inprocess.system.descriptors import await_readable
 
@@ -22,6 +24,7 @@ from . import leaks
 __all__ = [
     "NO_NAME_SERVER",
     "become",
+    "check_variables",
     "inherited_variables",
     "left_by",
     "mark",
@@ -51,6 +54,15 @@ _LIMIT, _IN_WORDS = 10, "Max file locks"
 def inherited_variables() -> dict[str, str]:
     """This process's, without what was set for it alone."""
     return {name: text for name, text in os.environ.items() if name not in SET_AROUND}
+
+
+def check_variables(who: str, variables: Mapping[Any, Any]) -> None:
+    """Raises OptionError where one cannot be set."""
+    for name, text in variables.items():
+        if not isinstance(name, str) or not isinstance(text, str | None):
+            raise OptionError(
+                f"{who}: env={{{name!r}: {text!r}}}: variables are text, as in env={{'N': '4'}}; None removes one"
+            )
 
 
 def own_variables(folder: str) -> dict[str, str]:

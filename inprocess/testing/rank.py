@@ -113,12 +113,7 @@ class Context:
         """Report an event to the test; `t` is CLOCK_MONOTONIC, which all processes share."""
         fields = {"event": event, "call": self.calls, "iteration": self.iteration} | fields
         fields["t"] = time.monotonic()
-        line = json.dumps(fields, default=repr)
-        if len(line) > MAX_EVENT_BYTES:
-            longest = max(fields, key=lambda name: len(str(fields[name])))
-            fields[longest] = str(fields[longest])[-1500:]
-            line = json.dumps(fields, default=repr)
-        os.write(self.events.fileno(), line.encode() + b"\n")
+        os.write(self.events.fileno(), _line(fields) + b"\n")
         self.reported.add(event)
         if LATE:
             time.sleep(random.uniform(0, LATE))
@@ -128,8 +123,12 @@ class Context:
         for at, fault in self.spec.faults.items():
             if at not in self.struck and at.meets(point):
                 self.struck.add(at)
-                if fault.when is not None:
-                    self.wait_for(fault.when)
+                try:
+                    if fault.when is not None:
+                        self.wait_for(fault.when)
+                except BaseException:  # a restart: it has not struck
+                    self.struck.discard(at)
+                    raise
                 what = {"at": repr(at), "fault": repr(fault), "place": str(point), "line": users_line()}
                 self.emit("fault", step=point.label or point.pings, **what)
                 fault.strike(self)
@@ -188,6 +187,21 @@ class Context:
         if keep:
             self.values.append(value)
         return value
+
+
+def _line(fields: dict[str, Any]) -> bytes:
+    """As JSON, which is ASCII. Of what is too long lists have their first items, and texts their ends."""
+    given = dict(fields)
+    while len(line := json.dumps(fields, default=repr)) > MAX_EVENT_BYTES:
+        name = max(fields, key=lambda name: len(json.dumps(fields[name], default=repr)))
+        shown = fields[name]
+        if isinstance(shown, list) and len(shown) > 1:
+            kept = (len(shown) - 1) // 2
+            fields[name] = [*given[name][:kept], f"and {len(given[name]) - kept} more"]
+        else:
+            text = shown if isinstance(shown, str) else str(shown)
+            fields[name] = text[(len(text) + 1) // 2 :]
+    return line.encode()
 
 
 def rank_main(spec: Spec, events: Connection, control: Connection) -> None:

@@ -174,6 +174,17 @@ def test_in_the_middle_of_a_file(job, tmp_path):
     result.assert_resumed_from(5)
 
 
+def test_a_file_by_its_keyword(ranks, tmp_path):
+    at = At(0, file="state.pt", step=1)
+    result = ranks(1).run(programs.saves_by_keyword, str(tmp_path), faults={at: Raise()})
+    assert result.struck == [repr(at)] and result.world_sizes == [1, 1]
+
+
+def test_a_name_of_every_event(ranks):
+    with pytest.raises(AssertionError, match=r"OptionError: here\('x', event=\.\.\.\): each event has its own event"):
+        ranks(1).run(programs.says_event)
+
+
 def test_random(job):
     faults = random_faults(n=4, ranks=4, steps=3)
     result = job(4).run(programs.train, 60, faults=faults)
@@ -357,6 +368,14 @@ def local(call=None):
 WRONG = {
     "no ranks": (lambda ranks: ranks(0), r"ranks\(0\): the number of ranks must be at least 1"),
     "deadline": (lambda ranks: ranks(1, deadline=0), "deadline=0 must be greater than zero seconds"),
+    "deadline in text": (lambda ranks: ranks(1, deadline="60"), "deadline='60' must be greater than zero seconds"),
+    "no deadline": (lambda ranks: ranks(1, deadline=float("inf")), "deadline=inf must be greater than zero seconds"),
+    "respawn": (lambda ranks: ranks(1, respawn=-1), "respawn=-1 is not a number of ranks from 0 on"),
+    "variable": (lambda ranks: ranks(1, env={"N": 4}), r"ranks\(1\): env=\{'N': 4\}: variables are text"),
+    "variable of a command": (
+        lambda ranks: Command([str(HERE / "script.py")], 0.0, env={"N": 4}),
+        r"env=\{'N': 4\}: variables are text",
+    ),
     "option": (
         lambda ranks: ranks(1, options={"soft_timeot": 1}).run(local),
         r"options=\{'soft_timeot': \.\.\.\} is no option of Wrapper: did you mean 'soft_timeout'",
@@ -366,6 +385,11 @@ WRONG = {
         lambda ranks: ranks(1, options={"initialize": lambda state: state}).run(local),
         "options=.* cannot be pickled for the ranks",
     ),
+    "inherited": (
+        lambda ranks: ranks(1).run(programs.Later.make, 1),
+        r"run\(Trainer.make\): .* tests.testing.programs.Trainer.make is not this one",
+    ),
+    "wrapped": (lambda ranks: ranks(1).run(functools.wraps(local)(lambda: 1)), r"run\(local\): .* wrapped on the spot"),
     "no function": (lambda ranks: ranks(1).run(3), r"run\(3\): pass a function of a module, or the path of a script"),
     "no script": (lambda ranks: ranks(1).run("no_such.py"), "there is no such script: .*no_such.py"),
     "script": (lambda ranks: ranks(1).run(HERE / "script.py", steps=3), "a script has no keyword arguments: steps"),

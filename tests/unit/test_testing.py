@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+import json
+import os
 import pickle
+import select
 import sys
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, Mock, call
@@ -13,12 +17,13 @@ from unittest.mock import MagicMock, Mock, call
 import pytest
 
 from inprocess.exception import OptionError
-from inprocess.testing import At, Exit, HostLoss, Kill, Raise, SlowDown, StoreLoss, here, random_faults
+from inprocess.testing import At, Exit, HostLoss, Kill, Raise, SlowDown, StoreLoss, forked_monitor, here, random_faults
 from inprocess.testing import growth as growing
 from inprocess.testing.coordinates import Point, When
-from inprocess.testing.faults import Hang
+from inprocess.testing.faults import Fault, Hang
 from inprocess.testing.growth import Growth
 from inprocess.testing.outcome import RankResult
+from inprocess.testing.rank import Context
 from inprocess.testing.result import Result, differences
 from inprocess.testing.story import tell
 
@@ -106,6 +111,67 @@ def test_a_place_outside_tests_does_nothing() -> None:
     here("save", step=3)
 
 
+# --- events
+
+
+class _Pipe:
+    """The end of a pipe, and what comes out at the other one."""
+
+    def __init__(self) -> None:
+        self.out, self.into = os.pipe()
+
+    def fileno(self) -> int:
+        return self.into
+
+    def event(self) -> dict[str, Any]:
+        line = os.read(self.out, 1 << 16)
+        assert len(line) <= select.PIPE_BUF
+        return dict(json.loads(line))
+
+
+@pytest.fixture
+def pipe() -> Iterator[_Pipe]:
+    made = _Pipe()
+    yield made
+    os.close(made.out)
+    os.close(made.into)
+
+
+def context(pipe: _Pipe, faults: Mapping[At, Any] | None = None) -> Context:
+    return Context(SimpleNamespace(rank=0, faults=faults or {}), pipe, pipe)  # type: ignore[arg-type]
+
+
+def test_a_long_list_has_its_first_items(pipe: _Pipe) -> None:
+    lines = [f"the list number {number}: 0, 1, 2 at the entries of the function" for number in range(200)]
+    context(pipe).emit("grown", lines=lines)
+    told = pipe.event()["lines"]
+    assert told[:-1] == lines[: len(told) - 1] and told[-1] == f"and {201 - len(told)} more" and len(told) > 20
+
+
+def test_long_texts_have_their_ends(pipe: _Pipe) -> None:
+    context(pipe).emit("exception", message="\u00e9" * 3000 + "!", trace="\u00e9\n" * 3000 + "?", cause="", type="E")
+    told = pipe.event()
+    assert told["message"].endswith("\u00e9!") and told["trace"].endswith("\n?") and told["type"] == "E"
+
+
+def test_a_fault_whose_wait_is_interrupted_has_not_struck(pipe: _Pipe) -> None:
+    at, struck = At(0, step=1), []
+
+    class Noted(Fault):
+        def strike(self, context: Any) -> None:
+            struck.append(context)
+
+    def interrupted(when: When) -> None:
+        raise KeyboardInterrupt
+
+    made, there = context(pipe, {at: Noted(when=When("here", 1))}), Point(0, 0, pings=1, at_ping=True)
+    made.wait_for = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        made.reach(there)
+    made.wait_for = lambda when: None  # type: ignore[method-assign]
+    assert made.reach(there) and struck == [made] and not made.reach(there)
+
+
 # --- schedules
 
 
@@ -142,6 +208,15 @@ def test_where_only_gentle_faults_are_left_to_choose() -> None:
 def test_schedules_that_cannot_be(given: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="random_faults: "):
         random_faults(1, **given)
+
+
+# --- the monitor
+
+
+def test_a_kernel_that_does_not_tell_where_the_command_line_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written at address zero."""
+    monkeypatch.setattr(forked_monitor, "stat_fields", lambda pid: ["0"] * 50)
+    forked_monitor._rename()
 
 
 # --- what grows
@@ -352,6 +427,45 @@ def test_differences() -> None:
     assert list(differences({"a": 1}, {"b": 1}, "x")) == ["x['b'] is missing", "x['a'] is too much"]
     assert list(differences([1], [1, 2], "x")) == ["x is [1], not [1, 2]"]
     assert list(differences(float("nan"), float("nan"), "x")) == []
+    assert list(differences(-0.0, 0.0, "x")) == ["x is -0.0, not 0.0"]
+    assert list(differences(complex(0.0, -0.0), 0j, "x")) == ["x is -0j, not 0j"]
+    assert list(differences([1], [True], "x")) == ["x[0] is 1 (int), not True (bool)"]
+    assert list(differences([1], (1,), "x")) == ["x is [1] (list), not (1,) (tuple)"]
+
+
+class _Table:
+    """As one of pandas."""
+
+    def __init__(self, *rows: int) -> None:
+        self.rows = rows
+
+    def __eq__(self, other: object) -> Any:
+        raise ValueError("the truth of a table is ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def equals(self, other: _Table) -> bool:
+        return self.rows == other.rows
+
+    def __repr__(self) -> str:
+        return f"Table{self.rows}"
+
+
+def test_differences_of_what_has_no_truth() -> None:
+    assert list(differences(_Table(1), _Table(1), "x")) == []
+    assert list(differences(_Table(1), _Table(1, 2), "x")) == ["x is Table(1,), not Table(1, 2)"]
+
+
+def test_differences_of_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    zero, nan = torch.tensor([1.0, 0.0]), torch.tensor([[float("nan")]], dtype=torch.bfloat16)
+    said = "x, torch.float32[2], differs in 1 of 2 elements; element 1 is -0.0, not 0.0"
+    assert list(differences(torch.tensor([1.0, -0.0]), zero, "x")) == [said]
+    assert list(differences(zero.numpy().astype(float), zero.numpy(), "x")) == ["x is float64[2], not float32[2]"]
+    assert list(differences(-zero.numpy(), -zero.numpy(), "x")) == []
+    assert len(list(differences((zero, zero), (zero,), "x"))) == 1
+    for same in (nan, torch.zeros(0), torch.tensor(True), torch.tensor([1j]).conj()):
+        assert list(differences(same, same.clone(), "x")) == []
 
 
 def test_nothing_grows() -> None:
