@@ -71,7 +71,7 @@ def train(
         images, labels = digits.batch(step, args.batch, args.seed)
         predicted = model(images[rank::ranks])
         # DDP takes the mean over the ranks; this way it is the mean over the batch, however many ranks share it
-        loss = cross_entropy(predicted, labels[rank::ranks], reduction="sum") * ranks / args.batch
+        loss = cross_entropy(predicted, labels[rank::ranks], reduction="sum") * ranks / len(images)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -101,6 +101,7 @@ class Digits:
     def batch(self, step: int, size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The batch of a step, the same on every rank: each epoch is shuffled by its own seed."""
         images, labels = self.train
+        size = min(size, len(labels))
         epoch, index = divmod(step, len(labels) // size)
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed * 10_000 + epoch))
         chosen = order[index * size : (index + 1) * size].to(self.device)

@@ -73,4 +73,6 @@ def train(folder: pathlib.Path, call: inprocess.CallWrapper = None) -> float:
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("give a folder for checkpoints that all ranks share")
-    print(f"loss {train(pathlib.Path(sys.argv[1])):.4f}", flush=True)
+    loss = train(pathlib.Path(sys.argv[1]))
+    if loss is not None:  # None: this process joined when the others had finished
+        print(f"loss {loss:.4f}", flush=True)

@@ -58,4 +58,6 @@ def train(folder: str) -> float:
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("give a folder for checkpoints that all ranks share")
-    print(f"the weights are right to {train(sys.argv[1]):.4f}", flush=True)
+    error = train(sys.argv[1])
+    if error is not None:  # None: this process joined when the others had finished
+        print(f"the weights are right to {error:.4f}", flush=True)

@@ -49,4 +49,6 @@ def train(folder: str) -> float:
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("give a folder for checkpoints that all ranks share")
-    print(f"loss {train(sys.argv[1]):.3f}", flush=True)
+    loss = train(sys.argv[1])
+    if loss is not None:  # None: this process joined when the others had finished
+        print(f"loss {loss:.3f}", flush=True)

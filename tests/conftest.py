@@ -13,10 +13,10 @@ from functools import partial
 import pytest
 
 from inprocess.system import logs
-from inprocess.testing import leaks, process, run, server
+from inprocess.testing import leaks, process, server
 from tests import tiers
 from tests.harness import Run
-from tests.harness.launch import PRELOAD
+from tests.harness.launch import PRELOAD, strangers
 
 server.preload(*PRELOAD)
 server.become_subreaper()
@@ -70,7 +70,7 @@ def nothing_left() -> Iterator[None]:
     before = take()
     yield
     logs.end(5)
-    late = run.reap(before.children, time.monotonic() + 5)
+    late = process.reap(partial(strangers, before.children), time.monotonic() + 5)
     take = partial(leaks.Snapshot.take, server.servers(), server.server_descriptors())
     left = leaks.settled(before, take, 0.2)
     if left:

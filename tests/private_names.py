@@ -171,7 +171,7 @@ OTHERS = frozenset(
     """
     _current_frames _current_exceptions _getframe _Environ _is_owned _GeneratorContextManager
     _get_running_loop _set_running_loop _on_sigint _ConnectionBase _start_executor_manager_thread
-    _run_module_as_main _run_exitfuncs _ncallbacks _actions _option_string_actions _forkserver
+    _run_module_as_main _run_exitfuncs _ncallbacks _actions _option_string_actions _fixtureinfo _forkserver
     _forkserver_alive_fd _forkserver_pid _resource_tracker _stdout _FileHandler _LiveLoggingNullHandler
     _LiveLoggingStreamHandler _callback_metrics _checkpoint_connector _loaded_checkpoint _logger_connector
     _initial_global_step _reset_state _register_deepspeed_module _id _b _ahead _inheriting

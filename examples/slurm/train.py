@@ -3,6 +3,7 @@
 ACTIVE    so many ranks train, the others are spares (default: all train)
 PIDFILES  a directory for the files, one for each rank (default: none are written)
 CHECKPOINT  see ../minimal.py
+DONE      a file that is made when the training is done (default: none)
 """
 
 import os
@@ -25,5 +26,7 @@ wrap = inprocess.Wrapper(
 
 if __name__ == "__main__":
     error = wrap(minimal.train.__wrapped__)(100)  # the function itself, with other options
+    if done := os.environ.get("DONE"):  # the call has returned: so it has on all ranks that train
+        Path(done).touch()
     task = os.environ.get("SLURM_PROCID", "?")
     print(f"task {task}: {'was a spare' if error is None else f'the weights are right to {error:.4f}'}", flush=True)

@@ -173,10 +173,10 @@ class Observer(Instruments):
 
     # --- files ----------------------------------------------------------------------------------------------------
 
-    def _save(self, save: Callable[..., None], thing: Any, file: Any, *args: Any, **kwargs: Any) -> None:
-        self._note_file(file, "w")
+    def _save(self, save: Callable[..., None], obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        self._note_file(f, "w")
         with self._protected():
-            super()._save(save, thing, file, *args, **kwargs)
+            super()._save(save, obj, f, *args, **kwargs)
 
     def _open(self, open_: Callable[..., Any], file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         self._note_file(file, mode)

@@ -64,7 +64,7 @@ class Seen:
 
     def _has_failed(self, rank: RankResult) -> bool:
         killed = any(at.rank == rank.rank and fault.ends and self.struck(at) for at, fault in self.faults.items())
-        if killed or (rank.exception == "SystemExit" and rank.exitcode == 0):
+        if killed:
             return False
         # of a run that was too late, the ranks were ended with a code; of the others they are ended only afterwards
         return bool(rank.exception) or bool(rank.exitcode and not self.is_late)

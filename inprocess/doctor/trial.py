@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from inprocess.doctor import figures
 from inprocess.doctor.figures import Figure
 from inprocess.doctor.findings import Finding
-from inprocess.testing.command import LAUNCHERS
 from inprocess.testing.coordinates import At
 from inprocess.testing.faults import Fault, Hang, Kill, Raise, Stop
 from inprocess.testing.job import Job
@@ -28,8 +26,6 @@ OPTIONS = {
     "monitor_process_interval": 0.1,
     "progress_watchdog_interval": 0.1,
 }
-#: what a job sets for each of its ranks
-OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 #: how long a job may take, and each of its ranks more (seconds)
 DEADLINE_S, DEADLINE_PER_RANK_S = 30.0, 1.0
 #: a restart is slow that takes so many times as long as in the tables, and as long as this (seconds)
@@ -82,18 +78,13 @@ def run(nproc: int, progress: Callable[[str], None], job: type[Job] = Job) -> It
         progress(f"restart: {trial.what}")
         at = At(min(1, nproc - 1), step=STEPS // 2)
         try:
-            ranks = job(nproc, options=OPTIONS, env=_env(os.environ), deadline=DEADLINE_S + DEADLINE_PER_RANK_S * nproc)
+            ranks = job(nproc, options=OPTIONS, deadline=DEADLINE_S + DEADLINE_PER_RANK_S * nproc)
             result = ranks.run(train, faults={at: trial.fault})
             seconds = _seconds(result, trial, at.rank)
         except (AssertionError, OSError) as error:
             yield Measured(trial, None, (_failed(trial, str(error).splitlines()[0]),))
             continue
         yield Measured(trial, seconds, tuple(_slow(trial, seconds)))
-
-
-def _env(environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Takes away what a launcher around the doctor has set, and what would write events of this job elsewhere."""
-    return {name: None for name in environ if name.startswith(LAUNCHERS) and name not in OF_A_RANK}
 
 
 def _seconds(result: Result, trial: Trial, victim: int) -> float:

@@ -5,34 +5,37 @@ What it prints is waited for, and so is its end, all under one deadline.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
 import os
 import runpy
-import select
 import shutil
-import signal
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import connection
 from pathlib import Path
 
 from inprocess.exception import OptionError
 
-from . import leaks
-from .process import become, own_variables, run_script
-from .run import reap
+from .process import (
+    become,
+    check_variables,
+    inherited_variables,
+    left_by,
+    mark,
+    new_mark,
+    own_variables,
+    reap,
+    run_script,
+)
 from .server import start_server
 
 __all__ = ["Command", "Missing"]
-
-#: beginnings of variables that a launcher sets: one around the tests is not to get in
-LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "INPROCESS_", "PYTEST_")
-
-
-#: a launcher makes no directory for events where the test did not ask for one
-QUIET = {"INPROCESS_RUN_DIR": "none"}
 
 
 class Missing(AssertionError):
@@ -51,7 +54,7 @@ class Command:
         folder: where it runs; default: here.
         prepare: called in the process before anything else, with its variables; travels by pickle.
 
-    Raises OptionError where there is no such script.
+    Raises OptionError where there is no such script, or a variable is no text.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Command:
         where = os.path.abspath(folder)
         if not arguments or (arguments[0] != "inprocess" and not os.path.isfile(os.path.join(where, arguments[0]))):
             raise OptionError(f"Command({list(arguments)}): there is no such script in {where}")
+        check_variables(f"Command({list(arguments)})", env or {})
         self._deadline = deadline
         self._folder = tempfile.mkdtemp(prefix="command-")
         self.temporary = os.path.join(self._folder, "tmp")
@@ -80,14 +84,18 @@ class Command:
             name: os.open(path, os.O_RDONLY | os.O_NONBLOCK) for name, path in zip(names, paths, strict=True)
         }
         self._seen = dict.fromkeys(self._pipes, b"")
-        inherited = {name: text for name, text in os.environ.items() if not name.startswith(LAUNCHERS)}
-        given: dict[str, str | None] = {**inherited, **QUIET, **own_variables(self._folder), **(env or {})}
+        given: dict[str, str | None] = {**inherited_variables(), **own_variables(self._folder), **(env or {})}
         variables = {name: text for name, text in given.items() if text is not None}
+        self._mark, self._closed = new_mark(), False
         start_server()
-        self._known = set(leaks.descendants_of(os.getpid()))
         context = multiprocessing.get_context("forkserver")
-        self._process = context.Process(target=_main, args=(list(arguments), variables, paths, where, prepare))
-        self._process.start()
+        main = (list(arguments), variables, paths, where, self._mark, prepare)
+        self._process = context.Process(target=_main, args=main)
+        try:
+            self._process.start()
+        except BaseException:  # `prepare` cannot be pickled, say
+            self._give_back()
+            raise
         self.pid = int(self._process.pid or 0)
 
     def signal(self, number: int) -> None:
@@ -95,14 +103,15 @@ class Command:
 
     @property
     def out(self) -> str:
-        return self._seen["out"].decode()
+        return self._seen["out"].decode(errors="replace")
 
     @property
     def err(self) -> str:
-        return self._seen.get("err", b"").decode()
+        return self._seen.get("err", b"").decode(errors="replace")
 
     def expect(self, text: str, stream: str = "err") -> None:
-        """Read until this text has come."""
+        """Read until this text has come; of streams that are merged, on the one that there is."""
+        stream = stream if stream in self._seen else "out"
         self._read(lambda: text.encode() in self._seen[stream], f"{text!r} on {stream}")
 
     def finish(self) -> int:
@@ -126,7 +135,7 @@ class Command:
         while not done():
             if not self._pipes:
                 raise Missing(f"never came: {what}\n{self.out}\n{self.err}")
-            ready = select.select([*self._pipes.values()], [], [], max(0.0, self._deadline - time.monotonic()))[0]
+            ready = connection.wait([*self._pipes.values()], max(0.0, self._deadline - time.monotonic()))
             if not ready:
                 raise Missing(f"not in time: {what}\n{self.out}\n{self.err}")
             for name, descriptor in list(self._pipes.items()):
@@ -140,15 +149,23 @@ class Command:
             os.close(self._pipes.pop(name))
 
     def close(self) -> None:
-        """Kill what is left of it, with everything that it has started, and give everything back."""
-        if self._process.is_alive():  # the test has failed
-            os.kill(self.pid, signal.SIGKILL)  # first, as it may start others
-            reap(self._known, time.monotonic())
+        """Kill what is left of it and all that it has started, and give everything back. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        failed = self._process.is_alive()
+        if failed:
+            self._process.kill()  # first, as it may start others
             self._process.join()
+        reap(lambda: left_by((), self._mark), time.monotonic())
+        if failed:
             with contextlib.suppress(Missing):
                 self._read(lambda: not self._pipes, "the end")
             print(self.story())  # pytest shows it
         self._process.close()
+        self._give_back()
+
+    def _give_back(self) -> None:
         for descriptor in self._pipes.values():
             os.close(descriptor)
         shutil.rmtree(self._folder)
@@ -159,21 +176,32 @@ def _main(
     variables: dict[str, str],
     paths: list[str],
     folder: str,
+    number: int,
     prepare: Callable[[Mapping[str, str]], object] | None,
 ) -> None:
     """In the program's process: a new session, these streams and this environment, then the program."""
     os.setsid()
-    for number, path in zip((1, 2), (paths * 2)[:2], strict=True):
+    mark(number)
+    for stream, path in zip((1, 2), (paths * 2)[:2], strict=True):
         descriptor = os.open(path, os.O_WRONLY)
-        os.dup2(descriptor, number)
+        os.dup2(descriptor, stream)
         os.close(descriptor)
-    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1, closefd=False) for stream in (1, 2))
     become(variables)
     os.chdir(folder)
     if prepare is not None:
         prepare(variables)
-    if arguments[0] == "inprocess":
-        sys.argv = arguments
-        runpy.run_module("inprocess", run_name="__main__", alter_sys=True)
-        return
-    run_script(arguments[0], arguments[1:])
+    try:
+        if arguments[0] == "inprocess":
+            sys.argv = arguments
+            runpy.run_module("inprocess", run_name="__main__", alter_sys=True)
+        else:
+            run_script(arguments[0], arguments[1:])
+    except SystemExit:
+        raise
+    except BaseException:  # told before threads are waited for
+        traceback.print_exc()
+        sys.exit(1)
+    finally:  # as at the end of any program: before Python 3.13, multiprocessing forgets what is registered with atexit
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()

@@ -103,6 +103,8 @@ def _rename() -> None:
     """Monitors are known by their command line, which the kernel reads from this process's memory."""
     fields = stat_fields(os.getpid())
     begin, end = int(fields[BEGIN]), int(fields[END])
+    if not begin < end:  # a kernel that does not tell
+        return
     name = f"{sys.executable}\0-c\0{PROGRAM} (forked)".encode()
     ctypes.memset(begin, 0, end - begin)
     ctypes.memmove(begin, name, min(len(name), end - begin - 1))

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import threading
-from collections import Counter, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from types import ModuleType
@@ -24,11 +24,13 @@ from inprocess.system.errors import PACKAGE
 
 from . import leaks
 from .patching import change
-from .registrations import EXTENDED, REPLACED, Registrations
+from .registrations import EXTENDED, REPLACED, Key, Registrations, whole
 
 __all__ = ["Growth", "line_of", "users_line"]
 
 _CONTAINERS = (list, dict, set, deque)
+#: those that are looked into
+_DICTS = (dict, defaultdict, OrderedDict)
 #: methods with which a container grows
 _GROWING = frozenset({"add", "append", "appendleft", "extend", "extendleft", "insert", "setdefault", "update"})
 #: numbers that make names of the same kind differ
@@ -37,6 +39,8 @@ _NUMBERS = re.compile(r"\d+")
 _FREEING = "inprocess-free"
 #: entries from which on growth can be told: in the first run things are made that stay
 ENTRIES = 3
+#: a dict with more than so many items is counted whole: to look at each, at each entry, would be slow
+LARGE = 4000
 
 
 def users_line() -> str:
@@ -109,19 +113,23 @@ class Growth:
         found.update(_descriptor(target) for target in leaks.descriptors().values() if target.startswith(os.sep))
         found["child processes"] = len(leaks.children_of(os.getpid()))
         self.groups = []
+        found.update(dict(self._registered.sizes(self._kept(found))))
+        self._counts.append(found)
+
+    def _kept(self, found: Counter[str]) -> Iterator[tuple[str, Key, Any]]:
+        """What the modules of the program keep, see `registrations.whole`; on the way containers are counted, and
+        groups noted."""
         for module in modules():
             for name, attribute, value in _variables(module):
                 if isinstance(value, _CONTAINERS):
                     kind = f"the {type(value).__name__} {name}"
                     found[kind] = _size(value)
                     self._modules[kind] = (module, attribute)
-                self.groups += [
-                    f"{name}{key}{_at(_given(module, attribute, key))}"
-                    for key, part in _with_values(value)
-                    if is_group(part)
-                ]
-        found.update(dict(self._registered.sizes(_kept())))
-        self._counts.append(found)
+                for key, part in _with_values(value):
+                    if is_group(part):
+                        given = _given(module, attribute, whole("", key))
+                        self.groups.append(f"{whole(name, key)}{_at(given)}")
+                    yield name, key, part
 
     def lines(self) -> list[str]:
         """One line for each thing that grew at every entry; empty where there were too few to tell."""
@@ -160,22 +168,23 @@ def _variables(module: ModuleType) -> Iterator[tuple[str, str, Any]]:
     for name, value in public(vars(module)):
         yield f"{module.__name__}.{name}", name, value
         if _is_of(value, module):
-            for inner, part in public(getattr(value, "__dict__", {})):
+            for inner, part in public(_space(value)):
                 yield f"{module.__name__}.{name}.{inner}", inner, part
 
 
 def owners(module: ModuleType) -> list[Any]:
     """A module of the program, its classes, and its objects of these, as far as they have variables."""
-    inner = [value for _, value in public(vars(module)) if _is_of(value, module) and hasattr(value, "__dict__")]
+    inner = [value for _, value in public(vars(module)) if _is_of(value, module) and _space(value)]
     return [module, *inner]
 
 
-def _kept() -> Iterator[tuple[str, Any]]:
-    """Names and values of what the modules of the program keep."""
-    for module in modules():
-        yield from (
-            (f"{name}{key}", part) for name, _, value in _variables(module) for key, part in _with_values(value)
-        )
+def _space(value: object) -> Mapping[str, Any]:
+    """The variables of a class or an object. Its own `__getattr__`, which may raise anything, is not asked for them."""
+    try:
+        found: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return found
 
 
 def public(space: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -183,16 +192,19 @@ def public(space: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in list(space.items()) if not name.startswith("__")]
 
 
-def _with_values(value: Any) -> list[tuple[str, Any]]:
-    """Itself and, where it is a dict, its values, with what stands behind the name for each."""
-    items = list(value.items()) if isinstance(value, dict) else []
-    return [("", value), *((f"[{key!r}]", part) for key, part in items)]
+def _with_values(value: Any) -> list[tuple[Key, Any]]:
+    """Itself and, where it is a dict that is not large, its values."""
+    return [((), value), *(((key,), part) for key, part in _items(value))]
+
+
+def _items(value: Any) -> list[tuple[Any, Any]]:
+    """Of a dict that is not large; those of other classes may do anything when they are asked."""
+    return list(value.items()) if type(value) in _DICTS and len(value) <= LARGE else []
 
 
 def _size(container: Any) -> int:
     """With what is in the values of a dict: a list for each name, say."""
-    inner = container.values() if isinstance(container, dict) else ()
-    return len(container) + sum(len(value) for value in list(inner) if isinstance(value, _CONTAINERS))
+    return len(container) + sum(len(value) for _, value in _items(container) if isinstance(value, _CONTAINERS))
 
 
 def modules() -> Iterator[ModuleType]:

@@ -21,9 +21,11 @@ from inprocess import call_wrapper, wrap
 from inprocess.call.instrument import Step
 from inprocess.call.participant import Participant
 from inprocess.call_wrapper import Controls
+from inprocess.exception import OptionError
 from inprocess.live import state as live
 from inprocess.protocol.phases import Phase
 from inprocess.system import extensions
+from inprocess.system.errors import in_words
 from inprocess.testing.coordinates import Point
 
 from . import marks
@@ -42,6 +44,8 @@ _HOOKS = {
     "completion": (Phase.COMPLETE,),
     "terminate": (Phase.LEAVE,),
 }
+#: fields of each event that no value of `here` may have
+_OF_EVENTS = {"event", "call", "t"}
 _HOOKED = {phase for phases in _HOOKS.values() for phase in phases}
 #: options where neither the program nor the test gives them: timeouts may be short
 QUICK = {
@@ -128,11 +132,7 @@ class Instruments:
         context, call = self._context, participant.call
         state = call.state
         context.iteration, context.slow = state.iteration, (0.0, 0)
-        self._growth.count()
-        if lines := self._growth.lines():
-            context.emit("grown", lines=lines)
-        if self._growth.groups:
-            context.emit("group_kept", where=self._growth.groups)
+        self._count()
         context.emit("enter", rank=state.active_rank, world_size=state.active_world_size, pid=os.getpid())
         self._call = call
         try:
@@ -141,6 +141,19 @@ class Instruments:
         finally:
             self._call = None
             context.emit("leave", pings=Controls(call).counts.pings)
+
+    def _count(self) -> None:
+        """What has grown. Objects of the program may do anything when they are looked at: that is no error of its."""
+        try:
+            self._growth.count()
+            lines = self._growth.lines()
+        except Exception as error:
+            self._context.emit("uncounted", error=in_words(error))
+            return
+        if lines:
+            self._context.emit("grown", lines=lines)
+        if self._growth.groups:
+            self._context.emit("group_kept", where=self._growth.groups)
 
     def _ping(self, ping: Callable[[Any], None], call: Any) -> None:
         self._context.delay()
@@ -159,6 +172,8 @@ class Instruments:
     # --- the program ----------------------------------------------------------------------------------------------
 
     def _here(self, label: str, values: Mapping[str, Any]) -> None:
+        for name in _OF_EVENTS & values.keys():
+            raise OptionError(f"here({label!r}, {name}=...): each event has its own {name}; give this another name")
         self._context.emit("here", label=label, **values)
         self._reach(label=label)
 
@@ -172,17 +187,17 @@ class Instruments:
             self._context.emit("group_outside", where=users_line())
         return make(*args, **kwargs)
 
-    def _save(self, save: Callable[..., None], thing: Any, file: Any, *args: Any, **kwargs: Any) -> None:
-        """Half of the file, the fault, the other half."""
-        if not isinstance(file, str | os.PathLike) or not self._is_wanted(os.fspath(file)):
-            save(thing, file, *args, **kwargs)
+    def _save(self, save: Callable[..., None], obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        """Half of the file, the fault, the other half. The names are those of `torch.save`."""
+        if not isinstance(f, str | os.PathLike) or not self._is_wanted(os.fspath(f)):
+            save(obj, f, *args, **kwargs)
             return
         memory = io.BytesIO()
-        save(thing, memory, *args, **kwargs)
+        save(obj, memory, *args, **kwargs)
         data = memory.getvalue()
-        with io.FileIO(file, "wb") as out:
+        with io.FileIO(f, "wb") as out:
             out.write(data[: len(data) // 2])
-            self._reach(file=os.fspath(file))
+            self._reach(file=os.fspath(f))
             out.write(data[len(data) // 2 :])
 
     def _open(self, open_: Callable[..., Any], file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:

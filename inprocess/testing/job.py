@@ -7,6 +7,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import math
 import os
 import pickle
 import re
@@ -26,7 +27,7 @@ from inprocess.testing.faults import Fault, NetworkCut, Raise
 
 from .network import Network
 from .outcome import Deadline, RankResult
-from .process import run_script
+from .process import check_variables, run_script
 from .rank import Context
 from .result import Result
 from .run import Run
@@ -76,8 +77,12 @@ class Job:
         __tracebackhide__ = True  # for pytest
         if not isinstance(world_size, int) or world_size < 1:
             raise OptionError(f"ranks({world_size!r}): the number of ranks must be at least 1")
-        if not deadline > 0:
-            raise OptionError(f"ranks({world_size}): deadline={deadline!r} must be greater than zero seconds")
+        if not isinstance(deadline, int | float) or not 0 < deadline < math.inf:
+            says = "must be greater than zero seconds, and a number of them"
+            raise OptionError(f"ranks({world_size}): deadline={deadline!r} {says}")
+        if not isinstance(respawn, int) or respawn < 0:
+            raise OptionError(f"ranks({world_size}): respawn={respawn!r} is not a number of ranks from 0 on")
+        check_variables(f"ranks({world_size})", env or {})
         for name in options or {}:
             if name not in (*OPTIONS, *HOOKS):
                 hint = did_you_mean(name, (*OPTIONS, *HOOKS)) or f"; there are {', '.join((*OPTIONS, *HOOKS))}"
@@ -208,10 +213,16 @@ def _target(program: Any, args: Sequence[Any], kwargs: Mapping[str, Any], option
             f"run({name}): ranks are processes of their own, which import the function by its name; define it at the "
             "top level of its module"
         )
+    home = sys.modules.get(module)
+    if home is not None and _part(home, name) != program:
+        raise OptionError(
+            f"run({name}): ranks import the function by its name, and {module}.{name} is not this one: it is inherited "
+            "by another class, or wrapped on the spot. Pass a function at the top level of the module that calls it"
+        )
     _check_that_it_travels("args", args)
     _check_that_it_travels("kwargs", kwargs)
     payload = pickle.dumps((args, kwargs))
-    file = getattr(sys.modules.get(module), "__file__", None)
+    file = getattr(home, "__file__", None)
     return Function(options, module, file, name, payload)
 
 
@@ -241,9 +252,7 @@ class Function(_Program):
     payload: bytes = field(repr=False)
 
     def run(self) -> Any:
-        found: Any = _module(self.module, self.file)
-        for part in self.name.split("."):
-            found = getattr(found, part)
+        found = _part(_module(self.module, self.file), self.name)
         args, kwargs = pickle.loads(self.payload)
         return found(*args, **kwargs)
 
@@ -255,6 +264,14 @@ class Script(_Program):
 
     def run(self) -> None:
         run_script(self.path, self.args)
+
+
+def _part(module: Any, name: str) -> Any:
+    """``Trainer.fit`` of a module; None where there is none."""
+    found = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 def _module(name: str, file: str | None) -> Any:

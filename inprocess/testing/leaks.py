@@ -33,11 +33,11 @@ TORCHS_OWN = "[pt_autograd_"
 def children_of(pid: int) -> list[int]:
     """Direct children of a process, zombies included; empty when it is gone."""
     found: list[int] = []
-    try:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            found.extend(int(word) for word in (task / "children").read_text().split())
-    except (FileNotFoundError, ProcessLookupError):
-        return found
+    gone = contextlib.suppress(FileNotFoundError, ProcessLookupError)
+    with gone:
+        for task in list(Path(f"/proc/{pid}/task").iterdir()):
+            with gone:  # a thread may end meanwhile: the others have children, too
+                found.extend(int(word) for word in (task / "children").read_text().split())
     return found
 
 

@@ -17,7 +17,7 @@ def here(label: str, **values: Any) -> None:
     Args:
         label: the name. A function may reach it many times; a fault strikes the first time.
         values: small values that the test may look at, in ``result.ranks[1].of("here")``; ``step`` is the one that
-            ``result.assert_resumed_from()`` reads.
+            ``result.assert_resumed_from()`` reads. Not ``event``, ``call`` and ``t``, which each event has.
     """
     if reached is not None:
         reached(label, values)

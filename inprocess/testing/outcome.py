@@ -53,7 +53,7 @@ class RankResult:
 
     @property
     def has_returned(self) -> bool:
-        """The program came to its end without an exception."""
+        """The program came to its end without an exception, or with `sys.exit` and 0."""
         return self.exitcode == 0 and self.exception is None
 
     def of(self, event: str, **fields: Any) -> list[dict[str, Any]]:

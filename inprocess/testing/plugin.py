@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,11 +29,23 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Start the server early where tests need it: it imports torch while others run."""
     if session.config.option.collectonly:
         return
-    if any({"ranks", "command"} & {*getattr(item, "fixturenames", ())} for item in session.items):
+    if any(_asks(item, name) for item in session.items for name in ("ranks", "command")):
         from inprocess.testing import server  # noqa: PLC0415  # only where it is used
 
         server.preload(*session.config.getini("inprocess_preload"))
         server.start_server()
+
+
+def _asks(item: pytest.Item, name: str) -> bool:
+    """Whether its fixture of this name is the one below, or made of it: tests have parameters and fixtures of their
+    own with such names."""
+    info = getattr(item, "_fixtureinfo", None)
+    for definition in reversed(info.name2fixturedefs.get(name, ()) if info else ()):
+        if definition.func.__module__ == __name__:
+            return True
+        if name not in definition.argnames:
+            return False
+    return False
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -67,12 +80,12 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Callable[..., Job]]:
 
     def make(world_size: int, **options: Any) -> Job:
         jobs.append(Ranks(world_size, **options))
+        stack.callback(jobs[-1].close)
         return jobs[-1]
 
     request.node.stash[_JOBS] = jobs
-    yield make
-    for job in jobs:
-        job.close()
+    with ExitStack() as stack:  # closes all of them, also where one cannot be
+        yield make
 
 
 @pytest.fixture
@@ -90,12 +103,12 @@ def command(request: pytest.FixtureRequest) -> Iterator[Callable[..., Command]]:
     def start(*arguments: object, deadline: float = DEADLINE, **more: Any) -> Command:
         until = min(time.monotonic() + deadline, _timeout(request.node))
         programs.append(Command([str(argument) for argument in arguments], until, **more))
+        stack.callback(programs[-1].close)
         return programs[-1]
 
     request.node.stash[_PROGRAMS] = programs
-    yield start
-    for program in programs:
-        program.close()
+    with ExitStack() as stack:
+        yield start
 
 
 _BEGAN = pytest.StashKey[float]()

@@ -32,7 +32,7 @@ from inprocess.testing.coordinates import At, Point, When
 
 from . import coverage, forked_monitor, leaks
 from .growth import line_of, users_line
-from .process import become
+from .process import become, mark
 
 #: each report of an event takes up to so long (seconds), which shows what a test takes for granted; see CONTRIBUTING
 LATE = float(os.environ.get("INPROCESS_TESTS_LATE", "0"))
@@ -74,6 +74,8 @@ class Spec:
     as_program: bool = False
     #: class of what the target gets
     context: type[Context] | None = None
+    #: of all processes of the run, see `process.mark`
+    mark: int = 0
 
 
 @dataclass
@@ -111,12 +113,7 @@ class Context:
         """Report an event to the test; `t` is CLOCK_MONOTONIC, which all processes share."""
         fields = {"event": event, "call": self.calls, "iteration": self.iteration} | fields
         fields["t"] = time.monotonic()
-        line = json.dumps(fields, default=repr)
-        if len(line) > MAX_EVENT_BYTES:
-            longest = max(fields, key=lambda name: len(str(fields[name])))
-            fields[longest] = str(fields[longest])[-1500:]
-            line = json.dumps(fields, default=repr)
-        os.write(self.events.fileno(), line.encode() + b"\n")
+        os.write(self.events.fileno(), _line(fields) + b"\n")
         self.reported.add(event)
         if LATE:
             time.sleep(random.uniform(0, LATE))
@@ -126,8 +123,12 @@ class Context:
         for at, fault in self.spec.faults.items():
             if at not in self.struck and at.meets(point):
                 self.struck.add(at)
-                if fault.when is not None:
-                    self.wait_for(fault.when)
+                try:
+                    if fault.when is not None:
+                        self.wait_for(fault.when)
+                except BaseException:  # a restart: it has not struck
+                    self.struck.discard(at)
+                    raise
                 what = {"at": repr(at), "fault": repr(fault), "place": str(point), "line": users_line()}
                 self.emit("fault", step=point.label or point.pings, **what)
                 fault.strike(self)
@@ -188,6 +189,21 @@ class Context:
         return value
 
 
+def _line(fields: dict[str, Any]) -> bytes:
+    """As JSON, which is ASCII. Of what is too long lists have their first items, and texts their ends."""
+    given = dict(fields)
+    while len(line := json.dumps(fields, default=repr)) > MAX_EVENT_BYTES:
+        name = max(fields, key=lambda name: len(json.dumps(fields[name], default=repr)))
+        shown = fields[name]
+        if isinstance(shown, list) and len(shown) > 1:
+            kept = (len(shown) - 1) // 2
+            fields[name] = [*given[name][:kept], f"and {len(given[name]) - kept} more"]
+        else:
+            text = shown if isinstance(shown, str) else str(shown)
+            fields[name] = text[(len(text) + 1) // 2 :]
+    return line.encode()
+
+
 def rank_main(spec: Spec, events: Connection, control: Connection) -> None:
     """What the forkserver's child runs."""
     gc.freeze()  # what the server imported is not worth collecting again
@@ -233,6 +249,7 @@ def _prepare(spec: Spec) -> None:
     os.dup2(log, 2)
     os.close(log)
     become(spec.environment)
+    mark(spec.mark)
     coverage.begin()
     if spec.place is not None:
         spec.place(spec.rank)
@@ -250,16 +267,23 @@ def _call(context: Context) -> int:
     try:
         value = context.spec.target(context)
     except BaseException as error:
+        code = _exit_code(error)
+        if code == 0:  # `sys.exit(main())` at the end of a script
+            return 0
         text = "".join(_traceback(error) if context.spec.as_program else traceback.format_exception(error))
         print(text, file=sys.stderr, flush=True)
         what = {"type": type(error).__name__, "message": str(error), "line": line_of(error), "trace": text[-2000:]}
         what["cause"] = "" if error.__cause__ is None else in_words(error.__cause__)[:500]
         context.emit("exception", **what)
-        if isinstance(error, SystemExit):
-            return error.code if isinstance(error.code, int) else int(error.code is not None)
-        return 1
+        return code
     context.emit("value", value=value)
     return 0
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return 1
 
 
 def _traceback(error: BaseException) -> Iterator[str]:

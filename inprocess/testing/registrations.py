@@ -6,6 +6,7 @@ Each kind is counted when the function is entered. Who registered the last one i
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import signal
@@ -17,7 +18,10 @@ from inprocess.exception import signal_name
 
 from .patching import change
 
-__all__ = ["EXTENDED", "REPLACED", "Registrations"]
+__all__ = ["EXTENDED", "REPLACED", "Key", "Registrations", "whole"]
+
+#: of a value in a dict, in a tuple; empty for the dict itself, and for whatever is none
+Key = tuple[Any, ...]
 
 #: what registers -> the names of the functions, by the place that has them
 _TORCH = {
@@ -44,6 +48,8 @@ EXIT, LOGGERS = "functions registered with atexit", "handlers of loggers"
 #: a list of Python's -> what its items are
 _LISTS = {"sys.path": "entries", "sys.meta_path": "importers", "gc.callbacks": "functions"}
 _EXCEPTHOOKS = ("sys.excepthook", "threading.excepthook")
+#: what `functools.lru_cache` makes. Anything may answer to the name `cache_info`: mocks, and dicts with attributes
+_CACHED = type(functools.lru_cache(len))
 #: kind -> the name to which the program adds something, or gives another value: no function registers these
 EXTENDED = {f"{items} in {name}": name.rpartition(".")[2] for name, items in _LISTS.items()}
 REPLACED = {f"different values of {name}": name.rpartition(".")[2] for name in _EXCEPTHOOKS}
@@ -74,8 +80,9 @@ class Registrations:
             for name in names:
                 self._note(place, name, kinds.get(owner, self._note_hooked))
 
-    def sizes(self, variables: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, int]]:
-        """How many there are of each kind; ``variables``: names and values of what the program keeps."""
+    def sizes(self, variables: Iterator[tuple[str, Key, Any]]) -> Iterator[tuple[str, int]]:
+        """How many there are of each kind; ``variables``: names, keys (see `whole`) and values of what the program
+        keeps."""
         yield EXIT, atexit._ncallbacks()
         loggers = [logging.root, *logging.root.manager.loggerDict.values()]
         yield LOGGERS, sum(len(each.handlers) for each in loggers if isinstance(each, logging.Logger))
@@ -86,14 +93,15 @@ class Registrations:
         if module is not None and optimizer is not None:
             yield ALL_MODULES, sum(len(getattr(module, f"_global_{name}")) for name in _GLOBAL_HOOKS)
             yield ALL_OPTIMIZERS, sum(len(getattr(optimizer, f"_global_optimizer_{x}_hooks")) for x in ("pre", "post"))
-        for name, value in variables:
-            if callable(info := getattr(value, "cache_info", None)) and hasattr(info(), "currsize"):
-                kind = f"results in the cache of {name}"
-                yield kind, info().currsize
+        hookable = tuple(found for found in map(_find, ("torch.nn.Module", "torch.Tensor")) if found is not None)
+        for name, key, value in variables:
+            if type(value) is _CACHED:
+                kind = f"results in the cache of {whole(name, key)}"
+                yield kind, value.cache_info().currsize
                 self.made[kind] = _defined(value)
-            owners = _with_hooks(value)
-            if owners:
-                kind = f"hooks of {name}"
+            elif issubclass(type(value), hookable):  # `isinstance` would ask what stands in for one
+                owners = _with_hooks(value)
+                kind = f"hooks of {whole(name, key)}"
                 yield kind, sum(map(_hooks, owners))
                 self.made.update((kind, self._hooked[id(each)]) for each in owners if id(each) in self._hooked)
 
@@ -120,6 +128,11 @@ class Registrations:
             change(owner, name, noted)
 
 
+def whole(name: str, key: Key) -> str:
+    """``train.MODELS['a']``."""
+    return name + "".join(f"[{each!r}]" for each in key)
+
+
 def _defined(cached: Any) -> str:
     """Where a function with a cache is defined."""
     code = getattr(getattr(cached, "__wrapped__", None), "__code__", None)
@@ -138,12 +151,9 @@ def _find(name: str) -> Any:
     return getattr(_find(module), last, None) if module else None
 
 
-def _with_hooks(value: object) -> list[Any]:
-    """A module and what is in it, or a tensor; empty for anything else."""
-    module, tensor = _find("torch.nn.Module"), _find("torch.Tensor")
-    if module is not None and isinstance(value, module):
-        return [*value.modules(), *value.parameters()]
-    return [value] if tensor is not None and isinstance(value, tensor) else []
+def _with_hooks(value: Any) -> list[Any]:
+    """A module and what is in it, or a tensor."""
+    return [*value.modules(), *value.parameters()] if isinstance(value, _find("torch.nn.Module")) else [value]
 
 
 def _hooks(owner: Any) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from math import copysign
 from typing import Any
 
 from .growth import ENTRIES
@@ -127,6 +129,8 @@ class Result:
             raise AssertionError(
                 f"it takes two restarts to see what grows, and none had them ({self.restarts} in this run): add faults"
             )
+        if errors := {event["error"] for result in self.ranks for event in result.of("uncounted")}:
+            raise AssertionError(f"what there is could not be counted at each entry: {'; '.join(sorted(errors))}")
         grown = {
             result.rank: result.of("grown")[-1]["lines"]
             for result in self.ranks
@@ -163,30 +167,71 @@ def _loaded(result: RankResult) -> Any:
 
 def differences(value: Any, wanted: Any, name: str) -> Iterator[str]:
     """One line for each leaf of nested dicts, lists and tuples in which two values are not the same, bit for bit."""
-    if isinstance(value, Mapping) and isinstance(wanted, Mapping):
+    if _is_array(value) and _is_array(wanted):
+        yield from _arrays(value, wanted, name)
+    elif type(value) is not type(wanted):
+        what = (f"{each!r:.200} ({type(each).__name__})" for each in (value, wanted))
+        yield f"{name} is {', not '.join(what)}"
+    elif isinstance(value, Mapping):
         for key in [*wanted, *(key for key in value if key not in wanted)]:
             if key not in value or key not in wanted:
                 yield f"{name}[{key!r}] is {'missing' if key not in value else 'too much'}"
             else:
                 yield from differences(value[key], wanted[key], f"{name}[{key!r}]")
-    elif isinstance(value, list | tuple) and isinstance(wanted, list | tuple) and len(value) == len(wanted):
+    elif isinstance(value, list | tuple) and len(value) == len(wanted):
         for index, pair in enumerate(zip(value, wanted, strict=True)):
             yield from differences(*pair, f"{name}[{index}]")
-    elif hasattr(value, "shape") and hasattr(wanted, "shape"):
-        yield from _tensors(value, wanted, name)
-    elif value != wanted and not (value != value and wanted != wanted):  # NaN is itself here
+    elif not _same(value, wanted):
         yield f"{name} is {value!r:.200}, not {wanted!r:.200}"
 
 
-def _tensors(value: Any, wanted: Any, name: str) -> Iterator[str]:
+def _same(value: Any, wanted: Any) -> bool:
+    """Of two leaves of the same type. NaN is itself here."""
+    if isinstance(value, complex):
+        return _same(value.real, wanted.real) and _same(value.imag, wanted.imag)
+    if isinstance(value, float):  # zero has a sign
+        return (value == wanted and copysign(1, value) == copysign(1, wanted)) or (value != value and wanted != wanted)
+    if isinstance(value, list | tuple) and len(value) != len(wanted):  # of tensors, say, which have no truth
+        return False
+    if hasattr(type(value), "equals"):  # a table of pandas or polars
+        return bool(value.equals(wanted))
+    try:
+        return bool(value == wanted)
+    except Exception:  # it compares each part of it
+        return pickle.dumps(value) == pickle.dumps(wanted)
+
+
+def _is_array(value: Any) -> bool:
+    """A tensor of torch, or an array of NumPy."""
+    return all(hasattr(type(value), name) for name in ("shape", "dtype", "reshape"))
+
+
+def _arrays(value: Any, wanted: Any, name: str) -> Iterator[str]:
     if (value.shape, value.dtype) != (wanted.shape, wanted.dtype):
         yield f"{name} is {value.dtype}{list(value.shape)}, not {wanted.dtype}{list(wanted.shape)}"
         return
-    # torch's tensors and NumPy's arrays; NaN is itself here
-    other = (value != wanted) & ~((value != value) & (wanted != wanted))
+    value, wanted = _plain(value), _plain(wanted)
+    # a zero has a sign, NaN is itself here
+    other = (_bytes(value) != _bytes(wanted)).any(-1) & ~((value != value) & (wanted != wanted)).reshape(-1)
     if count := int(other.sum()):
-        first = other.reshape(-1).tolist().index(True)
+        first = other.tolist().index(True)
         pair = [each.reshape(-1)[first].item() for each in (value, wanted)]
         of = f"{value.dtype}{list(value.shape)}"
-        size = len(other.reshape(-1))
-        yield f"{name}, {of}, differs in {count} of {size} elements; element {first} is {pair[0]}, not {pair[1]}"
+        yield f"{name}, {of}, differs in {count} of {len(other)} elements; element {first} is {pair[0]}, not {pair[1]}"
+
+
+def _plain(array: Any) -> Any:
+    """A tensor on the CPU that is neither sparse nor the conjugate of another one."""
+    if not hasattr(array, "detach"):
+        return array
+    array = array.detach().cpu()
+    return (array if str(array.layout) == "torch.strided" else array.to_dense()).resolve_conj().resolve_neg()
+
+
+def _bytes(array: Any) -> Any:
+    """A row for each element."""
+    flat = array.reshape(-1)
+    if hasattr(flat, "detach"):
+        return flat.contiguous().view(sys.modules["torch"].uint8).reshape(len(flat), flat.element_size())
+    size = 1 if flat.dtype.hasobject else flat.itemsize
+    return (flat if flat.dtype.hasobject else flat.view("u1")).reshape(len(flat), size)

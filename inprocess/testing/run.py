@@ -19,8 +19,6 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from inprocess.system import procfs
-from inprocess.system.descriptors import await_readable
 from inprocess.testing.coordinates import At
 from inprocess.testing.faults import Fault
 
@@ -28,9 +26,9 @@ from . import coverage, invariants, leaks
 from .network import Network
 from .outcome import Deadline, RankProcess, RankResult, Ranks, text_of
 from .ports import ReservedPort
-from .process import own_variables
+from .process import inherited_variables, left_by, new_mark, own_variables, reap
 from .rank import Context, Spec, rank_main
-from .server import servers, start_server
+from .server import start_server
 from .story import tell
 
 #: what `Run.wait` calls meanwhile
@@ -65,7 +63,6 @@ class Run:
         self._folder = Path(tempfile.mkdtemp(prefix="ranks-"))
         (self._folder / "tmp").mkdir()
         self._port = ReservedPort()
-        self._known = set(leaks.descendants_of(os.getpid()))
         self._answered: set[tuple[int, int, int]] = set()
         #: pids that were killed together
         self._killed: set[int] = set()
@@ -91,6 +88,7 @@ class Run:
             place=place if network is None else network.place(range(world_size)),
             as_program=as_program,
             context=context,
+            mark=new_mark(),
         )
         try:
             self._start_all(world_size, env or {})
@@ -158,9 +156,7 @@ class Run:
 
     def _environment(self, rank: int, world_size: int, more: Mapping[str, str | None]) -> dict[str, str]:
         environment: dict[str, str | None] = {
-            name: text for name, text in os.environ.items() if name not in leaks.IGNORED_VARIABLES
-        }
-        environment |= {
+            **inherited_variables(),
             "RANK": str(rank),
             "WORLD_SIZE": str(world_size),
             "LOCAL_RANK": str(rank),
@@ -171,6 +167,7 @@ class Run:
         }
         if self._as_program:  # torch's C++ code tells of every connection that ends, with its stack
             environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+            environment["LOCAL_WORLD_SIZE"] = str(world_size)
         environment |= {**coverage.variables(), **({} if self._network is None else self._network.variables())}
         environment |= {name: text and text.replace("{rank}", str(rank)) for name, text in more.items()}
         return {name: text for name, text in environment.items() if text is not None}
@@ -212,7 +209,7 @@ class Run:
         end = time.monotonic() + deadline
         self._pump(self._is_over, end, act)
         ended = time.monotonic()
-        remaining = reap(self._known, min(end, ended + LEAVING) if self._as_program else end)
+        remaining = reap(self._left, min(end, ended + LEAVING) if self._as_program else end)
         lingered = time.monotonic() - ended
         for rank in self.ranks:
             rank.process.join()
@@ -254,9 +251,9 @@ class Run:
                     rank.signal(signal.SIGKILL)
         return not running
 
-    def tolerate(self, pids: Collection[int]) -> None:
-        """These belong to the test, which has started them since the run began."""
-        self._known.update(pids)
+    def _left(self) -> list[int]:
+        """Processes that ranks have started. Others below this process are none of the run's."""
+        return left_by([rank.process.pid for rank in self.ranks if not rank.ended], self._template.mark)
 
     def wait_event(self, name: str, *, count: int = 1, deadline: float = 20.0, **fields: Any) -> None:
         """Wait until `count` ranks have reported that event."""
@@ -348,7 +345,7 @@ class Run:
         import psutil  # noqa: PLC0415  # nothing else here needs it
 
         found = []
-        for pid in strangers(self._known):
+        for pid in (*(rank.process.pid for rank in self.ranks if not rank.ended), *self._left()):
             with suppress(psutil.NoSuchProcess):
                 sockets = psutil.Process(pid).net_connections("tcp")
                 if any(each.status == psutil.CONN_LISTEN and each.laddr[1] == port for each in sockets):
@@ -370,7 +367,7 @@ class Run:
             rank.signal(signal.SIGKILL)
             rank.process.join()
             rank.drain()
-        below = [leaks.command_of(pid) for pid in strangers(self._known)]
+        below = [leaks.command_of(pid) for pid in self._left()]
         results = Ranks(rank.result() for rank in self.ranks)
         story = self.story(results)
         self.close()
@@ -395,45 +392,10 @@ class Run:
         for rank in self.ranks:
             rank.signal(signal.SIGKILL)
             rank.close()
-        reap(self._known, time.monotonic())
+            rank.ended = True
+        reap(self._left, time.monotonic())
         self._port.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def strangers(known: Collection[int]) -> list[int]:
-    """Processes below this one that are neither known nor multiprocessing's own, nor dead and another one's to reap."""
-    found = [pid for pid in leaks.descendants_of(os.getpid(), servers()) if pid not in known]
-    mine = leaks.children_of(os.getpid())  # afterwards: one whose parent has just ended has come to this process
-    return [pid for pid in found if pid in mine or procfs.state_of(pid)["state"] != "Z"]
-
-
-def reap(known: Collection[int], end: float) -> list[str]:
-    """Wait until `end` (monotonic) for daemons that came to this process; kill those that stay, and name them."""
-    late: list[str] = []
-    while pids := strangers(known):
-        for pid in pids:
-            left = end - time.monotonic()
-            if not _ended(pid, max(left, 0.0)):
-                late.append(f"pid {pid}: {leaks.command_of(pid)}")
-                os.kill(pid, signal.SIGKILL)
-                _ended(pid, 5.0)
-    return late
-
-
-def _ended(pid: int, seconds: float) -> bool:
-    """Wait for the end of a process through its pidfd, then reap it if it is ours."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        done = await_readable(pidfd, seconds)
-    finally:
-        os.close(pidfd)
-    if done:
-        with suppress(ChildProcessError):
-            os.waitpid(pid, 0)
-    return done
 
 
 def _problems(results: Ranks, fenced: Collection[int], as_program: bool) -> list[str]:

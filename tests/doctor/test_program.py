@@ -15,7 +15,7 @@ import pytest
 
 from inprocess.doctor import checks, trial
 from inprocess.doctor.findings import Settings
-from inprocess.testing.command import LAUNCHERS
+from inprocess.testing.process import inherited_variables
 
 from .machine import ROOT
 
@@ -32,7 +32,7 @@ def doctor(*arguments: str, env: Mapping[str, str]) -> subprocess.CompletedProce
 @pytest.fixture
 def environ() -> dict[str, str]:
     """Without what a launcher around the tests has set."""
-    return {name: text for name, text in os.environ.items() if not name.startswith(LAUNCHERS)}
+    return inherited_variables()
 
 
 def test_nothing_is_wrong(environ: dict[str, str]) -> None:

@@ -45,6 +45,12 @@ def test_without_faults(run, tmp_path):
     assert (tmp_path / "digits.pt").exists() and not (tmp_path / "digits.tmp").exists()
 
 
+def test_a_batch_of_more_images_than_there_are(run):
+    """Is one of all of them."""
+    said = run("--nproc", 1, "--steps", 2, "--batch", 2000, code=1).out
+    assert "accuracy on held-out images" in said, "two steps do not reach the goal"
+
+
 def test_five_faults_with_the_death_of_rank_0(run):
     faults = "kill:rank=2,step=60 raise:rank=1,step=120 hang:rank=3,step=180 kill:rank=0,step=240 raise:rank=3,step=280"
     result = run("--nproc", 4, "--log-every", 60, "--faults", faults)

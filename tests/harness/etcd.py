@@ -45,10 +45,6 @@ class EtcdCluster:
     def endpoints(self) -> list[str]:
         return [f"{self._scheme}://127.0.0.1:{port.number}" for port in self._client]
 
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._processes.values()]
-
     def start_all(self) -> None:
         """Start all members, none of which runs. One alone would not be ready before a majority is there."""
         for member in range(len(self._client)):

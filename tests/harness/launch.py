@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from inprocess.testing import run
+from inprocess.system import procfs
+from inprocess.testing import leaks, run, server
 
 from .child import Context, Options
 
@@ -39,6 +41,19 @@ KILLING: Mapping[str, Any] = HASTY | {"hard_timeout": 5}
 BEATING: Mapping[str, Any] = PATIENT | {"heartbeat_interval": 0.2, "heartbeat_timeout": 4}
 #: and where the job ends with the host of its store
 ALONE: Mapping[str, Any] = BEATING | {"standby_stores": 0}
+
+
+def strangers(known: Collection[int] = ()) -> list[int]:
+    """Processes below this one that are neither known, nor below one that is, nor multiprocessing's own, nor dead and
+    another one's to reap."""
+    found: list[int] = []
+    waiting = [os.getpid()]
+    while waiting:
+        below = [pid for pid in leaks.children_of(waiting.pop()) if pid not in known]
+        waiting += below
+        found += [pid for pid in below if pid not in server.servers()]
+    mine = leaks.children_of(os.getpid())  # afterwards: one whose parent has just ended has come to this process
+    return [pid for pid in found if pid in mine or procfs.state_of(pid)["state"] != "Z"]
 
 
 class Run(run.Run):

@@ -118,7 +118,6 @@ def test_etcd_starts_again_within_patience(launch, own_cluster, fault):
     tell(run, 1)
     own_cluster.turn_away(80)
     own_cluster.start_all()
-    run.tolerate(own_cluster.pids)
     ranks = run.wait(40)
     checks.went_on(ranks, without=[1] if fault is Kill else [])
     assert keys(own_cluster, "again") == 0

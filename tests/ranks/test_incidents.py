@@ -124,11 +124,11 @@ def test_no_writer_outlives_the_monitors(launch, tmp_path, monkeypatch, faults, 
     """Also not one that looks whether another one has written, nor one that waits for what is missing."""
     found: list[list[int]] = []
 
-    def reap(known: Any, end: float) -> list[str]:
+    def reap(find: Any, end: float) -> list[str]:
         """Called when all ranks have ended; waits for whatever they have left."""
         await_monitors(tmp_path)
-        found.append([pid for pid in testing_run.strangers(known) if str(tmp_path) in arguments(pid)])
-        return really(known, end)
+        found.append([pid for pid in find() if str(tmp_path) in arguments(pid)])
+        return really(find, end)
 
     really = testing_run.reap
     monkeypatch.setattr(testing_run, "reap", reap)

@@ -149,11 +149,10 @@ def test_who_waited_though_its_frames_do_not_show_that(launch, tmp_path):
     assert incident.verdict.waiting == (0,)
 
 
-def test_a_fault_during_a_restart_and_one_after_it(launch, tmp_path, monkeypatch, capsys):
+def test_a_fault_during_a_restart_and_one_after_it(launch, tmp_path, capsys):
     """The variable alone switches it on. The command prints the same for people and for programs."""
-    monkeypatch.setenv("INPROCESS_RUN_DIR", str(tmp_path))
     faults = {At(1, step=1): Raise(), At(2, 1, step=2): Kill(), At(0, 2, step=0): Raise(OSError)}
-    launch(targets.run_train, 3, faults=faults).wait()
+    launch(targets.run_train, 3, faults=faults, env={"INPROCESS_RUN_DIR": str(tmp_path)}).wait()
     capsys.readouterr()
     assert command.main(["report", str(tmp_path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -330,6 +330,15 @@ def test_example(cluster: Cluster, tmp_path: Path, name: str) -> None:
     """As it is in the repository; each trains to the end, over the fault that is in the program."""
     job = cluster.submit_file(tmp_path, EXAMPLES / "slurm" / f"{name}.sbatch", EXAMPLES=str(EXAMPLES))
     assert job.wait()["JobState"] == "COMPLETED", job.story()
+    assert bool(list(tmp_path.glob("done-*"))) == (name != "launcher")
     assert "restart 1: rank 1 raised an exception: RuntimeError: a fault, once" in job.out
     assert job.out.count("the weights are right to 0.0") == 4
     assert job.out.count("was a spare") == (2 if name == "spares" else 0)
+
+
+def test_an_example_whose_training_fails(cluster: Cluster, tmp_path: Path) -> None:
+    """With a checkpoint, which cannot be read."""
+    (tmp_path / "checkpoint.pt").write_text("this is none")
+    place = str(tmp_path / "checkpoint.pt")
+    job = cluster.submit_file(tmp_path, EXAMPLES / "slurm" / "srun.sbatch", EXAMPLES=str(EXAMPLES), CHECKPOINT=place)
+    assert job.wait()["JobState"] == "FAILED", job.story()

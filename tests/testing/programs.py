@@ -88,6 +88,14 @@ class Trainer:
     def fit(self, steps: int) -> int:
         return self.offset + len(optimized(steps))
 
+    @classmethod
+    def make(cls, offset: int) -> str:
+        return type(cls(offset)).__name__
+
+
+class Later(Trainer):
+    """Inherits `make`."""
+
 
 @inprocess.Wrapper()
 def optimized(steps: int, call: inprocess.CallWrapper = None) -> list[int]:  # type: ignore[assignment]
@@ -141,6 +149,22 @@ def handles_sigterm(call: inprocess.CallWrapper = None) -> int:  # type: ignore[
 @inprocess.Wrapper()
 def start_method() -> str:
     return multiprocessing.get_start_method()
+
+
+@inprocess.Wrapper()
+def saves_by_keyword(folder: str, call: inprocess.CallWrapper = None) -> None:  # type: ignore[assignment]
+    call.ping()
+    torch.save({}, f=f"{folder}/state.pt")
+
+
+@inprocess.Wrapper()
+def says_event() -> None:
+    here("x", event=1)
+
+
+@inprocess.Wrapper()
+def environment() -> dict[str, str]:
+    return dict(os.environ)
 
 
 @inprocess.Wrapper()

@@ -113,6 +113,30 @@ def test_nothing_where_nobody_asks(session, tmp_path):
     assert "1 passed" in session("-q")
 
 
+def test_fixtures_and_parameters_of_these_names(session, tmp_path):
+    """The server would import torch for them."""
+    (tmp_path / "test_train.py").write_text(
+        "import pytest, sys\n"
+        "@pytest.fixture\ndef ranks():\n    return 2\n"
+        "@pytest.mark.parametrize('command', ['ls'])\n"
+        "def test_these(ranks, command):\n"
+        "    assert (ranks, command) == (2, 'ls') and 'multiprocessing.forkserver' not in sys.modules\n"
+    )
+    assert "1 passed" in session("-q")
+
+
+def test_a_fixture_that_is_made_of_this_one(session, tmp_path):
+    """What the configuration has imported is imported for its ranks, too."""
+    (tmp_path / "early.py").write_text("")
+    (tmp_path / "train.py").write_text("import inprocess, sys\n" + TRAIN.replace("steps + 1", "'early' in sys.modules"))
+    (tmp_path / "test_train.py").write_text(
+        "import functools, pytest, train\n"
+        "@pytest.fixture\ndef ranks(ranks):\n    return functools.partial(ranks, env={'A': 'b'})\n"
+        "def test_it(ranks):\n    assert ranks(1).run(train.train, 1).values == [True]\n"
+    )
+    assert "1 passed" in session("-q", "-o", "inprocess_preload=early")
+
+
 def test_collecting_needs_no_torch(session, tmp_path):
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('there is none', name='torch')")
     (tmp_path / "train.py").write_text("def train(steps): ...")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ import torch
 from inprocess.exception import OptionError
 from inprocess.testing import (
     At,
+    Command,
     Deadline,
     Exit,
     Fault,
@@ -33,14 +36,15 @@ from inprocess.testing import (
     StoreLoss,
     Terminate,
     leaks,
+    process,
     random_faults,
-    run,
 )
 from inprocess.testing.coordinates import PHASES
 
 from . import programs
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 #: a hang is noticed after two seconds; what stands still is killed after four
 HASTY = {"soft_timeout": 2, "hard_timeout": 4, "heartbeat_timeout": 3}
 
@@ -170,6 +174,17 @@ def test_in_the_middle_of_a_file(job, tmp_path):
     result.assert_resumed_from(5)
 
 
+def test_a_file_by_its_keyword(ranks, tmp_path):
+    at = At(0, file="state.pt", step=1)
+    result = ranks(1).run(programs.saves_by_keyword, str(tmp_path), faults={at: Raise()})
+    assert result.struck == [repr(at)] and result.world_sizes == [1, 1]
+
+
+def test_a_name_of_every_event(ranks):
+    with pytest.raises(AssertionError, match=r"OptionError: here\('x', event=\.\.\.\): each event has its own event"):
+        ranks(1).run(programs.says_event)
+
+
 def test_random(job):
     faults = random_faults(n=4, ranks=4, steps=3)
     result = job(4).run(programs.train, 60, faults=faults)
@@ -287,6 +302,13 @@ def test_without_the_check(ranks):
     assert result.problems == [f"rank 0 ended with SystemExit, in {place('sys.exit(code)', 'exits')}: 3"]
 
 
+@pytest.mark.parametrize("code", ["0", "None"])
+def test_a_script_that_ends_with_sys_exit(ranks, code):
+    result = ranks(1).run(HERE / "script_that_exits.py", code)
+    assert result.exit_codes == [0] and result.exceptions == [None]
+    result.assert_same_result(None)
+
+
 def test_a_temporary_file_is_a_problem_but_that_of_a_killed_rank(ranks):
     faults = {At(0, step=1): Kill()}
     assert ranks(2).run(programs.makes_files, True, faults=faults).world_sizes == [2, 1]
@@ -346,6 +368,14 @@ def local(call=None):
 WRONG = {
     "no ranks": (lambda ranks: ranks(0), r"ranks\(0\): the number of ranks must be at least 1"),
     "deadline": (lambda ranks: ranks(1, deadline=0), "deadline=0 must be greater than zero seconds"),
+    "deadline in text": (lambda ranks: ranks(1, deadline="60"), "deadline='60' must be greater than zero seconds"),
+    "no deadline": (lambda ranks: ranks(1, deadline=float("inf")), "deadline=inf must be greater than zero seconds"),
+    "respawn": (lambda ranks: ranks(1, respawn=-1), "respawn=-1 is not a number of ranks from 0 on"),
+    "variable": (lambda ranks: ranks(1, env={"N": 4}), r"ranks\(1\): env=\{'N': 4\}: variables are text"),
+    "variable of a command": (
+        lambda ranks: Command([str(HERE / "script.py")], 0.0, env={"N": 4}),
+        r"env=\{'N': 4\}: variables are text",
+    ),
     "option": (
         lambda ranks: ranks(1, options={"soft_timeot": 1}).run(local),
         r"options=\{'soft_timeot': \.\.\.\} is no option of Wrapper: did you mean 'soft_timeout'",
@@ -355,6 +385,11 @@ WRONG = {
         lambda ranks: ranks(1, options={"initialize": lambda state: state}).run(local),
         "options=.* cannot be pickled for the ranks",
     ),
+    "inherited": (
+        lambda ranks: ranks(1).run(programs.Later.make, 1),
+        r"run\(Trainer.make\): .* tests.testing.programs.Trainer.make is not this one",
+    ),
+    "wrapped": (lambda ranks: ranks(1).run(functools.wraps(local)(lambda: 1)), r"run\(local\): .* wrapped on the spot"),
     "no function": (lambda ranks: ranks(1).run(3), r"run\(3\): pass a function of a module, or the path of a script"),
     "no script": (lambda ranks: ranks(1).run("no_such.py"), "there is no such script: .*no_such.py"),
     "script": (lambda ranks: ranks(1).run(HERE / "script.py", steps=3), "a script has no keyword arguments: steps"),
@@ -397,6 +432,8 @@ def test_nothing_is_left_where_the_first_rank_does_not_start(tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
+# --- what belongs to a run
+
 NEVER_REAPS = """
 import os, sys
 child = os.fork() or os._exit(0)
@@ -404,16 +441,120 @@ os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
 print(flush=True)
 sys.stdin.read()
 """
+LEAVES_A_DAEMON = """
+import os, sys
+if os.fork() == 0:
+    os.setsid()
+    print(os.getpid(), flush=True)
+    sys.stdin.read()
+"""
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 
 
-def test_a_dead_process_that_is_not_ours_to_reap():
-    """It is not waited for while its parent, which the test knows, lives and does not reap it. Then it is ours."""
-    known = run.strangers(())
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", NEVER_REAPS], **pipes) as parent:
+@pytest.fixture
+def number():
+    return process.new_mark()
+
+
+def marked(source: str, number: int) -> subprocess.Popen[bytes]:
+    source = f"from inprocess.testing import process\nprocess.mark({number})\n{source}"
+    return subprocess.Popen([sys.executable, "-c", source], cwd=ROOT, **PIPES)
+
+
+def test_a_dead_process_that_is_not_ours_to_reap(number):
+    """It is not waited for while its parent lives and does not reap it. Then it is ours."""
+    with marked(NEVER_REAPS, number) as parent:
         assert parent.stdout.readline() == b"\n"
         (dead,) = leaks.children_of(parent.pid)
-        assert run.reap({*known, parent.pid}, time.monotonic() + 5) == []
+        assert process.left_by([parent.pid], number + 1) == []
         assert leaks.command_of(dead).startswith("Z")
-    assert run.reap(known, time.monotonic() + 5) == []
+    assert process.reap(partial(process.left_by, (), number), time.monotonic() + 5) == []
     assert dead not in leaks.children_of(os.getpid())
+
+
+def test_a_daemon_belongs_to_the_run_in_which_it_was_started(number):
+    with marked(LEAVES_A_DAEMON, number) as parent:
+        daemon = int(parent.stdout.readline())
+        assert parent.wait() == 0
+        assert process.left_by((), number) == [daemon] and process.left_by((), number + 1) == []
+        (late,) = process.reap(partial(process.left_by, (), number), time.monotonic())
+        assert late.startswith(f"pid {daemon}: ")
+    assert daemon not in leaks.children_of(os.getpid())
+
+
+def test_processes_of_the_test_itself_are_left_alone(launch, tmp_path):
+    """Which were started since the run began: below this process, or below another one of the test's."""
+    os.mkfifo(tmp_path / "end")
+    job = launch(waits_for_a_writer, 1, args={"pipe": str(tmp_path / "end")})
+    job.wait_event("waits")
+    with marked("import subprocess; subprocess.run(['cat'])", 1) as other:
+        cat = _first_child(other.pid)
+        (tmp_path / "end").write_text("")
+        job.wait()
+        assert other.poll() is None and leaks.children_of(other.pid) == [cat]
+
+
+def waits_for_a_writer(context):
+    context.emit("waits")
+    Path(context.args["pipe"]).read_text()
+
+
+def _first_child(pid: int) -> int:
+    end = time.monotonic() + 20
+    while not (found := leaks.children_of(pid)):
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    return found[0]
+
+
+def test_a_command_ends_with_all_that_it_has_started(command, tmp_path):
+    daemon = LEAVES_A_DAEMON.replace("sys.stdin.read()", "os.closerange(0, 3); signal.pause()")
+    (tmp_path / "daemon.py").write_text(f"import signal\n{daemon}")
+    program = command("daemon.py", folder=tmp_path)
+    assert program.finish() == 0
+    pid = int(program.out)
+    assert leaks.command_of(pid) != "gone"
+    program.close()
+    assert leaks.command_of(pid) == "gone"
+
+
+# --- a command
+
+
+def test_what_a_command_prints(command, tmp_path):
+    """Whatever bytes these are, and also what it says at its very end."""
+    (tmp_path / "noisy.py").write_text(
+        "import atexit, sys\natexit.register(print, 'at exit')\nsys.stdout.buffer.write(b'\\xff\\n')\n1 / 0\n"
+    )
+    program = command("noisy.py", folder=tmp_path)
+    assert program.finish() == 1
+    assert program.out == "\ufffd\nat exit\n" and "ZeroDivisionError" in program.err
+    merged = command("noisy.py", folder=tmp_path, merged=True)
+    merged.expect("ZeroDivisionError")
+    assert merged.finish() == 1 and merged.err == ""
+
+
+def test_nothing_is_left_of_a_command_that_cannot_start(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(AttributeError, match="local object"):
+        Command([str(HERE / "script.py")], 0.0, prepare=lambda variables: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_launcher_around_the_tests_has_set(ranks, command, tmp_path, monkeypatch):
+    """Names that only begin like one of these stay."""
+    for name in (
+        "ROLE_ARN",
+        "LOCAL_DATA",
+        "GROUP_RANK",
+        "TORCHELASTIC_RUN_ID",
+        "INPROCESS_RUN_DIR",
+        "LOCAL_WORLD_SIZE",
+    ):
+        monkeypatch.setenv(name, "x")
+    (tmp_path / "shows.py").write_text("import json, os, sys\njson.dump(dict(os.environ), sys.stdout)")
+    program = command("shows.py", folder=tmp_path)
+    assert program.finish() == 0
+    for seen in (json.loads(program.out), ranks(2).run(programs.environment).values[0]):
+        assert seen["ROLE_ARN"] == seen["LOCAL_DATA"] == "x" and seen["INPROCESS_RUN_DIR"] == "none"
+        assert not {"GROUP_RANK", "TORCHELASTIC_RUN_ID"} & seen.keys() and seen.get("LOCAL_WORLD_SIZE") in (None, "2")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -217,3 +219,33 @@ def test_a_node_has_one_launcher(step: Callable[..., None], capsys: pytest.Captu
         arguments.parse(["train.py"])
     said = capsys.readouterr().err
     assert "4 tasks on 2 nodes" in said and "srun --ntasks-per-node=1" in said
+
+
+# --- the scripts of the examples
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "slurm"
+#: in place of SLURM's: (what its tasks leave, its code) -> whether the job has succeeded
+RUNS = {
+    "all is well": (("checkpoint", "done"), 0, True),
+    "a task was killed, the others have finished": (("checkpoint", "done"), 137, True),
+    "all have failed, after a checkpoint": (("checkpoint",), 1, False),
+    "a task was killed, then the others have failed": (("checkpoint",), 137, False),
+}
+
+
+@pytest.mark.parametrize("name", ["srun", "spares", "requeue", "wait_daemon"])
+@pytest.mark.parametrize("run", RUNS)
+def test_a_job_succeeds_where_its_training_is_done(name: str, run: str, tmp_path: Path) -> None:
+    left, code, succeeds = RUNS[run]
+    fake = tmp_path / "srun"
+    fake.write_text("#!/bin/sh\n" + "".join(f'echo x > "{each}-7{suffix(each)}"\n' for each in left) + f"exit {code}\n")
+    fake.chmod(0o700)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    for variable in ("CHECKPOINT", "DONE", "PIDFILES"):
+        env.pop(variable, None)
+    ended = subprocess.run(["bash", EXAMPLES / f"{name}.sbatch"], cwd=tmp_path, env=env, check=False)
+    assert (ended.returncode == 0) == succeeds
+
+
+def suffix(name: str) -> str:
+    return ".pt" if name == "checkpoint" else ""

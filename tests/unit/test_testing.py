@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import os
 import pickle
+import select
+import sys
 from collections import Counter
-from types import ModuleType
+from collections.abc import Iterator, Mapping
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, Mock, call
 
 import pytest
 
 from inprocess.exception import OptionError
-from inprocess.testing import At, Exit, HostLoss, Kill, Raise, SlowDown, StoreLoss, here, random_faults
+from inprocess.testing import At, Exit, HostLoss, Kill, Raise, SlowDown, StoreLoss, forked_monitor, here, random_faults
 from inprocess.testing import growth as growing
 from inprocess.testing.coordinates import Point, When
-from inprocess.testing.faults import Hang
+from inprocess.testing.faults import Fault, Hang
 from inprocess.testing.growth import Growth
 from inprocess.testing.outcome import RankResult
+from inprocess.testing.rank import Context
 from inprocess.testing.result import Result, differences
 from inprocess.testing.story import tell
 
@@ -103,6 +111,67 @@ def test_a_place_outside_tests_does_nothing() -> None:
     here("save", step=3)
 
 
+# --- events
+
+
+class _Pipe:
+    """The end of a pipe, and what comes out at the other one."""
+
+    def __init__(self) -> None:
+        self.out, self.into = os.pipe()
+
+    def fileno(self) -> int:
+        return self.into
+
+    def event(self) -> dict[str, Any]:
+        line = os.read(self.out, 1 << 16)
+        assert len(line) <= select.PIPE_BUF
+        return dict(json.loads(line))
+
+
+@pytest.fixture
+def pipe() -> Iterator[_Pipe]:
+    made = _Pipe()
+    yield made
+    os.close(made.out)
+    os.close(made.into)
+
+
+def context(pipe: _Pipe, faults: Mapping[At, Any] | None = None) -> Context:
+    return Context(SimpleNamespace(rank=0, faults=faults or {}), pipe, pipe)  # type: ignore[arg-type]
+
+
+def test_a_long_list_has_its_first_items(pipe: _Pipe) -> None:
+    lines = [f"the list number {number}: 0, 1, 2 at the entries of the function" for number in range(200)]
+    context(pipe).emit("grown", lines=lines)
+    told = pipe.event()["lines"]
+    assert told[:-1] == lines[: len(told) - 1] and told[-1] == f"and {201 - len(told)} more" and len(told) > 20
+
+
+def test_long_texts_have_their_ends(pipe: _Pipe) -> None:
+    context(pipe).emit("exception", message="\u00e9" * 3000 + "!", trace="\u00e9\n" * 3000 + "?", cause="", type="E")
+    told = pipe.event()
+    assert told["message"].endswith("\u00e9!") and told["trace"].endswith("\n?") and told["type"] == "E"
+
+
+def test_a_fault_whose_wait_is_interrupted_has_not_struck(pipe: _Pipe) -> None:
+    at, struck = At(0, step=1), []
+
+    class Noted(Fault):
+        def strike(self, context: Any) -> None:
+            struck.append(context)
+
+    def interrupted(when: When) -> None:
+        raise KeyboardInterrupt
+
+    made, there = context(pipe, {at: Noted(when=When("here", 1))}), Point(0, 0, pings=1, at_ping=True)
+    made.wait_for = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        made.reach(there)
+    made.wait_for = lambda when: None  # type: ignore[method-assign]
+    assert made.reach(there) and struck == [made] and not made.reach(there)
+
+
 # --- schedules
 
 
@@ -139,6 +208,15 @@ def test_where_only_gentle_faults_are_left_to_choose() -> None:
 def test_schedules_that_cannot_be(given: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="random_faults: "):
         random_faults(1, **given)
+
+
+# --- the monitor
+
+
+def test_a_kernel_that_does_not_tell_where_the_command_line_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written at address zero."""
+    monkeypatch.setattr(forked_monitor, "stat_fields", lambda pid: ["0"] * 50)
+    forked_monitor._rename()
 
 
 # --- what grows
@@ -196,6 +274,90 @@ def test_a_module_without_source_has_no_line(tmp_path: Any) -> None:
     module = ModuleType("some")
     module.__file__ = str(tmp_path / "gone.py")
     assert list(growing._search(module, "NAMES", growing._enlarges)) == []
+
+
+class _AttrDict(dict[str, Any]):
+    __getattr__ = dict.__getitem__
+
+
+class _Slots:
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+@pytest.fixture
+def program(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module of the program."""
+    made = ModuleType("program_of_test")
+    made.__file__ = str(tmp_path / "program_of_test.py")
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    monkeypatch.setattr(_Slots, "__module__", made.__name__)
+    monkeypatch.setattr(growing, "modules", lambda: iter([made]))
+    return made
+
+
+def _counted(times: int = 1) -> Growth:
+    growth = Growth()
+    for _ in range(times):
+        growth.count()
+    return growth
+
+
+@pytest.mark.parametrize(
+    "value", [_AttrDict(lr=0.1), _Slots(), call, MagicMock(), Mock()], ids=lambda value: type(value).__name__
+)
+def test_objects_that_answer_to_any_name_are_counted(program: ModuleType, value: Any) -> None:
+    program.value = value  # type: ignore[attr-defined]
+    assert not [name for name in _counted()._counts[0] if "cache" in name]
+
+
+def test_results_in_a_cache_grow(program: ModuleType) -> None:
+    program.caches = {"a": functools.lru_cache(abs)}  # type: ignore[attr-defined]
+    growth = Growth()
+    for number in range(3):
+        growth.count()
+        program.caches["a"](number)
+    assert growth.lines() == [
+        "results in the cache of program_of_test.caches['a']: 0, 1, 2 at the entries of the function"
+    ]
+
+
+def test_a_large_dict_is_counted_whole(program: ModuleType) -> None:
+    """Its keys are not put into words."""
+
+    class Key:
+        def __repr__(self) -> str:
+            raise AssertionError
+
+    program.large = {key: [1] for key in range(growing.LARGE + 1)}  # type: ignore[attr-defined]
+    program.small = {Key(): [1, 2]}  # type: ignore[attr-defined]
+    counted = _counted()._counts[0]
+    assert counted["the dict program_of_test.large"] == growing.LARGE + 1
+    assert counted["the dict program_of_test.small"] == 3
+
+
+def test_what_cannot_be_counted_is_no_error_of_the_program() -> None:
+    """The test that asks for it is told."""
+
+    pytest.importorskip("torch")
+    from inprocess.testing.instruments import Instruments
+
+    class Uncountable:
+        groups = ()
+
+        def count(self) -> None:
+            raise KeyError("cache_info")
+
+    told: list[tuple[str, str]] = []
+    emit = lambda event, **fields: told.append((event, fields["error"]))  # noqa: E731
+    instruments = SimpleNamespace(_growth=Uncountable(), _context=SimpleNamespace(emit=emit))
+    Instruments._count(instruments)  # type: ignore[arg-type]
+    assert told == [("uncounted", "KeyError: 'cache_info'")]
+    event = {"event": "uncounted", "t": 0.1, "call": 0, "iteration": 0, "error": told[0][1]}
+    with pytest.raises(AssertionError, match="could not be counted at each entry: KeyError: 'cache_info'"):
+        result(rank(0, *(entry(n, 1) for n in range(3)), event)).assert_nothing_grows()
 
 
 # --- results
@@ -265,6 +427,45 @@ def test_differences() -> None:
     assert list(differences({"a": 1}, {"b": 1}, "x")) == ["x['b'] is missing", "x['a'] is too much"]
     assert list(differences([1], [1, 2], "x")) == ["x is [1], not [1, 2]"]
     assert list(differences(float("nan"), float("nan"), "x")) == []
+    assert list(differences(-0.0, 0.0, "x")) == ["x is -0.0, not 0.0"]
+    assert list(differences(complex(0.0, -0.0), 0j, "x")) == ["x is -0j, not 0j"]
+    assert list(differences([1], [True], "x")) == ["x[0] is 1 (int), not True (bool)"]
+    assert list(differences([1], (1,), "x")) == ["x is [1] (list), not (1,) (tuple)"]
+
+
+class _Table:
+    """As one of pandas."""
+
+    def __init__(self, *rows: int) -> None:
+        self.rows = rows
+
+    def __eq__(self, other: object) -> Any:
+        raise ValueError("the truth of a table is ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def equals(self, other: _Table) -> bool:
+        return self.rows == other.rows
+
+    def __repr__(self) -> str:
+        return f"Table{self.rows}"
+
+
+def test_differences_of_what_has_no_truth() -> None:
+    assert list(differences(_Table(1), _Table(1), "x")) == []
+    assert list(differences(_Table(1), _Table(1, 2), "x")) == ["x is Table(1,), not Table(1, 2)"]
+
+
+def test_differences_of_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    zero, nan = torch.tensor([1.0, 0.0]), torch.tensor([[float("nan")]], dtype=torch.bfloat16)
+    said = "x, torch.float32[2], differs in 1 of 2 elements; element 1 is -0.0, not 0.0"
+    assert list(differences(torch.tensor([1.0, -0.0]), zero, "x")) == [said]
+    assert list(differences(zero.numpy().astype(float), zero.numpy(), "x")) == ["x is float64[2], not float32[2]"]
+    assert list(differences(-zero.numpy(), -zero.numpy(), "x")) == []
+    assert len(list(differences((zero, zero), (zero,), "x"))) == 1
+    for same in (nan, torch.zeros(0), torch.tensor(True), torch.tensor([1j]).conj()):
+        assert list(differences(same, same.clone(), "x")) == []
 
 
 def test_nothing_grows() -> None:
