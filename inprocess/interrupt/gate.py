@@ -130,7 +130,8 @@ class Gate:
         # written by the monitor thread when it asks, by the main thread when it has raised
         self._armed = False
         self._asked_at = 0.0
-        self._spared_since = 0.0
+        #: patience -> since when there was reason for it
+        self._spared_since = dict[float, float]()
         self._starters = self._losers = self._reapers = self._locking = self._unlocking = frozenset[int]()
         self._losing = frozenset[str]()
         self._raised_at = 0.0
@@ -229,7 +230,8 @@ class Gate:
 
     def _ask(self, now: float) -> None:
         """Note that it is asked for, and look up what is left alone: the program imports modules at any time."""
-        self._spared_since, self._asked_at = 0.0, now
+        self._spared_since.clear()
+        self._asked_at = now
         self._starters, self._losers, self._reapers = codes(STARTERS), codes(LOSERS), codes(REAPERS)
         self._locking, self._unlocking = codes(LOCKING), codes(UNLOCKING)
         self._losing = frozenset((*LOSING, getattr(sys.modules.get(FUNCTIONAL), "__file__", None) or ""))
@@ -284,10 +286,10 @@ class Gate:
         self._at_lock = locking or unlocking
         # a loop whose last step before it calls nothing, such as a product of matrices, is found there each time
         if unlocking and asked < UNLOCK_PATIENCE:
-            self._spared_since = 0.0
+            self._spared_since.clear()
             return False
         if (asked < IMPORT_PATIENCE and IMPORT in files) or (asked < START_PATIENCE and codes_there & self._starters):
-            self._spared_since = 0.0
+            self._spared_since.clear()
             return False
         patience = 0.0
         if files & self._losing or codes_there & self._losers:
@@ -299,11 +301,12 @@ class Gate:
             or any(code.co_name == "__del__" for code in stack)
         ):
             patience = PATIENCE
-        # since it was found there, not since it was asked for, which may be long ago: before an import
-        self._spared_since = self._spared_since or now
-        if now - self._spared_since < patience:
+        # since it was found there, not since it was asked for, which may be long ago: before an import. A destructor
+        # has its own time, also after a lock was made
+        if now - self._spared_since.setdefault(patience, now) < patience:
             return False
-        self._raised_at, self._spared_since = now, 0.0
+        self._spared_since.clear()
+        self._raised_at = now
         self.raised_where = places(frame)
         self._dropped = False
         self._armed = False

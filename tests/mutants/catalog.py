@@ -2303,8 +2303,8 @@ GROUPS = (
     _in("interrupt/*.py", "tests/threads/test_interrupt.py")(
         "what_comes_late_is_torn",
         "after a long import nothing is left alone any more",
-        "self._spared_since = self._spared_since or now",
-        "self._spared_since = self._asked_at",
+        "self._spared_since.setdefault(patience, now)",
+        "self._asked_at",
     ),
     destroyed(
         "a_reducer_is_the_last_owner",
