@@ -239,7 +239,7 @@ class Gate:
     def _judge(self, raised: BaseException, outer: BaseException | None) -> Outcome:
         """What it means that the function raised; ``outer`` was being handled before it was called."""
         error = under_way(raised, outer) if isinstance(raised, RankShouldRestart) else raised
-        counts = counts_as(error, outer)
+        counts = counts_as(error, outer, self.atomic.closed)
         if not (self.interrupting or self.atomic.closed):
             if counts is error:
                 return Raised(error)

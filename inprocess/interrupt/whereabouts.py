@@ -120,25 +120,28 @@ def has_left_collective() -> bool:
     return any(in_collective(frame) for frame, _ in traceback.walk_tb(error.__traceback__)) or _left_collective(error)
 
 
-def counts_as(error: BaseException, outer: BaseException | None) -> BaseException:
+def counts_as(error: BaseException, outer: BaseException | None, aborted: bool = False) -> BaseException:
     """What this is to the job: of an exit in answer to an error out of a collective, that error; else itself.
 
     With ``except Exception: sys.exit(1)`` a rank would leave the job because another one has failed. ``outer``: what
-    was handled before the function was called.
+    was handled before the function was called. ``aborted``: an abort has begun, which takes groups away from under the
+    function; then torch's checks fail, too.
     """
     if not asks_for_end(error, (SystemExit,)) or getattr(error, "code", 1) in (None, 0):  # it says that all is well
         return error
     for each in chain(error, outer):
         if asks_for_end(each, _DELIBERATE):
             break
-        if _left_collective(each):
+        if _left_collective(each, aborted):
             return each
     return error
 
 
-def _left_collective(error: BaseException) -> bool:
+def _left_collective(error: BaseException, aborted: bool = False) -> bool:
     """Whether it was raised in a collective or a wait for a store, and not in the user's code that those call."""
-    if not isinstance(error, Exception) or isinstance(error, _CHECKS) or type(error).__name__ in _OWN:
+    if not isinstance(error, Exception) or type(error).__name__ in _OWN:
+        return False
+    if isinstance(error, _CHECKS) and not aborted:
         return False
     if any(words in str(error) for words in _OF_BACKWARD):
         return False

@@ -642,8 +642,14 @@ INTERRUPTION = (
     raised(
         "exit_after_anothers_failure_leaves",
         "healthy ranks exit since their collectives have ended, and leave",
-        "counts = counts_as(error, outer)",
+        "counts = counts_as(error, outer, self.atomic.closed)",
         "counts = error",
+    ),
+    raised(
+        "checks_after_an_abort_count",
+        "healthy ranks leave where the abort takes a group away just before they destroy it, and torch's check fails",
+        "if isinstance(error, _CHECKS) and not aborted:",
+        "if isinstance(error, _CHECKS):",
     ),
     raised(
         "exits_around_the_call_count",

@@ -1146,7 +1146,7 @@ def agreeing(context: Context, call: Any) -> Any:
     dist.destroy_process_group()
     pace = Pace()
     pace.enter("only on 0")
-    limit = call._section_limit
+    limit = call._board.snapshot().soft_timeout / 1e9
     pace.leave()
     return {**call.timeouts.state_dict(), "limit of a callback": limit}
 

@@ -42,6 +42,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed import _functional_collectives as functional
 from torch.multiprocessing import reductions
@@ -357,6 +358,25 @@ def test_exit_in_answer_to_an_error_of_a_collective_is_that_error(gate: Gate) ->
 def test_exit_in_answer_to_an_error_of_a_collective_counts_as_interrupted(gate: Gate) -> None:
     outcome = gate.run(exit_in_answer, (HashStore(), gate.close_for_abort))
     assert outcome == Interrupted("SystemExit: 1")
+
+
+@pytest.mark.parametrize("aborts", [True, False])
+def test_exit_in_answer_to_a_group_that_an_abort_has_taken_away(gate: Gate, aborts: bool) -> None:
+    """torch's check of its argument fails. Without an abort that is the program's own error."""
+
+    def fn() -> None:
+        if aborts:
+            gate.close_for_abort()
+        try:
+            dist.destroy_process_group()
+        except AssertionError:
+            sys.exit(1)
+
+    outcome = gate.run(fn)
+    if aborts:
+        assert outcome == Interrupted("SystemExit: 1")
+    else:
+        assert isinstance(outcome, Raised) and isinstance(outcome.exception, SystemExit)
 
 
 def test_exit_in_answer_to_an_error_of_a_collective_is_hit_on_its_way_out(gate: Gate) -> None:
