@@ -124,8 +124,10 @@ class Connections:
             try:
                 return serving.serve(self._config.serve_host, port, self._config.bind)
             except serving.PortTaken:
-                if not self._config.owner or clock.monotonic() >= deadline or not self._is_over(port):
+                if not self._config.owner or clock.monotonic() >= deadline:
                     raise
+                if not self._is_over(port):  # or it has gone while it was asked; else this raises the same
+                    return serving.serve(self._config.serve_host, port, self._config.bind)
             self.give_up.wait(RECONNECT_PAUSE_S)
 
     def _is_over(self, port: int) -> bool:

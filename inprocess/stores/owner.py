@@ -14,10 +14,11 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from inprocess.exception import BadMessage
+from inprocess.exception import BadMessage, StoreLost
 from inprocess.protocol.messages import JoinMode
-from inprocess.stores.raw import innermost, read
+from inprocess.stores.raw import LOST, innermost, read
 from inprocess.system import procfs, strict_json
+from inprocess.system.errors import first_line
 
 __all__ = ["OWNER_KEY", "Access", "Owner", "access", "find_owner", "kinship", "remedy"]
 
@@ -88,8 +89,11 @@ def access(found: Owner, mine: Owner, entry: JoinMode) -> Access:
 
 
 def find_owner(store: Any) -> Owner | None:
-    """What the server behind a connection says; None: nothing (yet)."""
-    found = read(innermost(store), OWNER_KEY)
+    """What the server behind a connection says; None: nothing (yet). Raises StoreLost where it goes just now."""
+    try:
+        found = read(innermost(store), OWNER_KEY)
+    except RuntimeError as error:  # torch's
+        raise StoreLost(f"the store failed when it was asked whose it is: {first_line(error)}. {LOST}") from None
     return None if found is None else Owner.from_json(found)
 
 

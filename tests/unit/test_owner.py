@@ -7,17 +7,20 @@ import os
 import random
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from inprocess.call import launch_variables
-from inprocess.exception import BadMessage, OptionError, RestartAbort
+from inprocess.exception import BadMessage, OptionError, RestartAbort, StoreLost
+from inprocess.monitor.connections import Connections
 from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import JoinMode
 from inprocess.protocol.parsing import load_decision
-from inprocess.stores.owner import Access, Owner, access, kinship
+from inprocess.stores import serving
+from inprocess.stores.owner import Access, Owner, access, find_owner, kinship
 from tests.sim.engine import SimStore
 
 from .verbs import do
@@ -147,3 +150,38 @@ def test_two_jobs_found_one_at_the_same_time(in_doubt: bool) -> None:
         seen.add((aborted, *founders))
     assert {(False, "1A"), (False, "1B")} <= seen
     assert in_doubt == any(aborted for aborted, *_ in seen)
+
+
+class Going:
+    """A store whose server ends now: what is asked of it fails as torch has it."""
+
+    def compare_set(self, *args: object) -> None:
+        raise RuntimeError("Failed to recv, got 0 bytes. Connection was likely closed.\nC++ frames")
+
+
+def test_a_server_that_goes_while_it_is_asked_whose_it_is() -> None:
+    """That of the job before: who joins begins again then, and must not take it for an error of this library."""
+    with pytest.raises(StoreLost, match="asked whose it is: Failed to recv"):
+        find_owner(Going())
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_a_port_that_becomes_free_while_its_server_is_asked(monkeypatch: pytest.MonkeyPatch, free: bool) -> None:
+    """The server of the job before: it was there when this one tried to listen, and gone when it was to answer."""
+    tries: list[int] = []
+
+    def serve(host: str, port: int, bind: str) -> str:
+        tries.append(port)
+        if len(tries) == 1 or not free:
+            raise serving.PortTaken("Address already in use")
+        return "server"
+
+    monkeypatch.setattr(serving, "serve", serve)
+    config = SimpleNamespace(barrier_timeout=20.0, owner="mine", serve_host="127.0.0.1", bind="")
+    monitor: Any = SimpleNamespace(_config=config, _is_over=lambda port: False)
+    if free:
+        assert Connections._listen(monitor, 1234) == "server"
+    else:
+        with pytest.raises(serving.PortTaken):
+            Connections._listen(monitor, 1234)
+    assert tries == [1234, 1234]
