@@ -173,7 +173,7 @@ def _read(folder: Folder) -> tuple[list[Trail], list[str]]:
     names = [
         name
         for name in names
-        if not (name.startswith(RELAYED) and (own := _own(name)) in there and folder.stat(own).st_size)
+        if not (name.startswith(RELAYED) and _own(name) in there and _has_content(folder, _own(name)))
     ]
     for name in names[:MAX_FILES]:
         if not name.endswith((".jsonl", ".jsonl.1")):
@@ -191,6 +191,13 @@ def _read(folder: Folder) -> tuple[list[Trail], list[str]]:
         jobs = ", ".join(one_line(trail.job, 60) for trail in trails)
         files.blame(f"{len(trails)} jobs share this directory: {jobs}; their incidents follow each other")
     return trails, files.problems
+
+
+def _has_content(folder: Folder, name: str) -> bool:
+    try:
+        return folder.stat(name).st_size > 0
+    except OSError:  # it is just being set aside
+        return True
 
 
 def _own(relayed: str) -> str:

@@ -18,6 +18,7 @@ from inprocess.reports import program, writer
 from inprocess.reports.accounting import account
 from inprocess.reports.incident import PHASES, all_incidents
 from inprocess.reports.reading import read
+from inprocess.system.private_folder import Folder
 
 TORCH = "/x/site-packages/torch/distributed/distributed_c10d.py:2810 in all_reduce"
 LOADER = "/x/site-packages/torch/utils/data/dataloader.py:1120 in _try_get_data"
@@ -405,6 +406,21 @@ def test_files_of_a_full_disk_are_empty(write: Written, tmp_path: Path) -> None:
     ((trail,), (problem,)) = read(str(tmp_path))
     assert problem == "rank-0-job.jsonl: it is empty, as where the disk was full"
     assert {entry.rank for entry in trail.entries} == {0, 1}  # rank 0's came through the store
+
+
+def test_a_file_that_is_set_aside_while_the_directory_is_read(
+    write: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_fault(write)
+    own = tmp_path / "events" / "rank-0-job.jsonl"
+    own.with_name("relayed-0-job.jsonl").write_bytes(own.read_bytes())
+
+    def gone(folder: Folder, name: str) -> os.stat_result:
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr(Folder, "stat", gone)
+    ((trail,), problems) = read(str(tmp_path))
+    assert len(trail.entries) == 3 and problems == []
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/etc/passwd", path)])
