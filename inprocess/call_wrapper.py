@@ -373,9 +373,7 @@ class _Section:
         finally:
             # those of an earlier iteration, in a generator perhaps, are not among them, nor are those of other threads
             if self in sections and current_thread() is main_thread():
-                sections.reverse()
-                sections.remove(self)
-                sections.reverse()
+                del sections[-1 - sections[::-1].index(self)]
                 self._call._sections_changed()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import inspect
@@ -74,13 +73,20 @@ def let_go(error: BaseException, *outside: BaseException | None) -> None:
     while waiting:
         for each in behind(waiting.pop(), *seen):
             seen.append(each)
-            for frame, _ in traceback.walk_tb(each.__traceback__):
-                # a generator may have caught an earlier one and go on
-                if each is error or not frame.f_code.co_flags & _GENERATORS:
-                    kept = _errors_of(frame)
-                    with contextlib.suppress(RuntimeError):  # still running
-                        frame.clear()
-                        waiting += kept
+            # a generator may have caught an earlier one and go on
+            spared = 0 if each is error else _GENERATORS
+            frames = [frame for frame, _ in traceback.walk_tb(each.__traceback__)]
+            waiting += itertools.chain(*(_empty(frame) for frame in frames if not frame.f_code.co_flags & spared))
+
+
+def _empty(frame: FrameType) -> list[BaseException]:
+    """Returns the exceptions that it held."""
+    kept = _errors_of(frame)
+    try:
+        frame.clear()
+    except RuntimeError:  # still running
+        return []
+    return kept
 
 
 def _errors_of(frame: FrameType) -> list[BaseException]:

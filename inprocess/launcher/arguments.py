@@ -31,7 +31,7 @@ SETTLED = ("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr")
 GRACE = 30
 #: torch's own variable for it
 GRACE_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-#: the kernel waits no longer at once (seconds)
+#: longer is a mistake (seconds)
 MAX_INTERVAL_S = 1e6
 
 

@@ -35,7 +35,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from inprocess.exception import StoreLost
+from inprocess.exception import StoreLost, TimeoutError
+from inprocess.finalize import run_in_thread
 from inprocess.launcher import shared_table
 from inprocess.launcher.generation import Generation, NodeEvent, agree_on_rank
 from inprocess.launcher.node_watch import NodeWatch, Shortage
@@ -359,7 +360,8 @@ class NodeRendezvous:
         log.warning("the store of the rendezvous does not answer; the workers of this node go on (%s)", what)
         self.lost = self._orphaned = True
         # over a connection that is lost; it waits for one that is under way
-        _begin(getattr(self.handler, "_stop_heartbeats", lambda: None))
+        stop = getattr(self.handler, "_stop_heartbeats", lambda: None)
+        threading.Thread(target=stop, name="inprocess-rendezvous", daemon=True).start()
 
     def _find(self) -> bool:
         """Look for a new store where the last one was, and write down there what is known."""
@@ -438,10 +440,7 @@ class NodeRendezvous:
     def _tell(self, write: Callable[[], object]) -> None:
         if self._root is None or self.alone or self.lost:
             return
-        try:
-            _within(write)
-        except RuntimeError as error:
-            self._lose(error)
+        self._await(write)
 
     def rest(self) -> None:
         """Ask nobody any more, until the next meeting."""
@@ -454,17 +453,19 @@ class NodeRendezvous:
         self.rest()
         shutdown = shutdown and not self._orphaned
         if shutdown and self._done:  # before the store goes with the launcher that serves it; nobody meets again
-            self._shut_down()
+            self._await(self.handler.shutdown)
         if self._last_word and not (self.lost or self.alone):  # the store may go, and the others shall hear it first
             threading.Event().wait(self._last_word + 2 * self._interval + LINGER_S - clock.monotonic())
         self._server = None
         if shutdown and not self._done:
-            self._shut_down()
+            self._await(self.handler.shutdown)
 
-    def _shut_down(self) -> None:
+    def _await(self, action: Callable[[], object]) -> None:
+        """Do it in a thread of its own: a host that was stopped, or is cut off, neither answers nor refuses, and then
+        torch's client waits without a limit. Without an answer in time the store is lost, and the action goes on."""
         try:
-            _within(self.handler.shutdown)
-        except RuntimeError as error:
+            run_in_thread("rendezvous", ANSWER_S, action, f"no answer within {ANSWER_S:g} s")
+        except (RuntimeError, TimeoutError) as error:
             self._lose(error)
 
 
@@ -475,29 +476,3 @@ def why_not_met(error: Exception) -> str:
     if isinstance(error, RendezvousClosedError):
         return "the job has ended, its rendezvous is closed; a new one needs another --rdzv-id"
     return str(error.__cause__ or error).strip().partition("\n")[0] or type(error).__name__
-
-
-def _within(action: Callable[[], object]) -> None:
-    """Do it in a thread of its own: a host that was stopped, or is cut off, neither answers nor refuses, and torch's
-    client then waits without a limit. Raises what the action raises, and RuntimeError where there is no answer in time;
-    the action goes on then."""
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            action()
-        except Exception as error:
-            errors.append(error)
-
-    thread = _begin(run)
-    thread.join(ANSWER_S)
-    if thread.is_alive():
-        raise RuntimeError(f"no answer within {ANSWER_S:g} s")
-    if errors:
-        raise errors[0]
-
-
-def _begin(action: Callable[[], object]) -> threading.Thread:
-    thread = threading.Thread(target=action, name="inprocess-rendezvous", daemon=True)
-    thread.start()
-    return thread

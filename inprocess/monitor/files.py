@@ -72,22 +72,17 @@ class Files:
 
     def _open(self) -> None:
         config = self._config
-        if config.logfile is None:
-            self._output.write_to(self._stderr)
-        elif self._try("monitor_process_logfile", config.logfile, lambda: open_log(str(config.logfile))):
-            self._output.write_to(2)
-        else:
-            self._output.write_to(self._stderr)
-        if config.pidfile is not None and not self._problem:
-            self._try(
-                "monitor_process_pidfile",
-                config.pidfile,
-                lambda: write_pidfile(str(config.pidfile), config.training_pid),
-            )
+        is_open = self._try("monitor_process_logfile", config.logfile, open_log)
+        self._output.write_to(2 if is_open else self._stderr)
+        if not self._problem:
+            self._try("monitor_process_pidfile", config.pidfile, lambda path: write_pidfile(path, config.training_pid))
 
-    def _try(self, name: str, path: str, write: Callable[[], None]) -> bool:
+    def _try(self, name: str, path: str | None, write: Callable[[str], None]) -> bool:
+        """Whether it is written; None: no such file is wanted."""
+        if path is None:
+            return False
         try:
-            write()
+            write(path)
         except OSError as error:
             text = f"{name}={path!r} cannot be written: {error}. Choose a path in a directory that exists and is yours."
             if self._config.iteration == JOINING and not self._is_late:

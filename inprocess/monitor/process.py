@@ -29,7 +29,6 @@ from inprocess.monitor.starting import memory_file, search_path
 from inprocess.protocol.keys import JOINING
 from inprocess.protocol.membership import Membership
 from inprocess.system import clock, descriptors
-from inprocess.system.descriptors import milliseconds
 from inprocess.system.interpreter import SLICE
 from inprocess.system.json_lines import Lines, send_now
 from inprocess.system.latch import Latch
@@ -279,7 +278,7 @@ class MonitorProcess:
         poll = select.poll()
         poll.register(ends.pidfd, select.POLLIN)
         poll.register(ends.control, select.POLLIN)
-        ready = dict(poll.poll(milliseconds(timeout)))
+        ready = dict(poll.poll(descriptors.milliseconds(timeout)))
         with self._lock:
             while self._ends is ends and self._receive(ends.control):
                 pass

@@ -30,7 +30,6 @@ from inprocess.monitor.link import Link
 from inprocess.protocol import verbs
 from inprocess.protocol.phases import RUNNING
 from inprocess.system import cgroup, clock, descriptors, extensions, observers, procfs
-from inprocess.system.descriptors import milliseconds
 from inprocess.system.json_lines import Lines, send_now
 from inprocess.system.logs import Position, get_logger, locate
 from inprocess.system.observers import emit
@@ -118,7 +117,7 @@ class Monitor:
     # --- one turn -----------------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        ready = dict(self._poll.poll(None if (sleep := self._sleep()) is None else milliseconds(sleep)))
+        ready = dict(self._poll.poll(None if (sleep := self._sleep()) is None else descriptors.milliseconds(sleep)))
         if self._wake in ready:
             os.eventfd_read(self._wake)
         while not self._events.empty():

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
 from inprocess.system import clock, descriptors
-from inprocess.system.descriptors import milliseconds
 from inprocess.system.errors import in_words
 from inprocess.system.logs import get_logger
 
@@ -149,7 +148,7 @@ class Server(threading.Thread, Generic[C]):
     def _pass(self) -> None:
         overdue = next(iter(self._strangers)).until if self._strangers else math.inf
         wait = min(overdue, self._open_at, self.turn_at()) - clock.monotonic()
-        ready = self._selector.select(None if math.isinf(wait) else milliseconds(wait) / 1e3)
+        ready = self._selector.select(None if math.isinf(wait) else descriptors.milliseconds(wait) / 1e3)
         # new ones last: whoever has something to say by now does not have to make room for them
         for key, _ in sorted(ready, key=lambda each: each[0].fileobj is self._listener):
             if key.fileobj is self._listener:
