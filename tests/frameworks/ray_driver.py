@@ -39,6 +39,7 @@ class Worker:
 
     def run(self, rank: int, port: int, fault: str) -> dict[str, Any]:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(WORLD_SIZE), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        os.environ["INPROCESS_JOB"] = f"ray-{ray.get_runtime_context().get_job_id()}"
         least = WORLD_SIZE - fault.startswith("lose")
         wait = RetryController(min_world_size=least, wait_for_replacement=120)
         return inprocess.Wrapper(initialize=wait)(train)(fault)
