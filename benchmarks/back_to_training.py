@@ -1,12 +1,16 @@
 """From a fault to the next optimizer step of all ranks: ``python -m benchmarks.back_to_training --against REV``.
 
 Four ranks train a small GPT in DistributedDataParallel, compiled by inductor, with AdamW and four loader workers each
-that decode. Three programs do so:
+that decode (`benchmarks.programs`). The programs:
 
 * *kept*: model, optimizer, compiled module and loader are made before the call, the module is compiled before it, too,
   and ``LiveState`` and ``KeptLoader`` bring them to the right step, as docs/after_the_restart.md advises.
 * *fresh*: the function makes everything anew, and loads a checkpoint.
-* *torchrun*: the same as *fresh*, not wrapped; torchrun restarts all processes.
+* *transformers*, *lightning*: their Trainers (`benchmarks.trainers`), left out where they are not installed.
+* *sharded*: FSDP2 and tensor parallelism, not compiled.
+
+Each also runs under torchrun, not wrapped, which restarts all processes; *fresh* also under nvidia-resiliency-ext, with
+the settings of it that were fastest, in an environment of its own (``--peers``).
 
 Times are from the fault until the last rank is there: in the function, in its group, and so on. The first restart of a
 job is told apart from later ones. Compiled kernels come from inductor's cache on disk, which a job before those that
@@ -17,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -30,14 +35,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 import inprocess
-from benchmarks import libraries
+from benchmarks import libraries, peers
 from benchmarks.job import Job, Mark, free_port, here, last, mark
-from benchmarks.parts import Parts
+from benchmarks.programs import Program
 from benchmarks.restart import in_ms
 from benchmarks.training import Server, checkout, serve
 from benchmarks.training_report import HERE
@@ -47,8 +50,8 @@ from inprocess.rank_assignment import FillGaps, MaxActiveWorldSize
 
 #: ranks that train, loader workers of each, and who meets the fault
 RANKS, WORKERS, VICTIM = 4, 4, 1
-#: steps of each run of the function before its fault, and after which a checkpoint is written
-STEPS, SAVED = 5, 2
+#: steps of each run of the function before its fault
+STEPS = 5
 #: seconds for one job, and between the moment at which everybody trains and a kill
 LIMIT, SETTLE = 240.0, 0.5
 #: what a rank reaches after a fault, in this order
@@ -71,6 +74,7 @@ class Request:
 
     fault: str
     program: str
+    library: str = "inprocess"
     restarts: int = 1
     ranks: int = RANKS
     workers: int = WORKERS
@@ -96,12 +100,24 @@ FAULTS = {
 }
 #: what runs: faults whose processes a launcher starts, and the others, which are forked
 LAUNCHED = {"warm": "1", "cold": "0"}
+FRAMEWORKS = ("transformers", "lightning", "sharded")
+#: program -> module and class
+PROGRAMS = {
+    "kept": ("benchmarks.programs", "Kept"),
+    "fresh": ("benchmarks.programs", "Fresh"),
+    "sharded": ("benchmarks.programs", "Sharded"),
+    "transformers": ("benchmarks.trainers", "Transformers"),
+    "lightning": ("benchmarks.trainers", "Lightning"),
+}
+#: fault, program, library
 ROWS = (
-    ("raise", "kept"),
-    ("raise", "fresh"),
-    ("raise", "torchrun"),
-    *((fault, "kept") for fault in ("spare", "warm", "cold", "smaller")),
-    ("cold", "torchrun"),
+    ("raise", "kept", "inprocess"),
+    ("raise", "fresh", "inprocess"),
+    ("raise", "fresh", "nvrx"),
+    ("raise", "fresh", "torchrun"),
+    *(("raise", program, library) for program in FRAMEWORKS for library in ("inprocess", "torchrun")),
+    *((fault, "kept", "inprocess") for fault in ("spare", "warm", "cold", "smaller")),
+    ("cold", "fresh", "torchrun"),
 )
 
 
@@ -109,117 +125,73 @@ ROWS = (
 
 
 class Rank:
-    """What one process of the job does."""
+    """One process of the job: what its program tells, and when its fault is due."""
 
     def __init__(self, request: Request, rank: int, folder: Path) -> None:
-        self._request, self._rank, self._file = request, rank, folder / "checkpoint.pt"
+        #: for a program's checkpoints, as are names beside it
+        self.file = folder / "checkpoint.pt"
+        self.request, self._rank = request, rank
         self._iteration, self._before = 0, 0
-        self._parts: Parts | None = None
-        if request.program == "kept":
-            from benchmarks.parts_ahead import PARTS as parts  # noqa: PLC0415  (it compiles)
-
-            getattr(inprocess, "keep_compiled_code", lambda: None)()  # earlier revisions have it not
-            self._parts = parts
-            self._live = inprocess.LiveState(model=parts.network, optim=parts.optimizer, sampler=parts.sampler)
-            self._loader = inprocess.KeptLoader(parts.loader(request.workers))
 
     def run(self) -> None:
-        if self._request.program == "torchrun":
+        program, library = self._program(), self.request.library
+        if library == "torchrun":
             self._iteration = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-            self._fresh(lambda: None)
-            return
+            program.run(None)
+        elif library == "nvrx":
+            libraries.wrap(library, "tuned", self._rank, lambda call: self._run(program, call), PATIENT)()
+        else:
 
-        def function(call: inprocess.CallWrapper = None) -> None:  # type: ignore[assignment]
-            self._iteration = call.iteration
-            if self._parts is not None:
-                self._kept(call, self._parts)
-            else:
-                self._fresh(call.ping)
+            def function(call: inprocess.CallWrapper = None) -> None:  # type: ignore[assignment]
+                self._run(program, call)
 
-        inprocess.Wrapper(max_repeats=None, **PATIENT, **self._options())(function)()
+            inprocess.Wrapper(max_repeats=None, **PATIENT, **self._options(program))(function)()
 
-    def _options(self) -> dict[str, Any]:
-        if self._request.fault == "spare":
-            order = inprocess.Compose(MaxActiveWorldSize(self._request.ranks), FillGaps())
-            return {"rank_assignment": order, "warm_up": lambda state: self._warm_up()}
-        if self._request.fault in LAUNCHED:  # the next run waits until the dead process is replaced
-            return {"initialize": RetryController(min_world_size=self._request.ranks, wait_for_replacement=LIMIT)}
+    def _run(self, program: Program, call: Any) -> None:
+        self._iteration = call.iteration
+        program.run(call)
+
+    def _program(self) -> Program:
+        module, kind = PROGRAMS[self.request.program]
+        made: Program = getattr(importlib.import_module(module), kind)(self)
+        return made
+
+    def _options(self, program: Program) -> dict[str, Any]:
+        if self.request.fault == "spare":
+            order = inprocess.Compose(MaxActiveWorldSize(self.request.ranks), FillGaps())
+            return {"rank_assignment": order, "warm_up": lambda state: program.warm_up()}
+        if self.request.fault in LAUNCHED:  # the next run waits until the dead process is replaced
+            return {"initialize": RetryController(min_world_size=self.request.ranks, wait_for_replacement=LIMIT)}
         return {}
 
-    def _mark(self, name: str, **fields: Any) -> None:
+    def reached(self, name: str, **fields: Any) -> None:
         mark(name, self._rank, self._iteration, size=dist.get_world_size() if dist.is_initialized() else 0, **fields)
 
-    def _enter(self) -> None:
-        self._mark("entry", pid=os.getpid())
-        library = "torchrun" if self._request.program == "torchrun" else "inprocess"
-        libraries.init_process_group(library, self._iteration, LIMIT)  # the first steps wait until all have compiled
-        self._mark("group")
+    def enter(self) -> None:
+        """The function begins."""
+        self.reached("entry", pid=os.getpid())
 
-    def _kept(self, call: Any, parts: Parts) -> None:
-        self._enter()
-        step = self._live.recover(call)
-        self._mark("state")
-        model = DistributedDataParallel(parts.compiled)
-        self._mark("model")
-        for number, words in enumerate(self._loader.from_step(step)):
-            self._begin(number, call.ping)
-            parts.learn(model, words)
-            with self._live.commit(step + number + 1):
-                parts.optimizer.step()
-                parts.sampler.advance()
-            self._done(number)
+    def join(self) -> None:
+        """It begins, and makes its process group."""
+        self.enter()
+        # the first steps wait until all have compiled
+        libraries.init_process_group(self.request.library, self._iteration, LIMIT)
+        self.reached("group")
 
-    def _fresh(self, ping: Any) -> None:
-        self._enter()
-        parts, step = Parts(), 0
-        if self._file.exists():
-            found = torch.load(self._file)
-            parts.network.load_state_dict(found["network"])
-            parts.optimizer.load_state_dict(found["optimizer"])
-            step, parts.sampler.position = found["step"], found["position"]
-        self._mark("state")
-        model = DistributedDataParallel(parts.compiled)
-        self._mark("model")
-        for number, words in enumerate(parts.loader(self._request.workers)):
-            self._begin(number, ping)
-            parts.learn(model, words)
-            parts.optimizer.step()
-            parts.sampler.advance()
-            self._done(number)
-            if number == SAVED and dist.get_rank() == 0:
-                self._save(parts, step + number + 1)
-
-    def _save(self, parts: Parts, step: int) -> None:
-        found = {"network": parts.network.state_dict(), "optimizer": parts.optimizer.state_dict()}
-        unfinished = self._file.with_suffix(".tmp")
-        torch.save(found | {"step": step, "position": parts.sampler.position}, unfinished)
-        unfinished.replace(self._file)
-
-    def _begin(self, number: int, ping: Any) -> None:
+    def begin(self, number: int) -> None:
         """A batch is there; a rank that is to raise does so in the middle of its step."""
         if number == 0:
-            self._mark("batch")
-        ping()
-        due = number == STEPS and self._iteration < self._request.restarts
-        if due and self._request.fault == "raise" and self._rank == VICTIM:
-            self._mark("fault", step=time.monotonic_ns() - self._before)
+            self.reached("batch")
+        due = number == STEPS and self._iteration < self.request.restarts
+        if due and self.request.fault == "raise" and self._rank == VICTIM:
+            self.reached("fault", step=time.monotonic_ns() - self._before)
             raise RuntimeError("injected by the benchmark")
         self._before = time.monotonic_ns()
 
-    def _done(self, number: int) -> None:
+    def done(self, number: int) -> None:
+        """The optimizer has made its step."""
         if number < 2:
-            self._mark(("step", "next")[number])
-
-    def _warm_up(self) -> None:
-        """The function's first steps, in a group of this process alone."""
-        parts = self._parts
-        assert parts is not None
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        model = DistributedDataParallel(parts.compiled)
-        parts.rehearse(model)
-        self._mark("warm")
-        del model
-        dist.destroy_process_group()
+            self.reached(("step", "next")[number])
 
 
 # --- around a job -------------------------------------------------------------------------------------------------
@@ -238,13 +210,13 @@ def measure(request: Request) -> dict[str, Any]:
 
 def start(job: Job, request: Request, errors: int) -> None:
     arguments = ["--in-rank", json.dumps(asdict(request)), "--folder", str(job.folder)]
-    if request.program == "torchrun":
+    if request.library == "torchrun":
         launcher, given = "torch.distributed.run", list[str]()
     elif request.fault in LAUNCHED:
         launcher = "inprocess.run"
         given = [f"--warm-workers={LAUNCHED[request.fault]}", "--restart-backoff=0", "--preload=benchmarks.parts_ahead"]
     else:
-        job.start(lambda rank: Rank(request, rank, job.folder).run(), free_port())
+        job.start(lambda rank: Rank(request, rank, job.folder).run(), free_port(), peer_store=request.library == "nvrx")
         return
     job.launch(launcher, "benchmarks.back_to_training", arguments, request.restarts, given, errors)
 
@@ -263,7 +235,7 @@ def follow(job: Job, request: Request, errors: Path, found: list[dict[str, Any]]
         assert iteration is not None
         there = {each.rank for each in job.marks if (each.name, each.iteration) == ("next", iteration)}
         times = {name: last(job.marks, name, iteration, there) for name in MOMENTS}
-        reached = {name: in_ms((t or 0) - fault.t) for name, t in times.items()}
+        reached = {name: in_ms(t - fault.t) for name, t in times.items() if t is not None}
         before = {"a step before": in_ms(fault.fields["step"])} if "step" in fault.fields else {}
         found.append({"first": number == 0, **before, **reached})
     return True
@@ -293,44 +265,71 @@ def strike(job: Job, request: Request, number: int, errors: Path) -> Mark | None
 
 # --- outside ------------------------------------------------------------------------------------------------------
 
-Found = dict[tuple[str, str, str], list[dict[str, Any]]]
+Row = tuple[str, str, str, str]
+Found = dict[Row, list[dict[str, Any]]]
 
 
-def rows(fault: str, names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Fault, program and tree of all that are measured; torchrun's once."""
-    for each, program in ROWS:
+def rows(options: argparse.Namespace, names: Sequence[str]) -> Iterator[Row]:
+    """Fault, program, library and tree of all that are measured; other libraries once."""
+    for fault, program, library in ROWS:
         for name in names:
-            if re.search(fault, each) and (program != "torchrun" or name == HERE):
-                yield each, program, name
+            chosen = re.search(options.fault, fault) and re.search(options.program, f"{program}, {library}")
+            if chosen and (library == "inprocess" or name == HERE):
+                yield fault, program, library, name
 
 
-def run(servers: dict[str, Server], options: argparse.Namespace) -> tuple[Found, bool]:
+def is_here(row: Row, peers: str) -> bool:
+    """Whether what it needs is installed, or may be."""
+    if row[2] == "nvrx":
+        return bool(peers)
+    return row[1] not in ("transformers", "lightning") or importlib.util.find_spec(row[1]) is not None
+
+
+def run(servers: dict[str, Server], trees: Sequence[str], options: argparse.Namespace) -> tuple[Found, bool]:
     """Jobs in turn; and whether all came back."""
-    found: Found = {row: [] for row in rows(options.fault, [*servers])}
-    print("fills the compiler's cache", file=sys.stderr, flush=True)
-    first = servers[HERE].ask(Request("raise", "kept", 1, options.ranks, options.workers))
-    notes = [first["note"]]
+    found: Found = {row: [] for row in rows(options, trees) if is_here(row, options.peers)}
+    for program, library in {row[1:3] for row in rows(options, [HERE]) if row not in found}:
+        print(f"left out: {program}, {library}: not installed", file=sys.stderr, flush=True)
+    notes = []
+    for program in {program: None for _, program, *_ in found}:
+        print(f"fills the compiler's cache: {program}", file=sys.stderr, flush=True)
+        notes.append(servers[HERE].ask(asked("raise", program, "inprocess", 1, options))["note"])
     for number in range(options.jobs):
-        for fault, program, name in found:
-            restarts = options.restarts if fault == "raise" and program != "torchrun" else 1
-            result = servers[name].ask(Request(fault, program, restarts, options.ranks, options.workers))
-            found[fault, program, name] += result["restarts"]
+        for row in found:
+            fault, program, library, name = row
+            restarts = options.restarts if fault == "raise" and library != "torchrun" else 1
+            server = servers[library if library == "nvrx" else name]
+            result = server.ask(asked(fault, program, library, restarts, options))
+            found[row] += result["restarts"]
             notes.append(result["note"])
-            print(number, name, fault, program, json.dumps(result), file=sys.stderr, flush=True)
+            print(number, ", ".join(row), json.dumps(result), file=sys.stderr, flush=True)
     return found, not any(notes)
+
+
+def asked(fault: str, program: str, library: str, restarts: int, options: argparse.Namespace) -> Request:
+    return Request(fault, program, library, restarts, options.ranks, options.workers)
 
 
 def table(found: Found) -> str:
     """Medians, in milliseconds."""
     lines = [f"| fault to, ms | {' | '.join(MOMENTS.values())} | restarts |", "| --- |" + " --- |" * (len(MOMENTS) + 1)]
-    for (fault, program, name), results in found.items():
+    for row, results in found.items():
         for which, first in (("first", True), ("later", False)):
             if chosen := [each for each in results if each["first"] is first]:
                 several = [which] if any(not each["first"] for each in results) else []
-                label = ", ".join([FAULTS[fault], program, *several, *([] if name == HERE else [name])])
-                medians = (statistics.median(each[moment] for each in chosen) for moment in MOMENTS)
-                lines.append(f"| {label} | {' | '.join(f'{value:.0f}' for value in medians)} | {len(chosen)} |")
+                label = ", ".join([FAULTS[row[0]], *named(row[1:3]), *several, *named(row[3:])])
+                cells = (median([each[moment] for each in chosen if moment in each]) for moment in MOMENTS)
+                lines.append(f"| {label} | {' | '.join(cells)} | {len(chosen)} |")
     return "\n".join(lines)
+
+
+def named(words: Sequence[str]) -> list[str]:
+    """Without what goes without saying."""
+    return [word for word in words if word not in ("inprocess", HERE)]
+
+
+def median(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.0f}" if values else ""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -339,6 +338,12 @@ def parser() -> argparse.ArgumentParser:
     add("--quick", action="store_true", help="one job of each row, with two restarts")
     add("--against", metavar="REV", default="", help="a revision of git, or the path of another checkout")
     add("--fault", metavar="REGEX", default="", help=f"only some of {', '.join(FAULTS)}")
+    add("--program", metavar="REGEX", default="", help="only some, as in 'fresh, torchrun'")
+    add(
+        "--peers",
+        default=str(here() / ".nox" / "peers"),
+        help="folder of nvidia-resiliency-ext's environment; '': none",
+    )
     add("--jobs", type=int, default=0, help="of each row (default 5, with --quick 1)")
     add("--restarts", type=int, default=0, help="where one rank raises, in each job (default 5, with --quick 2)")
     add("--ranks", type=int, default=RANKS, help=f"that train (default {RANKS})")
@@ -369,11 +374,14 @@ def main() -> None:
         if options.against:
             trees[options.against] = stack.enter_context(checkout(options.against))
         servers = {name: Server(name, root, log, "benchmarks.back_to_training") for name, root in trees.items()}
+        if any(row[2] == "nvrx" for row in rows(options, [HERE])) and options.peers:
+            python = str(peers.python(Path(options.peers), "nvrx"))
+            servers["nvrx"] = Server("nvrx", here(), log, "benchmarks.back_to_training", python)
         for server in servers.values():
             stack.callback(server.close)
             server.check()
-        found, all_back = run(servers, options)
-    values = {", ".join(part for part in row if part != HERE): results for row, results in found.items()}
+        found, all_back = run(servers, [*trees], options)
+    values = {", ".join([row[0], *named(row[1:])]): results for row, results in found.items()}
     print(json.dumps(values) if options.json else table(found))
     sys.exit(0 if all_back else 1)
 
