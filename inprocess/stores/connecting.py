@@ -11,7 +11,7 @@ from typing import Any
 
 from inprocess.exception import RestartError, StoreLost, TimeoutError
 from inprocess.stores import addresses
-from inprocess.stores.connections import limit_silence, shut_connections
+from inprocess.stores.connections import limit_silence, shut_awaited
 from inprocess.stores.raw import LOST
 from inprocess.stores.spec import StoreSpec
 from inprocess.stores.tcp import PrefixStore, TCPStore
@@ -91,9 +91,11 @@ def connect_to(
     finally:
         if not done.is_set():
             given_up.set()
-            shut_connections(address, port)
-    if given_up.is_set():
-        _await(done, clock.monotonic() + GIVING_UP_S)
+            # no other one: this rank may have healthy connections to the same server
+            shut_awaited(address, port, str(thread.native_id))
+    deadline = clock.monotonic() + GIVING_UP_S
+    while given_up.is_set() and not done.wait(POLL_INTERVAL_S) and clock.monotonic() < deadline:
+        shut_awaited(address, port, str(thread.native_id))  # torch may have tried once more
     if made and not isinstance(made[0], Exception):
         return made[0]
     if stopped.is_set():

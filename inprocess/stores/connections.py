@@ -24,6 +24,7 @@ __all__ = [
     "published_at",
     "send_again_soon",
     "shut",
+    "shut_awaited",
     "shut_connections",
 ]
 
@@ -65,6 +66,18 @@ def shut_connections(address: str, port: int) -> int:
     for descriptor in found:
         shut(descriptor)
     return len(found)
+
+
+def shut_awaited(address: str, port: int, task: str) -> None:
+    """As `shut_connections`, but only that for which a thread waits; all where the kernel does not tell which it is."""
+    try:
+        awaited = procfs.awaited(task)
+    except procfs.Unknown:
+        shut_connections(address, port)
+        return
+    for descriptor, peer in connections():
+        if descriptor in awaited and peer == (address, port):
+            shut(descriptor)
 
 
 def own_address(port: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -49,6 +50,52 @@ def test_a_server_that_comes_later(monkeypatch: pytest.MonkeyPatch, capfd: pytes
         assert server.get("a") == b"1"
         del connection, server, connecting
     assert "frame #" not in capfd.readouterr().err
+
+
+def test_an_attempt_that_is_given_up_cuts_no_connection_but_its_own() -> None:
+    """A store that stands still: those that were there before, and those of another attempt, wait on."""
+    stopped = threading.Event()
+    with contextlib.ExitStack() as closing, ThreadPoolExecutor(1) as pool:
+        server = closing.enter_context(socket.create_server(("127.0.0.1", 0)))
+        where = server.getsockname()
+
+        def accept() -> socket.socket:
+            return closing.enter_context(server.accept()[0])
+
+        def connect() -> tuple[socket.socket, socket.socket]:
+            return closing.enter_context(socket.create_connection(where)), accept()
+
+        before = connect()
+        trying = pool.submit(connect_to, *where, 60.0, stopped)
+        probe, attempt = accept(), accept()
+        assert probe.recv(1) == b"" and attempt.recv(1), "torch waits for the answer to what it has sent"
+        meanwhile = connect()
+        stopped.set()
+        with pytest.raises(StoreLost, match="gave up connecting"):
+            trying.result(20)
+        for ours, theirs in (before, meanwhile):
+            theirs.sendall(b"x")
+            assert ours.recv(1) == b"x"
+            ours.sendall(b"y")
+            assert theirs.recv(1) == b"y"
+        for thread in [thread for thread in threading.enumerate() if thread.name == "inprocess-connect"]:
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def test_where_the_kernel_does_not_tell_for_what_a_thread_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: str) -> list[str]:
+        raise procfs.Unknown
+
+    monkeypatch.setattr(procfs, "system_call", unknown)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        stopped = threading.Event()
+        trying = pool.submit(connect_to, *server.getsockname(), 60.0, stopped)
+        with server.accept()[0], server.accept()[0] as attempt:
+            assert attempt.recv(1)
+            stopped.set()
+            with pytest.raises(StoreLost, match="gave up connecting"):
+                trying.result(20)
 
 
 def test_an_interruption_while_the_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
