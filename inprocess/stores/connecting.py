@@ -160,8 +160,12 @@ def _await_listener(address: str, port: int, deadline: float, given_up: threadin
 def _listens(family: int, where: Any, seconds: float) -> bool:
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.settimeout(min(2.0, seconds))
-        # where nobody listens on a port that may be chosen automatically, a probe can meet itself
-        return probe.connect_ex(where) == 0 and probe.getsockname() != probe.getpeername()
+        if probe.connect_ex(where) != 0:
+            return False
+        try:  # where nobody listens on a port that may be chosen automatically, a probe can meet itself
+            return bool(probe.getsockname() != probe.getpeername())
+        except OSError:  # a server that goes has reset it
+            return False
 
 
 def _await_server(spec: StoreSpec, deadline: float, timeout: float, stopped: threading.Event) -> str:

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from inprocess.exception import RankShouldRestart, StoreLost
 from inprocess.stores import connecting as connector
 from inprocess.stores import connections, serving
 from inprocess.stores.connecting import _listens, connect_to
-from inprocess.system import procfs
+from inprocess.system import descriptors, procfs
 from inprocess.testing.ports import ReservedPort
 
 
@@ -129,6 +130,23 @@ def test_a_probe_that_meets_itself_is_no_server(monkeypatch: pytest.MonkeyPatch)
         number = port.number
     monkeypatch.setattr(socket, "socket", Itself)
     assert not _listens(socket.AF_INET, ("127.0.0.1", number), 1.0)
+
+
+def test_a_probe_that_is_reset_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server of the job before goes just then."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        class Reset(socket.socket):
+            def connect_ex(self, where: Any) -> int:
+                found = super().connect_ex(where)
+                with server.accept()[0] as theirs:
+                    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                assert descriptors.await_readable(self.fileno(), 20)
+                return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "socket", Reset)
+            assert not _listens(server.family, server.getsockname(), 1.0)
 
 
 def test_a_default_timeout_of_the_programs_changes_no_socket() -> None:
