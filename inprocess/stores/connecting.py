@@ -175,7 +175,7 @@ def _await_server(spec: StoreSpec, deadline: float, timeout: float, stopped: thr
         try:
             for family, _, where in addresses.lookup(host, port):
                 if _listens(family, where, max(0.01, deadline - clock.monotonic())):
-                    return str(where[0])
+                    return addresses.numeric(where)
             reason = "nothing answers there"
         except OSError as error:  # a name that does not resolve yet (Kubernetes) as much as one that never will
             if shortage := descriptors.shortage(error):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from inprocess.exception import StoreLost
+from inprocess.stores.addresses import numeric
 from inprocess.stores.raw import innermost
 from inprocess.system import procfs
 from inprocess.system.descriptors import milliseconds
@@ -106,7 +107,7 @@ def _ends() -> Iterator[tuple[int, tuple[str, int], tuple[str, int]]]:
 
 
 def _plain(address: tuple[Any, ...]) -> tuple[str, int]:
-    return str(address[0]).removeprefix("::ffff:"), int(address[1])
+    return numeric(address), int(address[1])
 
 
 def shut(descriptor: int) -> None:

@@ -2336,6 +2336,12 @@ GROUPS = (
         "if descriptor in awaited and peer == (address, port):",
         "if peer == (address, port):",
     ),
+    _in("stores/*.py", "tests/unit/test_addresses.py")(
+        "the_interface_is_forgotten",
+        "a link-local address of the store is one that nobody reaches",
+        "if len(where) == 4 and where[3]:",
+        "if False:",
+    ),
     _in("stores/*.py", "tests/threads/test_bind.py")(
         "a_name_is_looked_up_in_a_restart",
         "a name server that does not answer just when a rank fails ends the job",
