@@ -22,6 +22,7 @@ from inprocess.exception import RestartError
 from inprocess.failover.rules import ENDED, MAX_MESSAGE_BYTES
 from inprocess.protocol.messages import Verdict, Vote, dump
 from inprocess.protocol.parsing import load_verdict
+from inprocess.stores.addresses import lookup
 from inprocess.system import clock
 from inprocess.system.descriptors import milliseconds
 from inprocess.system.interpreter import SLICE, join_with_progress
@@ -229,7 +230,7 @@ class ArbiterClient:
     def connect(self, member: int) -> None:
         """Sets `is_made`, or `ended`, or neither where it does not answer."""
         with contextlib.suppress(OSError):
-            error = self.socket.connect_ex((self.host, self.port))
+            error = self.socket.connect_ex(lookup(self.host, self.port)[0][2])
             if error == errno.EINPROGRESS:
                 if not self._ready(select.POLLOUT, CONNECT_TIMEOUT_S):
                     return

@@ -138,7 +138,8 @@ class Standby:
         self._config, self._member, self._spec, self._job = config, membership.member, spec, job
         timeout = config.heartbeat_timeout
         arbiter = rules.Arbiter(rules.patience(timeout, config.heartbeat_interval), timeout)
-        listener = serving.listen(config.serve_host, config.bind)
+        self._place = serving.place_of(config.serve_host, config.bind)
+        listener = serving.listen(self._place)
         self.server = ArbiterServer(
             listener, membership.slot, arbiter, job.heard, self._serve, self._left, job.standby_changed
         )
@@ -161,7 +162,7 @@ class Standby:
 
     def _serve(self, verdict: Verdict) -> int:
         log.warning("the store is lost; the job goes on with one that is served here, ranks %s", verdict.slots)
-        self._server = serving.serve(self._config.serve_host, 0, self._config.bind)
+        self._server = serving.serve_at(self._place)
         self._members = verdict.members
         spec = dataclasses.replace(
             self._spec, host=connections.numeric_address(self._server), port=self._server.port, stale_key=""

@@ -369,7 +369,7 @@ class NodeRendezvous:
             return False
         try:
             with socket.create_connection(self._endpoint, 1.0) as probe:
-                address = str(probe.getpeername()[0])
+                address = addresses.numeric(probe.getpeername())
             store = connecting.connect_to(address, self._endpoint[1], CONNECT_TIMEOUT_S)
         except (OSError, StoreLost):
             return False

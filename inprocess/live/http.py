@@ -21,6 +21,7 @@ from inprocess.exception import LiveStateError
 from inprocess.live.transfer import Shown, Wire, checksum, compare, in_one_piece, pieces, view
 from inprocess.live.tree import Record
 from inprocess.protocol.parsing import load_door
+from inprocess.stores.addresses import lookup
 from inprocess.stores.connections import address_towards
 from inprocess.system.errors import in_words
 from inprocess.system.http_server import Exchange, HttpServer
@@ -125,8 +126,8 @@ class _Served:
                 self.end_headers()
                 self.is_known, self.content = True, served._whole(record, header)
 
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._server = HttpServer(socket.create_server((host, 0), family=family), "inprocess-http", Answer)
+        family, _, where = lookup(host, 0)[0]
+        self._server = HttpServer(socket.create_server(where, family=family), "inprocess-http", Answer)
         self.port = self._server.port
 
     def _whole(self, record: Record, header: bytes) -> Iterator[bytes | memoryview]:

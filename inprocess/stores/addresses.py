@@ -22,6 +22,7 @@ __all__ = [
     "is_numeric",
     "lookup",
     "name_or_address",
+    "numeric",
 ]
 
 log = get_logger(__name__)
@@ -55,7 +56,20 @@ def await_name(host: str, seconds: float) -> None:
 
 
 def addresses_of(host: str) -> list[str]:
-    return [str(where[0]) for _, _, where in lookup(host, 0)]
+    return [numeric(where) for _, _, where in lookup(host, 0)]
+
+
+def numeric(where: tuple[Any, ...]) -> str:
+    """The address of a host, as text, in what `lookup` or a socket gives.
+
+    ``fe80::1%eth0`` where it is link-local, since nobody reaches it without the interface; and IPv4 as such where it
+    comes as IPv6, ``::ffff:10.0.0.1``: a connection has the one or the other.
+    """
+    address = str(where[0])
+    if len(where) == 4 and where[3]:
+        return f"{address}%{socket.if_indextoname(where[3])}"
+    mapped = address.removeprefix("::ffff:")
+    return address if ":" in mapped else mapped
 
 
 def address_towards(host: str) -> str:
@@ -63,7 +77,7 @@ def address_towards(host: str) -> str:
     family, _, where = lookup(host, 9)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(where)  # sends nothing
-        return str(probe.getsockname()[0])
+        return numeric(probe.getsockname())
 
 
 def name_or_address(name: str, towards: str) -> str:
@@ -83,7 +97,10 @@ def name_or_address(name: str, towards: str) -> str:
 
 
 def lookup(host: str, port: int) -> list[tuple[socket.AddressFamily, int, Any]]:
-    """Where a connection to host and port goes: (family, kind, address) each."""
+    """Where a connection to host and port goes: (family, kind, address) each.
+
+    A socket that is given a pair of host and port forgets the interface of a link-local address; so give it this one.
+    """
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError:  # "a..b", or a label of more than 63 characters

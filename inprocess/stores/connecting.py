@@ -11,7 +11,7 @@ from typing import Any
 
 from inprocess.exception import RestartError, StoreLost, TimeoutError
 from inprocess.stores import addresses
-from inprocess.stores.connections import limit_silence, shut_connections
+from inprocess.stores.connections import limit_silence, shut_awaited
 from inprocess.stores.raw import LOST
 from inprocess.stores.spec import StoreSpec
 from inprocess.stores.tcp import PrefixStore, TCPStore
@@ -91,9 +91,11 @@ def connect_to(
     finally:
         if not done.is_set():
             given_up.set()
-            shut_connections(address, port)
-    if given_up.is_set():
-        _await(done, clock.monotonic() + GIVING_UP_S)
+            # no other one: this rank may have healthy connections to the same server
+            shut_awaited(address, port, str(thread.native_id))
+    deadline = clock.monotonic() + GIVING_UP_S
+    while given_up.is_set() and not done.wait(POLL_INTERVAL_S) and clock.monotonic() < deadline:
+        shut_awaited(address, port, str(thread.native_id))  # torch may have tried once more
     if made and not isinstance(made[0], Exception):
         return made[0]
     if stopped.is_set():
@@ -158,8 +160,12 @@ def _await_listener(address: str, port: int, deadline: float, given_up: threadin
 def _listens(family: int, where: Any, seconds: float) -> bool:
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.settimeout(min(2.0, seconds))
-        # where nobody listens on a port that may be chosen automatically, a probe can meet itself
-        return probe.connect_ex(where) == 0 and probe.getsockname() != probe.getpeername()
+        if probe.connect_ex(where) != 0:
+            return False
+        try:  # where nobody listens on a port that may be chosen automatically, a probe can meet itself
+            return bool(probe.getsockname() != probe.getpeername())
+        except OSError:  # a server that goes has reset it
+            return False
 
 
 def _await_server(spec: StoreSpec, deadline: float, timeout: float, stopped: threading.Event) -> str:
@@ -169,7 +175,7 @@ def _await_server(spec: StoreSpec, deadline: float, timeout: float, stopped: thr
         try:
             for family, _, where in addresses.lookup(host, port):
                 if _listens(family, where, max(0.01, deadline - clock.monotonic())):
-                    return str(where[0])
+                    return addresses.numeric(where)
             reason = "nothing answers there"
         except OSError as error:  # a name that does not resolve yet (Kubernetes) as much as one that never will
             if shortage := descriptors.shortage(error):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from inprocess.exception import StoreLost
+from inprocess.stores.addresses import numeric
 from inprocess.stores.raw import innermost
 from inprocess.system import procfs
 from inprocess.system.descriptors import milliseconds
@@ -24,6 +25,7 @@ __all__ = [
     "published_at",
     "send_again_soon",
     "shut",
+    "shut_awaited",
     "shut_connections",
 ]
 
@@ -67,6 +69,18 @@ def shut_connections(address: str, port: int) -> int:
     return len(found)
 
 
+def shut_awaited(address: str, port: int, task: str) -> None:
+    """As `shut_connections`, but only that for which a thread waits; all where the kernel does not tell which it is."""
+    try:
+        awaited = procfs.awaited(task)
+    except procfs.Unknown:
+        shut_connections(address, port)
+        return
+    for descriptor, peer in connections():
+        if descriptor in awaited and peer == (address, port):
+            shut(descriptor)
+
+
 def own_address(port: int) -> str:
     """The address of this host on its connection to a server with that port; "@" where the server is on it as well."""
     for _, own, peer in _ends():
@@ -93,7 +107,7 @@ def _ends() -> Iterator[tuple[int, tuple[str, int], tuple[str, int]]]:
 
 
 def _plain(address: tuple[Any, ...]) -> tuple[str, int]:
-    return str(address[0]).removeprefix("::ffff:"), int(address[1])
+    return numeric(address), int(address[1])
 
 
 def shut(descriptor: int) -> None:

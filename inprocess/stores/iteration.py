@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from inprocess.exception import RestartError
 from inprocess.protocol import verbs
 from inprocess.stores.driver import execute
+from inprocess.system import descriptors
+from inprocess.system.errors import first_line
+from inprocess.system.logs import get_logger
 
 __all__ = ["IterationServers"]
+
+log = get_logger("inprocess.monitor")
 
 
 class IterationServers:
@@ -23,6 +29,8 @@ class IterationServers:
         self._host = host
         # an address that is published as such is the only one that anybody uses
         self._where = (base, bind) if host == "@" else (host, host)
+        #: what that means here, looked up with the first server
+        self._place: Any = None
         self._spare: Any = None
         self._servers: dict[int, Any] = {}
 
@@ -32,18 +40,26 @@ class IterationServers:
 
     def offer(self, iteration: int, connection: Any) -> None:
         """Publish a server for this iteration, unless somebody else has done so or it is interrupted already."""
-        if iteration in self._servers:  # published while the iteration before was being aborted
-            return
-        self._spare = self._spare or self._new()
-        address = f"{self._host}:{self._spare.port}"
-        if execute(verbs.publish_rendezvous(iteration, address), connection) == address:
-            self._servers[iteration], self._spare = self._spare, self._new()
+        if iteration not in self._servers:  # else published while the iteration before was being aborted
+            self._spare = self._spare or self._new()
+            address = f"{self._host}:{self._spare.port}"
+            if execute(verbs.publish_rendezvous(iteration, address), connection) == address:
+                self._servers[iteration], self._spare = self._spare, None
+        self._make_ahead()
 
     def close_before(self, iteration: int) -> None:
         """Shut the servers of older iterations down. Torch does that when the last reference goes."""
         self._servers = {number: server for number, server in self._servers.items() if number >= iteration}
 
-    def _new(self) -> Any:
-        from inprocess.stores.serving import serve  # noqa: PLC0415
+    def _make_ahead(self) -> None:
+        """Nobody needs it yet: where it cannot be made, the next offer tries again."""
+        try:
+            self._spare = self._spare or self._new()
+        except (OSError, RuntimeError, RestartError) as error:  # torch's are RuntimeErrors
+            log.warning("no store can be made ahead of a restart: %s", descriptors.shortage(error) or first_line(error))
 
-        return serve(self._where[0], 0, self._where[1])
+    def _new(self) -> Any:
+        from inprocess.stores import serving  # noqa: PLC0415
+
+        self._place = self._place or serving.place_of(*self._where)
+        return serving.serve_at(self._place)

@@ -8,6 +8,7 @@ import importlib
 import importlib.metadata
 import os
 import socket
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed  # noqa: F401  (registers the module below; a stub in the monitor process)
@@ -20,11 +21,31 @@ from inprocess.stores.raw import with_libuv_or_without
 from inprocess.system import descriptors
 from inprocess.system.errors import first_line
 
-__all__ = ["PortTaken", "listen", "serve"]
+__all__ = ["Place", "PortTaken", "listen", "place_of", "serve", "serve_at"]
 
 
 class PortTaken(OptionError):
     """Somebody else listens there."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """An address of this machine at which a store is served."""
+
+    family: socket.AddressFamily
+    #: numeric
+    address: str
+    #: how the user wrote it; empty: the library has chosen it
+    bind: str
+
+
+def place_of(host: str, bind: str = "") -> Place:
+    """Where `serve` listens with these arguments. Raises OptionError.
+
+    Whoever serves again keeps it: in the middle of a restart the name may not resolve.
+    """
+    family, address = _bound_to(bind, host) if bind else _bind_address(host)
+    return Place(family, address, bind)
 
 
 def serve(host: str, port: int, bind: str = "") -> Any:
@@ -36,9 +57,14 @@ def serve(host: str, port: int, bind: str = "") -> Any:
         port: see above.
         bind: listen on this local address only; empty: on all, or loopback, as ``host`` says.
     """
-    family, address, listener = _open(host, port, bind)
+    return serve_at(place_of(host, bind), port)
+
+
+def serve_at(place: Place, port: int = 0) -> Any:
+    """As `serve`."""
+    listener = listen(place, port)
     number = listener.getsockname()[1]
-    local = _loopback(family) if is_any(address) else address
+    local = _loopback(place.family) if is_any(place.address) else place.address
     descriptor = listener.detach()  # TCPStore owns it from here on
     try:
         return with_libuv_or_without(
@@ -65,17 +91,9 @@ def _loopback(family: socket.AddressFamily) -> str:
     return "127.0.0.1"
 
 
-def listen(host: str, bind: str = "") -> socket.socket:
-    """A socket on any free port, reachable as a store would be that `serve` starts with these arguments."""
-    return _open(host, 0, bind)[2]
-
-
-def _open(host: str, port: int, bind: str) -> tuple[socket.AddressFamily, str, socket.socket]:
-    family, address = _bound_to(bind, host) if bind else _bind_address(host)
-    return family, address, _listen(family, address, port, bind)
-
-
-def _listen(family: socket.AddressFamily, address: str, port: int, bind: str) -> socket.socket:
+def listen(place: Place, port: int = 0) -> socket.socket:
+    """A socket, reachable as a store is that `serve_at` starts with these arguments."""
+    family, address, bind = place.family, place.address, place.bind
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -182,10 +182,26 @@ def registered(epoll: int) -> list[Registered]:
 
 def polls() -> list[Poll]:
     """What the threads of this process wait for in poll and ppoll at this moment. Raises Unknown."""
+    calls = _poll_calls()
+    return [poll for task in tasks() if (poll := _poll_of(task, calls)) is not None]
+
+
+def awaited(task: str) -> tuple[int, ...]:
+    """The descriptors for which a thread of this process may be waiting at this moment. Raises Unknown.
+
+    Those of its poll; else the first argument of its system call, which only reading, writing and the like have there.
+    """
+    if (poll := _poll_of(task, _poll_calls())) is not None:
+        return poll.descriptors
+    words = system_call(task)
+    return (int(words[1], 16),) if len(words) > 3 else ()
+
+
+def _poll_calls() -> Mapping[str, bool]:
     calls = _POLL_CALLS.get(platform.machine())
     if calls is None:
         raise Unknown(f"the system calls of {platform.machine()} are not known here")
-    return [poll for task in tasks() if (poll := _poll_of(task, calls)) is not None]
+    return calls
 
 
 def _poll_of(task: str, calls: Mapping[str, bool]) -> Poll | None:

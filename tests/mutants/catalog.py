@@ -2330,6 +2330,24 @@ GROUPS = (
         "    try:\n        thread.start()  # in here: it waits for the thread to run, and may be interrupted then\n",
         "    thread.start()\n    try:\n",
     ),
+    _in("stores/*.py", "tests/threads/test_connecting.py")(
+        "all_connections_of_the_process",
+        "an attempt to connect that is given up cuts all connections to that server",
+        "if descriptor in awaited and peer == (address, port):",
+        "if peer == (address, port):",
+    ),
+    _in("stores/*.py", "tests/unit/test_addresses.py")(
+        "the_interface_is_forgotten",
+        "a link-local address of the store is one that nobody reaches",
+        "if len(where) == 4 and where[3]:",
+        "if False:",
+    ),
+    _in("stores/*.py", "tests/threads/test_bind.py")(
+        "a_name_is_looked_up_in_a_restart",
+        "a name server that does not answer just when a rank fails ends the job",
+        "self._place = self._place or serving.place_of(*self._where)",
+        "self._place = serving.place_of(*self._where)",
+    ),
 )
 
 HOOKS = (

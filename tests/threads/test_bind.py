@@ -7,15 +7,22 @@ import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from inprocess.call import base_store
 from inprocess.call.launch_variables import Launch
 from inprocess.exception import OptionError
+from inprocess.failover.standby import Standby
+from inprocess.monitor.configuration import MonitorConfig
 from inprocess.options import Options
+from inprocess.protocol import verbs
+from inprocess.protocol.messages import FailoverOutcome, Verdict
 from inprocess.stores import connecting, serving
 from inprocess.stores import tcp as store
+from inprocess.stores.driver import execute
+from inprocess.stores.iteration import IterationServers
 from inprocess.stores.spec import StoreSpec
 
 V6 = socket.has_ipv6 and socket.has_dualstack_ipv6()
@@ -148,11 +155,70 @@ def test_the_option() -> None:
 
 def test_the_address_of_a_monitor_without_the_base_store_is_the_only_one_it_uses(serve: Serve) -> None:
     """The iterations' stores beside torchrun's agent: published under one address, bound to that."""
-    from inprocess.stores.iteration import IterationServers
-
     server = IterationServers(HERE, "10.1.2.3", "")._new()
     assert answers(HERE, server.port) and not answers(ELSEWHERE, server.port)
     del server
+
+
+def unresolved(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The name server does not answer just now."""
+    getaddrinfo = socket.getaddrinfo
+
+    def ask(host: str, *args: Any, **options: Any) -> Any:
+        if host == name:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return getaddrinfo(host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
+
+
+def published(iteration: int, base: Any) -> int:
+    """The port."""
+    return int(execute(verbs.await_rendezvous(iteration), base).removeprefix("@:"))
+
+
+def test_a_restart_while_the_name_server_does_not_answer(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host of the stores looks its name up once: their end would be that of the job."""
+    names(monkeypatch, {"node-1": "127.0.0.1"})
+    base, servers = store.PrefixStore("call", serve("127.0.0.1")), IterationServers("@", "node-1", "")
+    servers.offer(0, base)
+    unresolved(monkeypatch, "node-1")
+    for iteration in (1, 2):
+        servers.offer(iteration, base)
+        assert works("127.0.0.1", published(iteration, base))
+
+
+def test_a_host_that_stands_by_while_the_name_server_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    names(monkeypatch, {"node-1": "127.0.0.1"})
+    config = MonitorConfig(member=0, roster=(0, 1), store="", serve_host="node-1")
+    standby = Standby(config, config.membership(), StoreSpec(), Mock())
+    unresolved(monkeypatch, "node-1")
+    try:
+        assert works("127.0.0.1", standby._serve(Verdict(FailoverOutcome.GO, ((0, 1),))))
+    finally:
+        standby.server.close()
+
+
+def test_a_store_that_cannot_be_made_ahead_of_a_restart(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    base, servers = store.PrefixStore("call", serve("127.0.0.1")), IterationServers("@", "127.0.0.1", "")
+    new, may = servers._new, iter((True, False))
+
+    def scarce() -> Any:
+        if next(may, True):
+            return new()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(servers, "_new", scarce)
+    servers.offer(0, base)
+    assert works("127.0.0.1", published(0, base))
+    assert "no store can be made ahead of a restart: too many open files" in caplog.text
+    assert servers._spare is None
+    servers.offer(0, base)
+    assert servers._spare is not None, "it is tried again"
+    servers.offer(1, base)
+    assert works("127.0.0.1", published(1, base)) and published(1, base) != published(0, base)
 
 
 def test_launch_is_not_needed_for_binding() -> None:

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import ipaddress
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
 
 from inprocess.exception import RankShouldRestart, StoreLost
+from inprocess.failover import arbiter_client
+from inprocess.failover.arbiter_client import ArbiterClient
+from inprocess.failover.arbiter_server import ArbiterServer
+from inprocess.failover.rules import Arbiter
+from inprocess.live import tree
+from inprocess.live.http import _Served
+from inprocess.protocol import verbs
+from inprocess.stores import addresses, connections, serving
 from inprocess.stores import connecting as connector
-from inprocess.stores import connections, serving
 from inprocess.stores.connecting import _listens, connect_to
-from inprocess.system import procfs
+from inprocess.stores.driver import execute
+from inprocess.stores.spec import StoreSpec
+from inprocess.system import descriptors, procfs
 from inprocess.testing.ports import ReservedPort
 
 
@@ -49,6 +63,52 @@ def test_a_server_that_comes_later(monkeypatch: pytest.MonkeyPatch, capfd: pytes
         assert server.get("a") == b"1"
         del connection, server, connecting
     assert "frame #" not in capfd.readouterr().err
+
+
+def test_an_attempt_that_is_given_up_cuts_no_connection_but_its_own() -> None:
+    """A store that stands still: those that were there before, and those of another attempt, wait on."""
+    stopped = threading.Event()
+    with contextlib.ExitStack() as closing, ThreadPoolExecutor(1) as pool:
+        server = closing.enter_context(socket.create_server(("127.0.0.1", 0)))
+        where = server.getsockname()
+
+        def accept() -> socket.socket:
+            return closing.enter_context(server.accept()[0])
+
+        def connect() -> tuple[socket.socket, socket.socket]:
+            return closing.enter_context(socket.create_connection(where)), accept()
+
+        before = connect()
+        trying = pool.submit(connect_to, *where, 60.0, stopped)
+        probe, attempt = accept(), accept()
+        assert probe.recv(1) == b"" and attempt.recv(1), "torch waits for the answer to what it has sent"
+        meanwhile = connect()
+        stopped.set()
+        with pytest.raises(StoreLost, match="gave up connecting"):
+            trying.result(20)
+        for ours, theirs in (before, meanwhile):
+            theirs.sendall(b"x")
+            assert ours.recv(1) == b"x"
+            ours.sendall(b"y")
+            assert theirs.recv(1) == b"y"
+        for thread in [thread for thread in threading.enumerate() if thread.name == "inprocess-connect"]:
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def test_where_the_kernel_does_not_tell_for_what_a_thread_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: str) -> list[str]:
+        raise procfs.Unknown
+
+    monkeypatch.setattr(procfs, "system_call", unknown)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        stopped = threading.Event()
+        trying = pool.submit(connect_to, *server.getsockname(), 60.0, stopped)
+        with server.accept()[0], server.accept()[0] as attempt:
+            assert attempt.recv(1)
+            stopped.set()
+            with pytest.raises(StoreLost, match="gave up connecting"):
+                trying.result(20)
 
 
 def test_an_interruption_while_the_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +142,83 @@ def test_a_probe_that_meets_itself_is_no_server(monkeypatch: pytest.MonkeyPatch)
         number = port.number
     monkeypatch.setattr(socket, "socket", Itself)
     assert not _listens(socket.AF_INET, ("127.0.0.1", number), 1.0)
+
+
+def test_a_probe_that_is_reset_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server of the job before goes just then."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        class Reset(socket.socket):
+            def connect_ex(self, where: Any) -> int:
+                found = super().connect_ex(where)
+                with server.accept()[0] as theirs:
+                    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                assert descriptors.await_readable(self.fileno(), 20)
+                return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "socket", Reset)
+            assert not _listens(server.family, server.getsockname(), 1.0)
+
+
+#: scope and flags (permanent) of an address in /proc/net/if_inet6
+LINK = ("20", "80")
+
+
+def _link_local() -> str:
+    """An address of this machine that is reached only with the name of its interface; empty: there is none."""
+    try:
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    except OSError:  # no IPv6
+        return ""
+    found = [(address, name) for address, _, _, scope, flags, name in map(str.split, lines) if (scope, flags) == LINK]
+    return f"{ipaddress.IPv6Address(bytes.fromhex(found[0][0]))}%{found[0][1]}" if found else ""
+
+
+needs_link_local = pytest.mark.skipif(not _link_local(), reason="needs an interface with a link-local address (fe80::)")
+
+
+@needs_link_local
+def test_a_link_local_address_keeps_its_interface() -> None:
+    here = _link_local()
+    server = serving.serve(here, 0)
+    connection = connector.connect(StoreSpec(host=here, port=server.port, silence=5.0), 20)
+    assert connections.numeric_address(connection) == here
+    assert connections.address_towards(connection) == here and addresses.address_towards(here) == here
+    assert connections.shut_connections(here, server.port) == 1
+
+
+@needs_link_local
+def test_what_a_member_serves_at_a_link_local_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arbiter of a standby, and the state of a rank."""
+    monkeypatch.setattr(arbiter_client, "CONNECT_TIMEOUT_S", 20.0)
+    here = _link_local()
+    listener = serving.listen(serving.place_of("10.1.2.3", here))
+    server = ArbiterServer(listener, 2, Arbiter(60.0, 60.0), lambda: None, Mock(), Mock(), lambda: None)
+    server.start()
+    stop, end = os.pipe()
+    try:
+        contact = ArbiterClient(here, server.port, server.key, stop)
+        with contextlib.closing(contact.socket):
+            contact.connect(1)
+            assert contact.is_made
+    finally:
+        server.close()
+        os.close(stop)
+        os.close(end)
+    record = tree.take({"n": torch.zeros(3)})
+    with _Served(record, record.header(), here) as served, socket.create_connection((here, served.port)):
+        pass
+
+
+def test_ipv4_inside_ipv6_is_the_same_server() -> None:
+    """``MASTER_ADDR=::ffff:10.0.0.1``: what looks for connections finds them."""
+    server = serving.serve("::ffff:127.0.0.1", 0)
+    connection = connector.connect(StoreSpec(host="::ffff:127.0.0.1", port=server.port), 20)
+    assert connections.numeric_address(connection) == "127.0.0.1"
+    assert connections.shut_connections(connections.numeric_address(connection), server.port)
+    with pytest.raises(StoreLost):
+        execute(verbs.has_begun(), connection)
 
 
 def test_a_default_timeout_of_the_programs_changes_no_socket() -> None:

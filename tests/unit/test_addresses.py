@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import socket
+from threading import Event
 from typing import Any
 
 import pytest
 
 from inprocess.exception import OptionError
 from inprocess.launcher import job
-from inprocess.stores import addresses, serving
+from inprocess.stores import addresses, connecting, serving
+from inprocess.stores.spec import StoreSpec
+from inprocess.system import clock
 
 
 @pytest.fixture(autouse=True)
@@ -57,3 +60,23 @@ def test_local_addr_that_does_not_resolve(capsys: pytest.CaptureFixture[str]) ->
     assert (
         "--local-addr=nosuchhost: does not resolve on this node (Name or service not known)" in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    ("where", "address"),
+    [
+        (("10.0.0.1", 29500), "10.0.0.1"),
+        (("fd00::1", 29500, 0, 0), "fd00::1"),
+        (("fe80::1", 29500, 0, socket.if_nametoindex("lo")), "fe80::1%lo"),
+        (("::ffff:10.0.0.1", 29500, 0, 0), "10.0.0.1"),
+        (("::ffff:0:10.0.0.1", 29500, 0, 0), "::ffff:0:10.0.0.1"),
+    ],
+)
+def test_addresses_that_can_be_used_elsewhere(
+    where: tuple[Any, ...], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "lookup", lambda host, port: [(socket.AF_UNSPEC, socket.SOCK_STREAM, where)])
+    monkeypatch.setattr(connecting, "_listens", lambda *_: True)
+    assert addresses.numeric(where) == address
+    assert addresses.addresses_of("head") == [address]
+    assert connecting._await_server(StoreSpec(host="head"), clock.monotonic() + 20.0, 20.0, Event()) == address
