@@ -99,8 +99,8 @@ class LastSave:
     def __init__(self) -> None:
         #: commits of a LiveState that have ended in this iteration
         self.commits = 0
-        #: whether it writes a checkpoint then
-        self.wanted = False
+        #: for each LiveState that writes a checkpoint then: what it keeps of that
+        self.wanted: set[Any] = set()
         #: None: there is nobody to agree with
         self.deputy: Deputy | None = None
 
@@ -315,7 +315,8 @@ class Controls:
     def place(self, state: FrozenState) -> None:
         """Its ranks are assigned."""
         call = self._call
-        call._state, call._sections, self.last.wanted = state, [], False
+        call._state, call._sections = state, []
+        self.last.wanted.clear()
         call._now = call._first_ping
 
     def end(self) -> None:

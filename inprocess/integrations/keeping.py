@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from inprocess.call_wrapper import current_call
+from inprocess.exception import OptionError
 from inprocess.live.state import LiveState
 
 __all__ = ["Keeping"]
@@ -17,10 +18,16 @@ class Keeping:
     """Of one training, in one iteration.
 
     Args:
-        live: that outlives it.
+        live: that outlives it. Without checkpoints of its own, else OptionError.
     """
 
     def __init__(self, live: LiveState) -> None:
+        if live.folder is not None:
+            raise OptionError(
+                f"live=LiveState(folder={live.folder!r}): a Trainer looks for its own checkpoint before there are "
+                "parts, so it would be at another step than they are. Leave out folder= and save_every=, and let the "
+                "Trainer write checkpoints"
+            )
         self._live = live
         self._commit: Any = None
         #: no random number has been drawn in this step

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from inprocess.exception import LiveStateError
 from inprocess.live.transfer import Shown, Wire, checksum, compare, in_one_piece, pieces, view
@@ -48,18 +49,24 @@ class HttpWire(Wire):
 
     def __init__(self, group: ProcessGroup | None, store: Any) -> None:
         super().__init__(group)
-        self._store = store
+        self._group, self._store = group, store
         self._response: http.client.HTTPResponse | None = None
+
+    def _key(self, source: int, to: int) -> str:
+        """By the ranks of the job: groups that recover at the same time share its store."""
+        group = self._group
+        names = (each if group is None else dist.get_global_rank(group, each) for each in (source, to))
+        return "inprocess-live/" + "/".join(map(str, names))
 
     def send(self, record: Record, header: bytes, to: int) -> None:
         with _Served(record, header, address_towards(self._store)) as served:
-            self._store.set(_key(self.rank, to), f"{served.token}@{served.host}:{served.port}")
+            self._store.set(self._key(self.rank, to), f"{served.token}@{served.host}:{served.port}")
             while not served.fetched.wait(SLICE):  # in slices: it is no hang. A receiver that fails interrupts it
                 pass
-            self._store.delete_key(_key(self.rank, to))  # should there be another recover()
+            self._store.delete_key(self._key(self.rank, to))  # should there be another recover()
 
     def receive_header(self, source: int) -> bytes:
-        key = _key(source, self.rank)
+        key = self._key(source, self.rank)
         token, host, port = load_door(self._store.get(key), key)
         connection = http.client.HTTPConnection(host, port, timeout=SILENCE)
         try:
@@ -158,7 +165,3 @@ def _content(record: Record, header: bytes) -> Iterator[bytes | memoryview]:
     if sums:
         data = torch.stack(sums)  # has a name: it lives while it is sent
         yield view(data)
-
-
-def _key(source: int, to: int) -> str:
-    return f"inprocess-live/{source}/{to}"

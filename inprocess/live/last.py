@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from inprocess.call_wrapper import CallWrapper, Controls, Deputy, Leaving
+from inprocess.call_wrapper import CallWrapper, Controls, Leaving
 from inprocess.live.patience import Shown
 from inprocess.protocol.verbs.leaving import SAVED, STEP
 from inprocess.system.interpreter import sleep_with_progress
@@ -26,13 +26,24 @@ SPARE_S = 1.0
 
 
 class LastCheckpoint:
-    """Of one rank, in one iteration."""
+    """Of one LiveState of one rank, since its last `recover`."""
 
     def __init__(self) -> None:
         self._due: int | None = None
+        #: whether it is written; None: not tried yet
+        self.is_written: bool | None = None
+
+    def again(self, call: CallWrapper | None, saves: bool) -> LastCheckpoint:
+        """That of the next `recover`. ``saves``: it writes one."""
+        new = LastCheckpoint()
+        if call is not None:
+            wanted = Controls(call).last.wanted
+            wanted.discard(self)
+            wanted.update([new] if saves else [])
+        return new
 
     def committed(self, call: CallWrapper, save: Callable[[float], bool], shown: Shown) -> None:
-        """A commit has ended.
+        """A commit has ended. Of several LiveStates each saves, unless one makes no commit in a whole step of another.
 
         Args:
             save: writes the checkpoint, within so many seconds; whether it did.
@@ -46,16 +57,17 @@ class LastCheckpoint:
         if self._due is None:
             found = _await(functools.partial(deputy.agree, STEP), leaving, shown)
             self._due = found or 0
-        if told.commits >= self._due:
-            if self._due:
-                self._save(leaving, deputy, save, shown)
-            leaving.is_saved = True
-
-    def _save(self, leaving: Leaving, deputy: Deputy, save: Callable[[float], bool], shown: Shown) -> None:
-        if not save(leaving.seconds_left - SPARE_S):
+        if told.commits < self._due:
             return
-        deputy.say(SAVED)  # an interruption now would cut off a rank that is at the end of it
-        _await(functools.partial(deputy.agree, SAVED), leaving, shown)
+        is_again, self.is_written = self.is_written is not None, self.is_written or False
+        if self._due and not is_again:
+            self.is_written = save(leaving.seconds_left - SPARE_S)
+        if self._due and not is_again and any(each.is_written is None for each in told.wanted):
+            return  # the others have yet to
+        if any(each.is_written for each in told.wanted):
+            deputy.say(SAVED)  # an interruption now would cut off a rank that is at the end of it
+            _await(functools.partial(deputy.agree, SAVED), leaving, shown)
+        leaving.is_saved = True
 
 
 def _await(agree: Callable[[], int | None], leaving: Leaving, shown: Shown) -> int | None:

@@ -39,16 +39,27 @@ class RankParts:
         #: of parts that were replaced since the last commit: what they were then
         self._before: dict[str, Any] = {}
         self._kept: dict[str, Any] = {}
-        self._point = NOWHERE
+        self.begin_call()
+        self.forget()
+
+    def begin_call(self) -> None:
+        """Its iterations begin at 0 again."""
+        #: the last iteration with this rank
+        self._iteration = NOTHING
+
+    def forget(self) -> None:
+        """They are as the program has made them."""
+        self._before.clear()
+        #: where `_kept` is of; None: at no step yet
+        self._point: Point | None = None
         #: rank and number of ranks
         self._place = (-1, -1)
-        #: the last iteration with this rank, and whether there were some without it since `_point`
-        self._iteration = NOTHING
+        #: whether there were iterations without this rank since `_point`
         self._was_away = False
 
     def enter(self, iteration: int) -> None:
         """This rank takes part in the iteration, so nobody makes a step without it."""
-        self._was_away |= self._iteration != NOTHING and iteration > self._iteration + 1
+        self._was_away |= iteration > self._iteration + 1
         self._iteration = iteration
 
     def split(self, parts: Mapping[str, Stateful]) -> dict[str, Stateful]:
@@ -63,7 +74,7 @@ class RankParts:
                     "or sharded; give recover(shard=(index, count)) where each rank has another one"
                 )
             part = checked(name, part)
-            if name in self._parts and self._point != NOWHERE:
+            if name in self._parts and self._point not in (None, NOWHERE):
                 self._before.setdefault(name, copy.deepcopy(self._parts[name].state_dict()))
             self._parts[name] = part
         return {name: part for name, part in parts.items() if name not in self.names}
@@ -72,22 +83,24 @@ class RankParts:
         """All go on with this, and this is that rank of so many. Raises OptionError for a name without a part."""
         if missing := [name for name in self.names if name not in self._parts]:
             raise OptionError(f"per_rank={missing[0]!r} is no part: give it to LiveState() or to recover()")
-        lost = self._point == NOWHERE or point.step < self._point.step or (self._was_away and point != self._point)
-        unknown = point.step > 0 and (place != self._place or lost)
+        unknown = point.step > 0 if self._point is None else self._is_lost(self._point, point, place)
         if unknown and self._parts:
             log.warning(
                 "rank %d of %d: what %s would be at step %d is not known here, since per_rank parts belong to the rank "
                 "and the number of ranks that kept them. They stay as they are: set them from the step",
                 *(*place, ", ".join(self.names), point.step),
             )
-        elif self._point.step == point.step:
-            for name, part in self._parts.items():
-                part.load_state_dict(copy.deepcopy(self._kept[name]))
-        elif self._point != NOWHERE:
-            for name, state in self._before.items():
-                self._parts[name].load_state_dict(state)
+        elif self._point is not None:
+            is_kept = self._point.step == point.step  # else it was interrupted before its commit of that step
+            for name, state in (self._kept if is_kept else self._before).items():
+                self._parts[name].load_state_dict(copy.deepcopy(state))
         self._place = place
         self.at(NOWHERE if unknown else point)
+
+    def _is_lost(self, last: Point, point: Point, place: tuple[int, int]) -> bool:
+        """Whether nobody knows what they would be then. Before the first step, in any history, they are as made."""
+        is_of_another = self._was_away and point != last and max(point.step, last.step) > 0
+        return last == NOWHERE or place != self._place or point.step < last.step or is_of_another
 
     def at(self, point: Point) -> None:
         """They are those of this step of its history; `NOWHERE`: of none."""

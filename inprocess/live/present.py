@@ -52,6 +52,8 @@ class LiveParts:
         self._states: dict[str, Any] = {}
         #: of the last two commits: which step, and the other parts
         self._last: list[tuple[Point, dict[str, Any]]] = []
+        #: the other parts at the last commit, and at each refresh since
+        self._since: list[dict[str, Any]] = []
 
     @property
     def held(self) -> Copy:
@@ -60,6 +62,31 @@ class LiveParts:
 
     def at(self, point: Point) -> None:
         """They are those of this step of its history."""
+        self._keep()
+        self._last = [*[each for each in self._last if each[0] != point][-1:], (point, self._states)]
+        self._since = [self._states]
+        self._version, self._sums = self._versions(), None
+        self.history, self.step = point
+
+    def refresh(self) -> None:
+        """What is no parameter has changed, and the step is the same."""
+        self._keep()
+        self._since.append(self._states)
+
+    @property
+    def refreshes(self) -> int:
+        """How many there were since the last commit."""
+        return len(self._since) - 1
+
+    def back_to(self, refreshes: int) -> bool:
+        """The other parts are again what they were after so many of them. Whether that changes anything."""
+        if refreshes >= self.refreshes:
+            return False
+        self._states = self._since[refreshes]
+        return True
+
+    def _keep(self) -> None:
+        """What may change at any time."""
         with torch.no_grad():
             for module, kept in self._buffers.items():
                 for name, buffer in module._buffers.items():
@@ -74,9 +101,6 @@ class LiveParts:
         for groups in self._groups.values():
             groups.keep()
         self._states = {name: copy.deepcopy(part.state_dict()) for name, part in self._others.items()}
-        self._last = [*[each for each in self._last if each[0] != point][-1:], (point, self._states)]
-        self._version, self._sums = self._versions(), None
-        self.history, self.step = point
 
     def recovered(self) -> None:
         """What is written now and changes no value, as by DistributedDataParallel(model), does not count.
@@ -211,6 +235,10 @@ class LiveParts:
         for name, part in self.parts.items():
             optimizers.make_state(part, tree[name])
         return into(self._now(), tree)
+
+    def written_back(self) -> None:
+        """Each value was written onto itself."""
+        self._version = self._versions()
 
     def fill(self, record: Record) -> None:
         """With a state of this process."""

@@ -36,23 +36,31 @@ def use(value: int) -> None:
     """64 bits as the seed of them all."""
     random.seed(value)
     # not torch.manual_seed(): it asks for every kind of device that there could be, which takes 70 us
-    torch.default_generator.manual_seed(value >> 1)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(value >> 1)
+    for generator in (torch.default_generator, *_current_cuda()):
+        generator.manual_seed(value >> 1)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(value & 0xFFFFFFFF)
 
 
+def _current_cuda() -> tuple[torch.Generator, ...]:
+    """That of the current CUDA device, where CUDA is used."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return ()
+    return (torch.cuda.default_generators[torch.cuda.current_device()],)
+
+
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """What is drawn inside changes nothing outside; the generators of the CPU alone."""
+    """What is drawn inside changes nothing outside."""
     numpy = sys.modules.get("numpy")
-    python, torchs = random.getstate(), torch.default_generator.get_state()
+    generators = [torch.default_generator, *_current_cuda()]
+    python, torchs = random.getstate(), [each.get_state() for each in generators]
     numpys = numpy.random.get_state() if numpy is not None else None
     try:
         yield
     finally:
         random.setstate(python)
-        torch.default_generator.set_state(torchs)
+        for generator, state in zip(generators, torchs, strict=True):
+            generator.set_state(state)
         if numpy is not None:
             numpy.random.set_state(numpys)

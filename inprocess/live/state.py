@@ -159,6 +159,12 @@ class LiveState:
         return self._source
 
     @property
+    def folder(self) -> str | None:
+        """Where checkpoints go and come from; None: nowhere."""
+        disk = self._saving.disk
+        return None if disk is None else str(disk)
+
+    @property
     def nbytes(self) -> int:
         """Host memory for copies, this rank's and those it keeps for another one, and for a checkpoint (bytes)."""
         return self._saving.nbytes
@@ -195,11 +201,7 @@ class LiveState:
                 is whole. All ranks leave the job.
             LiveStateError: something arrived damaged, or does not fit the parts.
         """
-        around, saving, before = self._around, self._saving, self._present
-        iteration = call.iteration if call is not None else 0
-        around.call = weakref.ref(call) if call is not None else None
-        if call is not None and saving.disk is not None:
-            Controls(call).free_at_end(saving.disk)
+        around, saving, before, iteration = self._around, self._saving, self._present, self._enter(call)
         if change := before.change():
             if before.began:
                 what = "%s were changed after commit(%d): call recover() before what does that"
@@ -208,6 +210,7 @@ class LiveState:
         self._own.enter(iteration)
         shared = self._own.split(parts)
         present = LiveParts(before.parts | shared) if shared else before
+        present.began |= before.began and present.shares(before)
         present.shard, had = Shard(*shard) if shard is not None else present.find_shard(), before.shard
         # what is received goes where another shard is yet
         step = before.step if had == present.shard or not present.shares(before) else NOTHING
@@ -218,7 +221,9 @@ class LiveState:
         restarts = max(1, iteration - self._iteration)  # the iterations of another call begin at 0 again
         proposal = next_history(self._history, restarts, secrets.randbits(DRAWN_BITS))
         have = Holdings(present.shard, step, saving.held(), present.began, had, before.history, proposal)
-        haves, found, is_newer_there = self._agree(wire, have, before, present, iteration)
+        haves, found, is_newer_there, refreshes = self._agree(wire, have, before, present, iteration)
+        if mine is not None and found is not None and before.held.point == found.point and before.back_to(refreshes):
+            mine = before.record()
         self._introduce()
         saving.begin_groups(group)
         saving.begin_saving(haves, shard)
@@ -239,14 +244,12 @@ class LiveState:
         self._own.recover(now, (around.rank, len(haves)))
         self._now_at(now, present)
         present.recovered()
-        present.began |= self._source != "nowhere"
+        present.began |= now.step > 0 or loaded is not None or any(each.began for each in haves)
         around.group = weakref.ref(group) if group is not None else None
         for every in (saving.copy_every, saving.save_every):
             every.begin(now.step)
         saving.is_first = bool(saving.copy_every) and not now.step
-        self._last = LastCheckpoint()
-        if call is not None:
-            Controls(call).last.wanted = saving.disk is not None and bool(saving.save_every)
+        self._last = self._last.again(call, saves=saving.disk is not None and bool(saving.save_every))
         self._say(newest(haves))
         self._sendable.recovered(present, around.rank, len(haves))
         emit("recovered", step=present.step, source=self._source)
@@ -273,6 +276,7 @@ class LiveState:
         On all ranks, before `recover`, which else raises StateLost where no rank has a whole state any more.
         """
         self._present = LiveParts(self._present.parts)
+        self._own.forget()
         self._saving.drop_after(NOWHERE)
 
     def refresh(self) -> None:
@@ -281,12 +285,26 @@ class LiveState:
         with self._around.atomic():
             if self.step != NOTHING and not self._present.is_changed():
                 self._own.at(self._present.held.point)
-                self._present.at(self._present.held.point)
+                self._present.refresh()
 
     def reseed(self, step: int) -> None:
         """Random numbers as after ``commit(step)``; for a program that has drawn some to get back to that step."""
         if self._seed is not None:
             randoms.seed(self._seed, step, self._around.rank)
+
+    def _enter(self, call: CallWrapper | None) -> int:
+        """The iteration in which `recover` is called."""
+        around = self._around
+        if call is None:
+            around.call = None
+            return 0
+        if around.call is None or around.call() is not call:  # iterations begin at 0 again
+            self._iteration = NOTHING
+            self._own.begin_call()
+        around.call = weakref.ref(call)
+        if self._saving.disk is not None:
+            Controls(call).free_at_end(self._saving.disk)
+        return call.iteration
 
     def _introduce(self) -> None:
         """Say once, on one rank, what is done that nobody may expect."""
@@ -316,23 +334,27 @@ class LiveState:
 
     def _agree(
         self, wire: Wire | None, have: Holdings, before: LiveParts, present: LiveParts, iteration: int
-    ) -> tuple[list[Holdings], Plan | None, bool]:
-        """What each rank has, where all get theirs, and whether there may be a newer checkpoint."""
+    ) -> tuple[list[Holdings], Plan | None, bool, int]:
+        """What each rank has, where all get theirs, whether there may be a newer checkpoint, and after how many
+        refreshes: some ranks may have done what was due after that step, and others not."""
         disk = self._saving.disk
         saved = disk.newest if disk is not None else NOTHING
         # where nobody here was in the iteration before, there may be one that nobody here knows of
         was_there, self._iteration = self._iteration >= iteration - 1, iteration
         names = sorted(present.small)
-        more = [saved, int(was_there), len(names), *before.digests()]
+        more = [saved, int(was_there), before.refreshes, len(names), *before.digests()]
         rows = gather(wire, [*have.row(), *more])
         haves = [Holdings.of(row) for row in rows]
         self._history = max(each.proposal for each in haves)
         told = [row[-len(more) :] for row in rows]
-        if all(row[2] == len(names) for row in told):  # else whoever receives parts of other names says so
-            self._compare(wire, differing([each.in_place for each in haves], [row[3:] for row in told]), names, before)
+        if all(row[3] == len(names) for row in told):  # else whoever receives parts of other names says so
+            self._compare(wire, differing([each.in_place for each in haves], [row[4:] for row in told]), names, before)
         found = plan(haves)
         newest_saved, anybody = (max(row[at] for row in told) for at in (0, 1))
-        return haves, found, found is None or newest_saved > found.step or not anybody
+        # copies are made right after commits
+        sources = found.sources if found is not None else ()
+        refreshes = min((told[each.rank][2] if each.where is Where.LIVE else 0 for each in sources), default=0)
+        return haves, found, found is None or newest_saved > found.step or not anybody, refreshes
 
     def _compare(self, wire: Wire | None, point: Point | None, names: Sequence[str], before: LiveParts) -> None:
         """Say which parts are not the same on all ranks at that step: one of them may get another one's."""
@@ -371,7 +393,9 @@ class LiveState:
             present.give_back()
         elif own and mine is not None:
             self._source = "own memory"
-            present.fill(mine)
+            with self._around.atomic():  # cut off in here, the parts that stay would count as changed
+                present.fill(mine)
+                before.written_back()
         elif source.rank == rank:
             self._source = "own copy"
             present.fill(self._find(present.shard, found).record)
@@ -456,7 +480,7 @@ class LiveState:
         saving, call = self._saving, self._around.call() if self._around.call is not None else None
         self._sendable.committed(self._present, self._around.rank)
         saving.keep(self._present)
-        if call is not None and Controls(call).last.wanted:
+        if call is not None and self._last in Controls(call).last.wanted:
             self._last.committed(call, functools.partial(saving.save_last, self._present), self._around.shown)
 
 

@@ -1889,12 +1889,12 @@ LIVE = (
         "        if self.rank:\n",
         "        if True:\n            pass\n        elif self.rank:\n",
     ),
-    own("others_place", "a part of a rank is given to another one", "(place != self._place or ", "("),
+    own("others_place", "a part of a rank is given to another one", " or place != self._place", ""),
     own(
         "behind_goes_back",
         "a rank that is behind goes back",
-        "        elif self._point.step == point.step:",
-        "        elif self._kept:",
+        "is_kept = self._point.step == point.step",
+        "is_kept = bool(self._kept)",
     ),
     moved("one_at_a_time", "a sender waits until it is asked for each piece", "if len(under_way) > AHEAD:", "if True:"),
     moved(

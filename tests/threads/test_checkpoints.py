@@ -22,6 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from inprocess import LiveState
 from inprocess.call_wrapper import LastSave
 from inprocess.exception import LiveStateError, OptionError, StateLost
+from inprocess.integrations.keeping import Keeping
 from inprocess.live import checkpoints, shelf
 from inprocess.live.checkpoints import Checkpoints, Name
 
@@ -110,15 +111,29 @@ class Call:
         return contextlib.nullcontext()
 
 
-@pytest.mark.parametrize(("iteration", "step"), [(1, 3), (5, 6)])
-def test_who_was_not_there_looks_for_newer_ones(tmp_path: Path, iteration: int, step: int) -> None:
-    """A reserve, say: others went on in the iterations between, and may have come further."""
+@pytest.mark.parametrize(
+    ("is_another_call", "iteration", "step"), [(False, 1, 3), (False, 5, 6), (True, 0, 3), (True, 1, 6)]
+)
+def test_who_was_not_there_looks_for_newer_ones(
+    tmp_path: Path, is_another_call: bool, iteration: int, step: int
+) -> None:
+    """A reserve, say: others went on in the iterations between, and may have come further. In each call the iterations
+    begin at 0 again."""
     live, _, _ = begin(tmp_path, 3, save_every=2)
+    live.recover(call := Call(0))
     begin(tmp_path / "others", 6, save_every=2)
     for path in (tmp_path / "others").iterdir():
         if not (tmp_path / path.name).exists():
             path.rename(tmp_path / path.name)
-    assert live.recover(Call(iteration)) == step
+    call.iteration = iteration
+    assert live.recover(Call(iteration) if is_another_call else call) == step
+
+
+def test_a_trainer_takes_no_state_with_checkpoints(tmp_path: Path) -> None:
+    """It decides where it begins before they are loaded: the data would be at another step than the parts."""
+    assert Keeping(LiveState()).found() == 0
+    with pytest.raises(OptionError, match="Leave out folder= and save_every="):
+        Keeping(LiveState(folder=tmp_path))
 
 
 def test_the_last_ones_are_kept(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ class Receiver(HttpWire):
     rank = 1
 
     def __init__(self, served: _Served, token: str) -> None:
-        self._store, self._response = Dictionary(), None
-        self._store.set(live_http._key(0, 1), f"{token}@{served.host}:{served.port}")
+        self._group, self._store, self._response = None, Dictionary(), None
+        self._store.set(self._key(0, 1), f"{token}@{served.host}:{served.port}")
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ WRONG = [
 def test_an_address_of_somebody_else(served: _Served, where: str) -> None:
     """TypeError, RecursionError and MemoryError, before."""
     wire = Receiver(served, "")
-    wire._store.set(live_http._key(0, 1), where)
+    wire._store.set(wire._key(0, 1), where)
     with pytest.raises(BadMessage, match="store key 'inprocess-live/0/1': ") as error:
         wire.receive_header(0)
     assert len(str(error.value)) < 1000
@@ -218,3 +218,15 @@ def test_strangers_of_every_kind_delay_nobody(monkeypatch: pytest.MonkeyPatch) -
                 received(served, served.token)
             took.append(monotonic() - begin)
     assert took[1] < took[0] + 1.0
+
+
+def test_groups_that_recover_at_the_same_time_share_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 of one is another process than rank 0 of the other."""
+    first, second = object(), object()
+    ranks = {first: [0, 1], second: [2, 3]}
+    monkeypatch.setattr(live_http.dist, "get_global_rank", lambda group, rank: ranks[group][rank])
+    wire = object.__new__(HttpWire)
+    keys = []
+    for wire._group in (first, second, None):
+        keys.append(wire._key(0, 1))
+    assert keys == ["inprocess-live/0/1", "inprocess-live/2/3", "inprocess-live/0/1"]

@@ -26,7 +26,7 @@ from inprocess.live.beside import Beside
 from inprocess.live.copies import Copies
 from inprocess.live.every import Schedule
 from inprocess.live.per_rank import RankParts
-from inprocess.live.plan import DRAWN_BITS, NOTHING, Copy, Point, Shard
+from inprocess.live.plan import DRAWN_BITS, NOTHING, WIDTH, Copy, Point, Shard
 from inprocess.system import clock
 from inprocess.system.progress import EVERY_S
 
@@ -219,6 +219,19 @@ def test_random_numbers_are_those_of_the_step() -> None:
     assert random.random() == drawn[1]
 
 
+def test_what_a_loader_draws_changes_no_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not that of the GPU."""
+    gpu = torch.Generator()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "default_generators", (gpu,))
+    before = [torch.default_generator.get_state(), gpu.get_state()]
+    with randoms.kept():
+        randoms.use(3)
+        assert gpu.initial_seed() == 1
+    assert same(before, [torch.default_generator.get_state(), gpu.get_state()])
+
+
 def test_random_numbers_of_a_step_that_is_gone_back_to() -> None:
     live = LiveState(part=Part(), seed=3)
     live.recover()
@@ -274,6 +287,71 @@ def test_a_fault_in_the_first_step() -> None:
     live.recover()
     train(live, model, optim, 2)
     assert live.step == 2
+
+
+@pytest.mark.parametrize("again", [("optim",), ("model", "optim")])
+def test_trained_parts_that_are_given_to_recover_again_are_no_beginning(again: tuple[str, ...]) -> None:
+    """Torn in the middle of a step, they would be trained from step 0 on, in silence."""
+    model, optim = parts()
+    found = {"model": model, "optim": optim}
+    given = {name: found[name] for name in again}
+    live = LiveState(**{name: part for name, part in found.items() if name not in given})
+    live.recover(**given)
+    train(live, model, optim, 2)
+    with pytest.raises(Faulty), live.commit(3):
+        raise Faulty
+    with pytest.raises(StateLost):
+        live.recover(**given)
+    live.forget()
+    assert (live.recover(**given), live.source) == (0, "nowhere")
+
+
+def test_where_nothing_was_committed_all_begin_again() -> None:
+    """However often they have begun: a program may write its weights before the first commit."""
+    model, optim = parts()
+    live = LiveState(model=model, optim=optim)
+    for _ in range(3):
+        assert live.recover() == 0
+    with torch.no_grad():
+        model[0].weight += 1
+    assert (live.recover(), live.source) == (0, "nowhere")
+
+
+def test_cut_off_at_the_end_of_recover_where_one_part_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The part that stays was loaded with its own values."""
+    model, optim = parts()
+    live = LiveState(model=model)
+    live.recover(optim=optim)
+    train(live, model, optim, 2)
+    monkeypatch.setattr(live, "_now_at", fail)
+    with pytest.raises(Faulty):
+        live.recover(optim=torch.optim.AdamW(model.parameters()))
+    monkeypatch.undo()
+    assert (live.recover(optim=torch.optim.AdamW(model.parameters())), live.source) == (2, "own memory")
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize(("theirs", "value"), [(0, "due"), (1, "noted"), (2, "done"), (3, "done")])
+def test_all_go_on_after_the_same_refresh(monkeypatch: pytest.MonkeyPatch, theirs: int, value: str, anew: bool) -> None:
+    """One rank has done what was due after the step, and another one was interrupted before."""
+    (model, optim), part = parts(), Part("due")
+    live = LiveState(model=model, optim=optim) if anew else LiveState(model=model, optim=optim, part=part)
+    live.recover(**({"part": part} if anew else {}))
+    train(live, model, optim, 2)
+    for part.value in ("noted", "done"):
+        live.refresh()
+
+    def gather(wire: Any, row: list[int]) -> list[list[int]]:
+        if len(row) < WIDTH:  # digests
+            return [row, row]
+        return [row, [*row[: WIDTH + 2], theirs, *row[WIDTH + 3 :]]]
+
+    monkeypatch.setattr(live_state, "gather", gather)
+    part = Part("new") if anew else part
+    assert live.recover(**({"part": part} if anew else {})) == 2
+    assert part.value == value
+    live.refresh()
+    assert live._present.refreshes == 1
 
 
 def test_what_the_program_has_put_there_is_of_no_known_step() -> None:
@@ -528,6 +606,60 @@ def test_whose_a_part_of_a_rank_is(
     own.recover(Point(0, step), place)
     assert part.value == value
     assert bool(caplog.records) == (value == "now" and step < 3)
+
+
+def test_a_part_of_a_rank_that_goes_back_to_the_beginning(caplog: pytest.LogCaptureFixture) -> None:
+    """The first steps are done again, with a copy of the beginning: the part is where it has come to."""
+    (model, optim), own = parts(), Part("first")
+    live = LiveState(model=model, optim=optim, own=own, per_rank="own", copy_every=10)
+    live.recover()
+    own.value = "of step 2"
+    train(live, model, optim, 2)
+    for _ in range(2):
+        with pytest.raises(Faulty), live.commit(3):
+            raise Faulty
+        caplog.clear()
+        assert (live.recover(), live.source) == (0, "own copy")
+        assert [each.args for each in caplog.records if "not known here" in each.message]
+        own.value = "set"
+    train(live, model, optim, 1)
+    own.value = "later"
+    caplog.clear()
+    assert (live.recover(), own.value) == (1, "set") and not caplog.records
+
+
+def test_a_part_of_another_rank_before_the_first_step(caplog: pytest.LogCaptureFixture) -> None:
+    """Made anew for the new place, it is no part of the old one."""
+    own, new = RankParts(["own"]), Part("rank 0 of 2")
+    own.split({"own": Part("rank 1 of 3")})
+    own.recover(Point(0, 0), (1, 3))
+    own.split({"own": new})
+    own.recover(Point(0, 0), (0, 2))
+    assert new.value == "rank 0 of 2" and len(caplog.records) == 1
+
+
+def test_a_part_of_a_rank_that_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    (model, optim), new = parts(), Part("new")
+    live = LiveState(model=model, optim=optim, per_rank=("own",))
+    live.recover(own=Part("old"))
+    train(live, model, optim, 2)
+    live.forget()
+    assert (live.recover(own=new), new.value) == (0, "new")
+    assert not [each for each in caplog.records if "not known here" in each.message]
+
+
+@pytest.mark.parametrize(("iteration", "is_warned"), [(0, False), (1, True)])
+def test_a_part_of_a_rank_in_another_call(caplog: pytest.LogCaptureFixture, iteration: int, is_warned: bool) -> None:
+    """Its iterations begin at 0 again: who comes into it later was in reserve."""
+    part, own = Part(), RankParts(["own"])
+    own.split({"own": part})
+    own.enter(1)
+    own.recover(Point(0, 0), (1, 2))
+    own.at(Point(0, 2))
+    own.begin_call()
+    own.enter(iteration)
+    own.recover(Point(1, 3), (1, 2))
+    assert bool(caplog.records) == is_warned
 
 
 @pytest.mark.parametrize(

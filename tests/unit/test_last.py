@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 
+import pytest
+
 from inprocess.call_wrapper import CallWrapper, Controls, Leaving
 from inprocess.live.last import LastCheckpoint
 from inprocess.monitor.board import Board
+from inprocess.protocol.verbs.leaving import SAVED
 from inprocess.system import clock
 
 
@@ -31,3 +34,29 @@ def test_it_is_written_once_also_where_the_call_moves_to_another_store() -> None
         LastCheckpoint().committed(call, lambda seconds: not written.append(seconds), contextlib.nullcontext)
     board.close()
     assert len(written) == 1
+
+
+@pytest.mark.parametrize("commits", ["ABAB", "ABBA", "AA"])
+def test_each_of_several_states_writes_one(commits: str) -> None:
+    """One that makes no commit meanwhile is not waited for."""
+    board, written, said = Board.create(), list[str](), list[str]()
+    leaving, call = Leaving(15, clock.monotonic() + 60), CallWrapper(board, object)
+    leaving.everybody = True
+    deputy = Alone()
+    deputy.say = said.append  # type: ignore[method-assign]
+    Controls(call).leave_by(lambda: leaving, deputy)
+    states = {name: LastCheckpoint().again(call, saves=True) for name in "AB"}
+    for name in commits:
+        states[name].committed(call, lambda seconds, name=name: not written.append(name), contextlib.nullcontext)
+        assert leaving.is_saved == bool(said)
+    board.close()
+    assert written == sorted(set(commits)) and said == [SAVED]
+
+
+def test_a_state_that_writes_none_takes_no_part() -> None:
+    board = Board.create()
+    wanted = Controls(call := CallWrapper(board, object)).last.wanted
+    saves = LastCheckpoint().again(call, saves=True)
+    assert wanted == {saves} and LastCheckpoint().again(call, saves=False) not in wanted
+    assert saves.again(call, saves=False) not in wanted and not wanted  # the next `recover` of the same state
+    board.close()
