@@ -17,6 +17,9 @@ how often they have begun to make one, not how often that succeeded: where it fa
 *Ranks.* torch takes the global ranks of the first group of a process for 0 to n-1, and reads those of any other default
 group from its options, where it leaves them out. So after a restart ``split_group()``, and a ``DeviceMesh`` with
 ``device_id=``, end every rank by SIGSEGV (NCCL and Gloo, torch 2.13). They are filled in.
+
+*Other groups.* Frameworks make groups with processes that are not wrapped, such as inference engines, by the functions
+that make a default group. While there is one, what they make is none, and meets where and under the keys that it says.
 """
 
 from __future__ import annotations
@@ -55,10 +58,13 @@ class DefaultGroups:
         self._address, self._number = ("", 0), 0
         # the group that is made now meets at the iteration's store
         self._is_there = False
+        # whoever has imported a replaced function during a call keeps it
+        self._is_over = False
 
     def begin(self) -> None:
         """A call begins. In the environment are rank and world size that the process was started with."""
         module = getattr(dist, "distributed_c10d", None)
+        self._is_over = False
         if not self._replaced:
             replaced = ((MAKER, self._make), (RENDEZVOUS, self._meet))
             self._replaced = [Replaced(module, *each) for each in replaced if hasattr(module, each[0])]
@@ -76,8 +82,13 @@ class DefaultGroups:
 
     def end(self) -> None:
         """The call is over."""
+        self._is_over = True
         while self._replaced:
             self._replaced.pop().restore()
+
+    def _is_none(self) -> bool:
+        """Whether what is made now is no default group of a call: there is one already, or no call."""
+        return self._is_over or dist.is_initialized()
 
     def _check(self, rank: int, size: int) -> None:
         """Raises OptionError where they are from before. Any others may be those of a group of some of the ranks."""
@@ -91,7 +102,7 @@ class DefaultGroups:
 
     def _meet(self, original: Method, url: Any, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
         given = _address_in(url)
-        if given is None:
+        if given is None or self._is_none():
             return original(url, rank, world_size, **kwargs)
         place = _place_in(url, rank, world_size)
         self._check(*place)
@@ -116,7 +127,7 @@ class DefaultGroups:
     def _make(
         self, original: Method, size: int, rank: int, ranks: Any, backend: Any, store: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        if len(ranks) > 0:
+        if len(ranks) > 0 or self._is_none():
             return original(size, rank, ranks, backend, store, *args, **kwargs)
         self._check(rank, size)
         earlier = self._begun[size]

@@ -2736,6 +2736,12 @@ NEIGHBOURS = (
         '(original("env://", *place, **kwargs))',
         "(original(url, *place, **kwargs))",
     ),
+    default_group(
+        "groups_beside_are_taken_for_it",
+        "a framework's own group beside the default one is sent to the iteration's store",
+        " or dist.is_initialized()",
+        "",
+    ),
     _in("hardware/gpu.py", "tests/unit/test_local_place.py")(
         "no_word_of_another_gpu",
         "without LOCAL_RANK a process whose rank has changed may use another GPU, and nobody says so",

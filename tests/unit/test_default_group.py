@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from inprocess.collectives.default_group import DefaultGroups
 from inprocess.system.environment import meet_at
@@ -48,3 +49,49 @@ def test_a_group_of_some_ranks_meets_where_it_says(monkeypatch: pytest.MonkeyPat
     groups.begin_iteration(0, 4, ("10.0.0.1", 1234))
     met: Any = groups._meet(lambda url, rank, world_size: (url, rank, world_size), "tcp://10.0.0.1:5", 0, 2)
     assert met == ("tcp://10.0.0.1:5", 0, 2)
+
+
+def as_given(*args: Any, **kwargs: Any) -> Any:
+    """Stands for torch's functions, both."""
+    return args, kwargs
+
+
+@pytest.mark.parametrize("when", ["there is a default group", "the call is over"])
+@pytest.mark.parametrize("place", [(1, 2), (1, 3)], ids=["the iteration's place", "one from before"])
+def test_what_cannot_be_a_default_group_is_left_as_it_is(
+    place: tuple[int, int], when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A framework's own group beside it; or a function that a module has imported from torch during the call."""
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    groups, (rank, size) = DefaultGroups(), place
+    groups.begin_iteration(1, 3, ("10.0.0.1", 1233))
+    groups.begin_iteration(1, 2, ("10.0.0.1", 1234))
+    if when == "the call is over":
+        groups.end()
+    else:
+        monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    for _ in range(2):
+        assert groups._meet(as_given, "tcp://10.0.0.9:5", rank, size, timeout=1) == (
+            ("tcp://10.0.0.9:5", rank, size),
+            {"timeout": 1},
+        )
+        assert groups._make(as_given, size, rank, [], "gloo", "store", "name", timeout=1) == (
+            (size, rank, [], "gloo", "store", "name"),
+            {"timeout": 1},
+        )
+    assert os.environ["MASTER_PORT"] == "29500"
+
+
+def test_a_function_that_was_imported_during_a_call_serves_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
+        monkeypatch.setenv(name, "")
+    groups = DefaultGroups()
+    groups.begin()
+    groups.end()
+    groups.begin()
+    try:
+        groups.begin_iteration(0, 2, ("10.0.0.1", 1234))
+        (met,) = groups._meet(is_a_client, "tcp://10.0.0.9:5", 0, 2)
+        assert met
+    finally:
+        groups.end()
