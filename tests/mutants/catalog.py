@@ -2319,6 +2319,12 @@ GROUPS = (
         "self._destroyed = kept",
     ),
     destroyed(
+        "noted_twice_is_shared",
+        "a group that is aborted while the program destroys it counts as one that somebody has",
+        "        self._destroyed = _without(self._destroyed, self._groups)\n",
+        "        pass\n",
+    ),
+    destroyed(
         "destroyed_groups_pile_up",
         "all groups that the program destroys are kept until the next iteration",
         "            background.run(alone.clear)\n",

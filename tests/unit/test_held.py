@@ -149,3 +149,27 @@ def test_groups_that_the_program_destroys(collections: list[int]) -> None:
     assert gone[1]() is not None
     held.end()
     assert gone[1]() is None
+
+
+@pytest.mark.parametrize("again", ["shut down twice", "aborted while it is destroyed", "aborted twice"])
+def test_a_group_that_is_noted_twice_is_still_nobodys(again: str, collections: list[int]) -> None:
+    """The references of what keeps dead groups are no one else's."""
+    held, group = DeadGroups(), Group()
+    gone = weakref.ref(group)
+    held.begin()
+    if again == "aborted twice":
+        held.keep([group])
+    else:
+        held.destroyed(group)
+    if again == "shut down twice":
+        held.destroyed(group)
+    else:
+        held.keep([group])
+    del group
+    held.collect()
+    assert collections == []
+    held.begin()
+    held.free()
+    settled()
+    assert gone() is None
+    held.end()
