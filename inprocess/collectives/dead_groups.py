@@ -62,7 +62,7 @@ class DeadGroups:
             self._groups += _without(groups, self._groups)
             groups.clear()
         elif groups:
-            background.run(groups.clear)
+            self._drop(groups)
 
     def destroyed(self, group: Any) -> None:
         """The program is destroying a process group. Lets go of earlier ones that nobody else has."""
@@ -72,7 +72,7 @@ class DeadGroups:
         alone = _without(self._destroyed, [*kept, group])
         self._destroyed = [*kept, group]
         if alone:
-            background.run(alone.clear)
+            self._drop(alone)
 
     def collect(self) -> None:
         """The function was left: free the groups that are in reference cycles.
@@ -102,6 +102,13 @@ class DeadGroups:
     def _hold_once(self) -> None:
         """The abort may end a group that the program was destroying; two references of ours would be another's."""
         self._destroyed = _without(self._destroyed, self._groups)
+
+    def _drop(self, groups: list[Any]) -> None:
+        try:
+            background.run(groups.clear)
+        except RuntimeError:  # there is no thread left: the next `free` does it
+            self._unused += groups
+            groups.clear()
 
     def _let_go(self, without: list[Any]) -> None:
         groups, self._groups, self._destroyed = [*self._groups, *self._destroyed], without, []

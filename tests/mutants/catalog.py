@@ -2230,8 +2230,8 @@ NCCL = (
     _in("collectives/results.py", "tests/ranks/test_groups.py")(
         "pending_collectives_stay",
         "collectives that nobody waited for keep their groups",
-        "for tensor in pending]",
-        "for tensor in pending[:0]]",
+        "for tensor in pending:",
+        "for tensor in pending[:0]:",
     ),
     _in("collectives/remembered.py", "tests/ranks/test_large_heap.py")(
         "default_arguments_stay",
@@ -2327,7 +2327,7 @@ GROUPS = (
     destroyed(
         "destroyed_groups_pile_up",
         "all groups that the program destroys are kept until the next iteration",
-        "            background.run(alone.clear)\n",
+        "            self._drop(alone)\n",
         "            self._destroyed += alone\n",
     ),
     _in("stores/*.py", "tests/threads/test_connecting.py")(

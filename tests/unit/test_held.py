@@ -173,3 +173,31 @@ def test_a_group_that_is_noted_twice_is_still_nobodys(again: str, collections: l
     settled()
     assert gone() is None
     held.end()
+
+
+def refuse(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("in_a_call", [True, False])
+def test_where_no_thread_can_be_started(
+    in_a_call: bool, collections: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stay until one can; the program's own destroy_process_group() must not fail for that."""
+    held, groups, gone = DeadGroups(), [Group(), Group()], []
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        gone = [weakref.ref(group) for group in groups]
+        if in_a_call:
+            held.begin()
+            while groups:
+                held.destroyed(groups.pop())
+        else:
+            held.keep(groups)
+            assert groups == []
+    assert all(each() is not None for each in gone)
+    held.begin()
+    held.free()
+    settled()
+    assert all(each() is None for each in gone)
+    held.end()
