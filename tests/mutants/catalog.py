@@ -2054,6 +2054,12 @@ NCCL = (
         "self._cut.union(self._before or ())",
         "self._cut",
     ),
+    making(
+        "frozen_sockets",
+        "a socket of Python's that a hook has opened is ended: it is frozen, so that no search finds it",
+        "        if self._before is not None:\n            self._before = frozenset",
+        "        if self._before is None:\n            self._before = frozenset",
+    ),
     making("polled_sockets", "what a thread polls is ended", "_polled().union(_watched())", "_watched()"),
     making("watched_sockets", "what an epoll instance watches is ended", "_polled().union(_watched())", "_polled()"),
     making(
