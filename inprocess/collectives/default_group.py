@@ -20,6 +20,8 @@ group from its options, where it leaves them out. So after a restart ``split_gro
 
 *Other groups.* Frameworks make groups with processes that are not wrapped, such as inference engines, by the functions
 that make a default group. While there is one, what they make is none, and meets where and under the keys that it says.
+Before 2.14 torch takes every address for one at which somebody serves, as it is told of the iteration's store, so no
+rank of such a group would serve. For the time of that meeting it is told what the launcher says.
 """
 
 from __future__ import annotations
@@ -36,12 +38,14 @@ import torch.distributed as dist
 from inprocess.collectives import groups
 from inprocess.collectives.nccl_shutdown import Method, Replaced
 from inprocess.exception import OptionError
-from inprocess.system.environment import meet_at
+from inprocess.system.environment import meet_at, put_back
 from inprocess.system.logs import get_logger, once
 
 log = get_logger("inprocess")
 #: functions of ``distributed_c10d``: one makes every group, the other finds the store for a default one
 MAKER, RENDEZVOUS = "_new_process_group_helper", "rendezvous"
+#: "True": no rank serves where a group meets, its launcher does
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 class DefaultGroups:
@@ -60,11 +64,13 @@ class DefaultGroups:
         self._is_there = False
         # whoever has imported a replaced function during a call keeps it
         self._is_over = False
+        # before the call
+        self._agent_store: str | None = None
 
     def begin(self) -> None:
         """A call begins. In the environment are rank and world size that the process was started with."""
         module = getattr(dist, "distributed_c10d", None)
-        self._is_over = False
+        self._is_over, self._agent_store = False, os.environ.get(AGENT_STORE)
         if not self._replaced:
             replaced = ((MAKER, self._make), (RENDEZVOUS, self._meet))
             self._replaced = [Replaced(module, *each) for each in replaced if hasattr(module, each[0])]
@@ -102,12 +108,15 @@ class DefaultGroups:
 
     def _meet(self, original: Method, url: Any, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
         given = _address_in(url)
-        if given is None or self._is_none():
+        if given is None or self._is_over:
             return original(url, rank, world_size, **kwargs)
         place = _place_in(url, rank, world_size)
-        self._check(*place)
-        if place != self._place:
-            return original(url, rank, world_size, **kwargs)
+        is_none = self._is_none()
+        if not is_none:
+            self._check(*place)
+        if is_none or place != self._place:
+            met = original(url, rank, world_size, **kwargs)
+            return met if given == self._address else self._elsewhere(met)
         if given != self._address:
             once(
                 log.info,
@@ -118,6 +127,18 @@ class DefaultGroups:
         # also where it is named by ``tcp://``: since 2.14 torch is a client at MASTER_ADDR:MASTER_PORT alone
         meet_at(*self._address)
         return self._noted(original("env://", *place, **kwargs))
+
+    def _elsewhere(self, met: Iterator[Any]) -> Iterator[Any]:
+        """As without this library, also as to who serves there."""
+        ours = {AGENT_STORE: os.environ.get(AGENT_STORE)}
+        put_back({AGENT_STORE: self._agent_store})
+        try:
+            found = next(met)
+        finally:
+            if not self._is_over:  # another thread's, which waited for longer than the call
+                put_back(ours)
+        yield found
+        yield from met
 
     def _noted(self, met: Iterator[Any]) -> Iterator[Any]:
         for each in met:

@@ -2749,6 +2749,12 @@ NEIGHBOURS = (
         "(original(url, *place, **kwargs))",
     ),
     default_group(
+        "nobody_serves_elsewhere",
+        "before torch 2.14 no rank serves where a group of the program's own meets",
+        "        put_back({AGENT_STORE: self._agent_store})\n",
+        "",
+    ),
+    default_group(
         "groups_beside_are_taken_for_it",
         "a framework's own group beside the default one is sent to the iteration's store",
         " or dist.is_initialized()",

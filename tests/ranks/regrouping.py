@@ -104,14 +104,17 @@ def beside(context: Context) -> Any:
 
 def _beside(context: Context, call: Any) -> Any:
     """Groups of the program's own beside the default one, as those that send weights to inference engines: all have
-    the same size, and each a store of its own. The last rank stands for an engine, which this library does not wrap."""
+    the same size, and each a store of its own, which its first rank or somebody else serves. The last rank stands for
+    an engine, which this library does not wrap."""
     rank, size = targets.place_in_world()
     dist.init_process_group("gloo", timeout=targets.LONG)
     address, values, served = _address(), [], []
     for number in range(2):
         if rank == 0:
-            served.append(dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False, multi_tenant=True))
-            call.store.set(f"port {number}", str(served[-1].port))
+            store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False, multi_tenant=True)
+            call.store.set(f"port {number}", str(store.port))
+            served += [store] if context.args["is_served"] else []
+            del store
         group = _made_beside(f"engines {number}", int(call.store.get(f"port {number}")), as_engine=rank == size - 1)
         value = torch.ones(1)
         group.allreduce([value]).wait()

@@ -44,11 +44,12 @@ def test_an_address_that_the_function_names(launch, how):
     assert [ranks[rank].value for rank in (0, 2)] == [[1, 0, 2], [1, 1, 2]]
 
 
-def test_groups_of_the_programs_own_beside_it(launch):
+@pytest.mark.parametrize("is_served", [True, False])
+def test_groups_of_the_programs_own_beside_it(launch, is_served):
     """They meet with processes that are not wrapped: where and under the keys that the program says."""
     # as programs: torch keeps a pipe of the first server of a process
     faults = {At(1, step="fault", iteration=0): Raise()}
-    ranks = launch(regrouping.beside, 2, faults=faults, as_program=True).wait(30)
+    ranks = launch(regrouping.beside, 2, args={"is_served": is_served}, faults=faults, as_program=True).wait(30)
     assert [rank.value for rank in ranks] == [[1, 2, 2], [1, 2, 2]]
 
 
