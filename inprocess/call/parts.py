@@ -42,7 +42,8 @@ CORE = (
     Part(call_begins=lambda _: default_groups.begin(), iteration_begins=_show_group, call_ended=default_groups.end),
     Part(call_begins=lambda call: store_clients.begin(call.patience), call_ended=store_clients.end),
     Part(call_begins=lambda _: nccl.graphs.begin(), call_ended=nccl.graphs.end),
-    Part(iteration_begins=lambda _: bootstrap.begin(), call_ended=bootstrap.end),
+    # behind the heap: what that freezes has to be among what was there before
+    Part(iteration_begins=lambda _: bootstrap.begin(), function_begins=bootstrap.enter, call_ended=bootstrap.end),
     Part(
         next_iteration=dead_groups.begin,
         started=dead_groups.free,

@@ -40,6 +40,7 @@ class DeadGroups:
 
     def begin(self) -> None:
         """Release what is held, for `free`, except groups that others have; hold what comes from now on."""
+        self._hold_once()
         self._let_go([*_shared(self._groups), *_shared(self._destroyed)])
         self._active = True
 
@@ -58,20 +59,20 @@ class DeadGroups:
     def keep(self, groups: list[Any]) -> None:
         """Those that torch has forgotten; takes them out of the list."""
         if self._active:
-            self._groups += groups
+            self._groups += _without(groups, self._groups)
             groups.clear()
         elif groups:
-            background.run(groups.clear)
+            self._drop(groups)
 
     def destroyed(self, group: Any) -> None:
         """The program is destroying a process group. Lets go of earlier ones that nobody else has."""
         if not self._active:
             return
-        kept = _shared(self._destroyed)
-        alone = _without(self._destroyed, kept)
+        kept = _without(_shared(self._destroyed), [group])  # an interruption may have it destroyed once more
+        alone = _without(self._destroyed, [*kept, group])
         self._destroyed = [*kept, group]
         if alone:
-            background.run(alone.clear)
+            self._drop(alone)
 
     def collect(self) -> None:
         """The function was left: free the groups that are in reference cycles.
@@ -81,6 +82,7 @@ class DeadGroups:
         DistributedDataParallel, and none where no more groups are shared than those that the last one did not free:
         these the program keeps, in a global variable perhaps.
         """
+        self._hold_once()
         for generation in (1, 2):
             if len(_shared(self._groups)) > self._kept:
                 heap.collect(generation)
@@ -90,11 +92,23 @@ class DeadGroups:
         """The call is over: release all, and hold nothing more."""
         self._active = False
         self._kept = 0
+        self._hold_once()
         if _shared(self._groups):  # a collection that found one in use for a moment skips the next one in a cycle
             heap.collect()
         self._let_go([])
         background.to_be_joined(self.free())
         background.join(LET_GO)
+
+    def _hold_once(self) -> None:
+        """The abort may end a group that the program was destroying; two references of ours would be another's."""
+        self._destroyed = _without(self._destroyed, self._groups)
+
+    def _drop(self, groups: list[Any]) -> None:
+        try:
+            background.run(groups.clear)
+        except RuntimeError:  # there is no thread left: the next `free` does it
+            self._unused += groups
+            groups.clear()
 
     def _let_go(self, without: list[Any]) -> None:
         groups, self._groups, self._destroyed = [*self._groups, *self._destroyed], without, []

@@ -17,6 +17,11 @@ how often they have begun to make one, not how often that succeeded: where it fa
 *Ranks.* torch takes the global ranks of the first group of a process for 0 to n-1, and reads those of any other default
 group from its options, where it leaves them out. So after a restart ``split_group()``, and a ``DeviceMesh`` with
 ``device_id=``, end every rank by SIGSEGV (NCCL and Gloo, torch 2.13). They are filled in.
+
+*Other groups.* Frameworks make groups with processes that are not wrapped, such as inference engines, by the functions
+that make a default group. While there is one, what they make is none, and meets where and under the keys that it says.
+Before 2.14 torch takes every address for one at which somebody serves, as it is told of the iteration's store, so no
+rank of such a group would serve. For the time of that meeting it is told what the launcher says.
 """
 
 from __future__ import annotations
@@ -33,12 +38,14 @@ import torch.distributed as dist
 from inprocess.collectives import groups
 from inprocess.collectives.nccl_shutdown import Method, Replaced
 from inprocess.exception import OptionError
-from inprocess.system.environment import meet_at
+from inprocess.system.environment import meet_at, put_back
 from inprocess.system.logs import get_logger, once
 
 log = get_logger("inprocess")
 #: functions of ``distributed_c10d``: one makes every group, the other finds the store for a default one
 MAKER, RENDEZVOUS = "_new_process_group_helper", "rendezvous"
+#: "True": no rank serves where a group meets, its launcher does
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 class DefaultGroups:
@@ -55,10 +62,15 @@ class DefaultGroups:
         self._address, self._number = ("", 0), 0
         # the group that is made now meets at the iteration's store
         self._is_there = False
+        # whoever has imported a replaced function during a call keeps it
+        self._is_over = False
+        # before the call
+        self._agent_store: str | None = None
 
     def begin(self) -> None:
         """A call begins. In the environment are rank and world size that the process was started with."""
         module = getattr(dist, "distributed_c10d", None)
+        self._is_over, self._agent_store = False, os.environ.get(AGENT_STORE)
         if not self._replaced:
             replaced = ((MAKER, self._make), (RENDEZVOUS, self._meet))
             self._replaced = [Replaced(module, *each) for each in replaced if hasattr(module, each[0])]
@@ -76,8 +88,13 @@ class DefaultGroups:
 
     def end(self) -> None:
         """The call is over."""
+        self._is_over = True
         while self._replaced:
             self._replaced.pop().restore()
+
+    def _is_none(self) -> bool:
+        """Whether what is made now is no default group of a call: there is one already, or no call."""
+        return self._is_over or dist.is_initialized()
 
     def _check(self, rank: int, size: int) -> None:
         """Raises OptionError where they are from before. Any others may be those of a group of some of the ranks."""
@@ -91,12 +108,15 @@ class DefaultGroups:
 
     def _meet(self, original: Method, url: Any, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
         given = _address_in(url)
-        if given is None:
+        if given is None or self._is_over:
             return original(url, rank, world_size, **kwargs)
         place = _place_in(url, rank, world_size)
-        self._check(*place)
-        if place != self._place:
-            return original(url, rank, world_size, **kwargs)
+        is_none = self._is_none()
+        if not is_none:
+            self._check(*place)
+        if is_none or place != self._place:
+            met = original(url, rank, world_size, **kwargs)
+            return met if given == self._address else self._elsewhere(met)
         if given != self._address:
             once(
                 log.info,
@@ -108,6 +128,18 @@ class DefaultGroups:
         meet_at(*self._address)
         return self._noted(original("env://", *place, **kwargs))
 
+    def _elsewhere(self, met: Iterator[Any]) -> Iterator[Any]:
+        """As without this library, also as to who serves there."""
+        ours = {AGENT_STORE: os.environ.get(AGENT_STORE)}
+        put_back({AGENT_STORE: self._agent_store})
+        try:
+            found = next(met)
+        finally:
+            if not self._is_over:  # another thread's, which waited for longer than the call
+                put_back(ours)
+        yield found
+        yield from met
+
     def _noted(self, met: Iterator[Any]) -> Iterator[Any]:
         for each in met:
             self._is_there = True
@@ -116,7 +148,7 @@ class DefaultGroups:
     def _make(
         self, original: Method, size: int, rank: int, ranks: Any, backend: Any, store: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        if len(ranks) > 0:
+        if len(ranks) > 0 or self._is_none():
             return original(size, rank, ranks, backend, store, *args, **kwargs)
         self._check(rank, size)
         earlier = self._begun[size]

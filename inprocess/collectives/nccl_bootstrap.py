@@ -7,7 +7,7 @@ were. When its connections end, the call fails on all ranks, and they go on.
 
 Nothing tells which sockets are the bootstrap's. So what is ended is a TCP socket of this process that
 
-* did not exist when the iteration began,
+* did not exist when the function was last entered, or when the call began,
 * does not block, sends at once (``TCP_NODELAY``), and is bound to an address of one interface, as NCCL's all are,
 * is in no thread's ``poll``, looked at ten times in 20 ms: NCCL's proxy and its RAS threads wait there, and most
   clients in C and C++,
@@ -54,7 +54,7 @@ class Bootstrap:
     """What began before an iteration, so that it is left alone; ends what is NCCL's of what began since."""
 
     def __init__(self) -> None:
-        #: sockets that were there when the iteration began; None: there is nothing to do in this process
+        #: sockets that were there when the function was last entered; None: there is nothing to do in this process
         self._before: frozenset[int] | None = None
         self._tasks_before: frozenset[str] = frozenset()
         #: whether the abort hook wants it
@@ -70,10 +70,16 @@ class Bootstrap:
         if not (dist.is_available() and dist.is_nccl_available()):
             return
         self._note_threads()
-        self._before = frozenset(procfs.sockets())
+        if self._before is None:
+            self._before = frozenset(procfs.sockets())
         self._tasks_before = frozenset(procfs.tasks())
         self._cut = set()
         self.allowed = False
+
+    def enter(self) -> None:
+        """The function is about to be entered, and the heap is frozen: no search finds Python's sockets of before."""
+        if self._before is not None:
+            self._before = frozenset(procfs.sockets())
 
     def end(self) -> None:
         """The call is over."""

@@ -79,7 +79,13 @@ class Results:
         long as the timeout of the group. Returns the threads that do it."""
         self._kept = None
         pending, self._pending = self._pending, []
-        return [background.run(functools.partial(_wait_for, tensor)) for tensor in pending]
+        threads: list[threading.Thread] = []
+        try:
+            for tensor in pending:
+                threads.append(background.run(functools.partial(_wait_for, tensor)))
+        except RuntimeError:  # there is no thread left: those that have none wait for the next time
+            self._pending += pending[len(threads) :]
+        return threads
 
     def end(self) -> None:
         """The call is over; note nothing more."""

@@ -6,6 +6,7 @@ The signal that interrupts a function raises only inside that function (see ``in
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import threading
@@ -178,8 +179,9 @@ def _read_lines(files: set[str]) -> None:
     if (_reader is not None and _reader.is_alive()) or not files - linecache.cache.keys():
         return
     _reader = threading.Thread(target=_read_all, args=(files,), name="inprocess-source", daemon=True)
-    _reader.start()
-    _reader.join(READING)
+    with contextlib.suppress(RuntimeError):  # there is no thread left
+        _reader.start()
+        _reader.join(READING)
 
 
 def _read_all(files: set[str]) -> None:

@@ -36,7 +36,8 @@ def put_in_place(path: str, write: Callable[[str], object]) -> None:
             os.close(folder_fd)
         raise
     if folder_fd is not None:
-        _sync(folder_fd)
+        with contextlib.suppress(OSError):  # the new file is in place: some file systems can do no more (9p, vboxsf)
+            _sync(folder_fd)
 
 
 def _open_folder(path: str) -> int | None:

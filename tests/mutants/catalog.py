@@ -2054,6 +2054,12 @@ NCCL = (
         "self._cut.union(self._before or ())",
         "self._cut",
     ),
+    making(
+        "frozen_sockets",
+        "a socket of Python's that a hook has opened is ended: it is frozen, so that no search finds it",
+        "        if self._before is not None:\n            self._before = frozenset",
+        "        if self._before is None:\n            self._before = frozenset",
+    ),
     making("polled_sockets", "what a thread polls is ended", "_polled().union(_watched())", "_watched()"),
     making("watched_sockets", "what an epoll instance watches is ended", "_polled().union(_watched())", "_polled()"),
     making(
@@ -2230,8 +2236,8 @@ NCCL = (
     _in("collectives/results.py", "tests/ranks/test_groups.py")(
         "pending_collectives_stay",
         "collectives that nobody waited for keep their groups",
-        "for tensor in pending]",
-        "for tensor in pending[:0]]",
+        "for tensor in pending:",
+        "for tensor in pending[:0]:",
     ),
     _in("collectives/remembered.py", "tests/ranks/test_large_heap.py")(
         "default_arguments_stay",
@@ -2319,9 +2325,15 @@ GROUPS = (
         "self._destroyed = kept",
     ),
     destroyed(
+        "noted_twice_is_shared",
+        "a group that is aborted while the program destroys it counts as one that somebody has",
+        "        self._destroyed = _without(self._destroyed, self._groups)\n",
+        "        pass\n",
+    ),
+    destroyed(
         "destroyed_groups_pile_up",
         "all groups that the program destroys are kept until the next iteration",
-        "            background.run(alone.clear)\n",
+        "            self._drop(alone)\n",
         "            self._destroyed += alone\n",
     ),
     _in("stores/*.py", "tests/threads/test_connecting.py")(
@@ -2753,6 +2765,18 @@ NEIGHBOURS = (
         "a group of all ranks meets where torch 2.14 and later is no client",
         '(original("env://", *place, **kwargs))',
         "(original(url, *place, **kwargs))",
+    ),
+    default_group(
+        "nobody_serves_elsewhere",
+        "before torch 2.14 no rank serves where a group of the program's own meets",
+        "        put_back({AGENT_STORE: self._agent_store})\n",
+        "",
+    ),
+    default_group(
+        "groups_beside_are_taken_for_it",
+        "a framework's own group beside the default one is sent to the iteration's store",
+        " or dist.is_initialized()",
+        "",
     ),
     _in("hardware/gpu.py", "tests/unit/test_local_place.py")(
         "no_word_of_another_gpu",

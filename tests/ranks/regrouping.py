@@ -98,6 +98,52 @@ def _elsewhere(context: Context, call: Any) -> Any:
     return [call.iteration, rank, size]
 
 
+def beside(context: Context) -> Any:
+    return context.wrap(_beside)()
+
+
+def _beside(context: Context, call: Any) -> Any:
+    """Groups of the program's own beside the default one, as those that send weights to inference engines: all have
+    the same size, and each a store of its own, which its first rank or somebody else serves. The last rank stands for
+    an engine, which this library does not wrap."""
+    rank, size = targets.place_in_world()
+    dist.init_process_group("gloo", timeout=targets.LONG)
+    address, values, served = _address(), [], []
+    for number in range(2):
+        if rank == 0:
+            store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False, multi_tenant=True)
+            call.store.set(f"port {number}", str(store.port))
+            served += [store] if context.args["is_served"] else []
+            del store
+        group = _made_beside(f"engines {number}", int(call.store.get(f"port {number}")), as_engine=rank == size - 1)
+        value = torch.ones(1)
+        group.allreduce([value]).wait()
+        values.append(int(value))
+    assert _address() == address
+    context.point("fault")
+    dist.destroy_process_group()
+    return [call.iteration, *values]
+
+
+def _address() -> list[str]:
+    return [os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT")]
+
+
+def _made_beside(name: str, port: int, as_engine: bool) -> Any:
+    """What OpenRLHF, verl and slime do, each in a function of its own."""
+    from torch.distributed.distributed_c10d import (
+        Backend,
+        PrefixStore,
+        _new_process_group_helper,
+        rendezvous,
+    )
+
+    meet, make = ((inspect.unwrap(each) if as_engine else each) for each in (rendezvous, _new_process_group_helper))
+    store, rank, size = next(meet(f"tcp://127.0.0.1:{port}", *targets.place_in_world(), timeout=targets.LONG))
+    store = PrefixStore(name, store)
+    return make(size, rank, [], Backend("gloo"), store, group_name=name, timeout=targets.LONG)[0]
+
+
 def stale(context: Context) -> Any:
     context.args["before"] = targets.place_in_world()
     return context.wrap(_stale)()

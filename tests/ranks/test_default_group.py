@@ -44,6 +44,15 @@ def test_an_address_that_the_function_names(launch, how):
     assert [ranks[rank].value for rank in (0, 2)] == [[1, 0, 2], [1, 1, 2]]
 
 
+@pytest.mark.parametrize("is_served", [True, False])
+def test_groups_of_the_programs_own_beside_it(launch, is_served):
+    """They meet with processes that are not wrapped: where and under the keys that the program says."""
+    # as programs: torch keeps a pipe of the first server of a process
+    faults = {At(1, step="fault", iteration=0): Raise()}
+    ranks = launch(regrouping.beside, 2, args={"is_served": is_served}, faults=faults, as_program=True).wait(30)
+    assert [rank.value for rank in ranks] == [[1, 2, 2], [1, 2, 2]]
+
+
 @pytest.mark.parametrize("only_size", [False, True])
 def test_a_rank_or_a_world_size_from_before(launch, only_size):
     """The ranks would wait for one that does not exist."""

@@ -472,6 +472,41 @@ def test_results_of_one_tensor_are_noted_each(excepthook: None, monkeypatch: Pat
     results.end()
 
 
+def test_results_wait_for_a_thread_where_none_can_be_started(
+    excepthook: None, monkeypatch: Patch, tmp_path: Path
+) -> None:
+    """Neither the restart nor the end of the call may fail for that."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    from torch.distributed import _functional_collectives as functional
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    start, left = threading.Thread.start, [True]
+
+    def start_one(thread: threading.Thread) -> None:
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.clear()
+        start(thread)
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    made, results = vars(functional.AsyncCollectiveTensor)["__new__"], Results()
+    results.begin()
+    found = [functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD) for _ in range(2)]
+    results.pending()
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    assert len(results.collect()) == 1
+    results.end()
+    assert vars(functional.AsyncCollectiveTensor)["__new__"] is made
+    monkeypatch.setattr(threading.Thread, "start", start)
+    groups.settle()
+    assert torch._C._distributed_c10d._get_work_registry_size() == 1
+    assert len(results.collect()) == 1
+    groups.settle()
+    dist.destroy_process_group()
+    assert not torch._C._distributed_c10d._get_work_registry_size()
+    del found
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_result_that_is_just_being_made_is_waited_for(
     excepthook: None, monkeypatch: Patch, tmp_path: Path, when: str

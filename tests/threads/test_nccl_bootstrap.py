@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from inprocess.call import parts
 from inprocess.collectives import groups, nccl, nccl_bootstrap
 from inprocess.collectives.nccl_bootstrap import Bootstrap
 from inprocess.system import procfs
+from inprocess.system.heap import heap
 from tests.harness.etcd import ETCD, MISSING, EtcdCluster
 from tests.threads import neighbours, standins
 from tests.threads.neighbours import NEIGHBOURS, in_the_bootstrap
@@ -75,6 +77,24 @@ def test_what_was_there_before_the_iteration(pair: list[int], bootstrap: Bootstr
     with in_the_bootstrap():
         assert bootstrap.cut() == 0
     assert all(map(standins.is_open, pair))
+
+
+def test_pythons_that_were_opened_before_the_function_began(monkeypatch: Patch) -> None:
+    """By a hook, after the iteration had begun: the search for Python's sockets does not see what the heap froze."""
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    heap.begin()
+    parts.bootstrap.begin()
+    ours, theirs = standins.connection()
+    try:
+        for part in parts.CORE:
+            part.function_begins()
+        parts.bootstrap.allowed = True
+        with ours, theirs, in_the_bootstrap():
+            assert parts.bootstrap.cut() == 0
+            assert standins.is_open(ours.fileno())
+    finally:
+        parts.bootstrap.end()
+        heap.end()
 
 
 def test_a_number_that_was_given_to_another_socket(bootstrap: Bootstrap, pair: list[int], monkeypatch: Patch) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import os
 import pickle
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -352,6 +354,24 @@ def test_save_puts_a_whole_file_in_place(call: Call, tmp_path: Path, monkeypatch
     umask = os.umask(0)
     os.umask(umask)
     assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_save_where_no_folder_can_be_put_on_the_disk(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As on 9p, vboxsf and some of FUSE: the file is there."""
+    fsync = os.fsync
+
+    def refuse(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    assert of_rank(call, 0).save({"step": 1}, tmp_path / "a.pt")
+    assert torch.load(tmp_path / "a.pt") == {"step": 1}
+    assert os.listdir(tmp_path) == ["a.pt"]
 
 
 def test_save_on_another_rank(call: Call, tmp_path: Path) -> None:

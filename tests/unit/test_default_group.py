@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
-from inprocess.collectives.default_group import DefaultGroups
-from inprocess.system.environment import meet_at
+from inprocess.collectives.default_group import AGENT_STORE, DefaultGroups
+from inprocess.system.environment import meet_at, put_back
 
 
 def is_a_client(url: str, rank: int, world_size: int) -> Iterator[bool]:
@@ -42,9 +43,74 @@ def test_a_group_of_one_process_is_never_from_before() -> None:
     groups._check(0, 1)
 
 
-def test_a_group_of_some_ranks_meets_where_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch 2.14 and later has its first rank serve there; before, nobody did."""
+@pytest.mark.parametrize("before", [None, "True"], ids=["the first rank", "the launcher"])
+@pytest.mark.parametrize("which", ["of some ranks", "beside the default one"])
+def test_a_group_of_the_programs_own_meets_where_it_says(
+    which: str, before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There serves who would without this library: torch before 2.14 takes any address for a store of the agent."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", AGENT_STORE):
+        monkeypatch.setenv(name, "")
+    put_back({AGENT_STORE: before})
     groups = DefaultGroups()
-    groups.begin_iteration(0, 4, ("10.0.0.1", 1234))
-    met: Any = groups._meet(lambda url, rank, world_size: (url, rank, world_size), "tcp://10.0.0.1:5", 0, 2)
-    assert met == ("tcp://10.0.0.1:5", 0, 2)
+    groups.begin()
+    try:
+        groups.begin_iteration(0, 4, ("10.0.0.1", 1234))
+        meet_at("10.0.0.1", 1234)
+        monkeypatch.setattr(dist, "is_initialized", lambda: which == "beside the default one")
+
+        def meet(url: str, rank: int, world_size: int) -> Iterator[Any]:
+            yield url, rank, world_size, os.environ.get(AGENT_STORE)
+
+        size = 2 if which == "of some ranks" else 4
+        for url, agent in (("tcp://10.0.0.1:5", before), ("tcp://10.0.0.1:1234", "True")):
+            assert next(groups._meet(meet, url, 0, size)) == (url, 0, size, agent)
+            assert os.environ[AGENT_STORE] == "True"
+    finally:
+        groups.end()
+
+
+def as_given(*args: Any, **kwargs: Any) -> Any:
+    """Stands for torch's functions: the first two of what one returns or yields."""
+    return iter((args, kwargs))
+
+
+@pytest.mark.parametrize("when", ["there is a default group", "the call is over"])
+@pytest.mark.parametrize("place", [(1, 2), (1, 3)], ids=["the iteration's place", "one from before"])
+def test_what_cannot_be_a_default_group_is_left_as_it_is(
+    place: tuple[int, int], when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A framework's own group beside it; or a function that a module has imported from torch during the call."""
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    groups, (rank, size) = DefaultGroups(), place
+    groups.begin_iteration(1, 3, ("10.0.0.1", 1233))
+    groups.begin_iteration(1, 2, ("10.0.0.1", 1234))
+    if when == "the call is over":
+        groups.end()
+    else:
+        monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    for _ in range(2):
+        assert [*groups._meet(as_given, "tcp://10.0.0.9:5", rank, size, timeout=1)] == [
+            ("tcp://10.0.0.9:5", rank, size),
+            {"timeout": 1},
+        ]
+        assert [*groups._make(as_given, size, rank, [], "gloo", "store", "name", timeout=1)] == [
+            (size, rank, [], "gloo", "store", "name"),
+            {"timeout": 1},
+        ]
+    assert os.environ["MASTER_PORT"] == "29500"
+
+
+def test_a_function_that_was_imported_during_a_call_serves_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
+        monkeypatch.setenv(name, "")
+    groups = DefaultGroups()
+    groups.begin()
+    groups.end()
+    groups.begin()
+    try:
+        groups.begin_iteration(0, 2, ("10.0.0.1", 1234))
+        (met,) = groups._meet(is_a_client, "tcp://10.0.0.9:5", 0, 2)
+        assert met
+    finally:
+        groups.end()

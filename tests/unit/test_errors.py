@@ -188,6 +188,20 @@ def test_a_disk_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("in fail\nValueError: the words" in text for text in texts)
 
 
+def test_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The traceback comes without source, and the next one with it."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(errors.linecache, "cache", {})
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        text = shown_in_full(ErrorSnapshot(caught()))
+    assert "in fail\nValueError: the words" in text
+    assert "in fail\n    raise ValueError" in shown_in_full(ErrorSnapshot(caught()))
+
+
 def test_a_traceback_without_the_librarys_frames_around_it() -> None:
     def fails() -> None:
         raise ValueError

@@ -149,3 +149,55 @@ def test_groups_that_the_program_destroys(collections: list[int]) -> None:
     assert gone[1]() is not None
     held.end()
     assert gone[1]() is None
+
+
+@pytest.mark.parametrize("again", ["shut down twice", "aborted while it is destroyed", "aborted twice"])
+def test_a_group_that_is_noted_twice_is_still_nobodys(again: str, collections: list[int]) -> None:
+    """The references of what keeps dead groups are no one else's."""
+    held, group = DeadGroups(), Group()
+    gone = weakref.ref(group)
+    held.begin()
+    if again == "aborted twice":
+        held.keep([group])
+    else:
+        held.destroyed(group)
+    if again == "shut down twice":
+        held.destroyed(group)
+    else:
+        held.keep([group])
+    del group
+    held.collect()
+    assert collections == []
+    held.begin()
+    held.free()
+    settled()
+    assert gone() is None
+    held.end()
+
+
+def refuse(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("in_a_call", [True, False])
+def test_where_no_thread_can_be_started(
+    in_a_call: bool, collections: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stay until one can; the program's own destroy_process_group() must not fail for that."""
+    held, groups, gone = DeadGroups(), [Group(), Group()], []
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        gone = [weakref.ref(group) for group in groups]
+        if in_a_call:
+            held.begin()
+            while groups:
+                held.destroyed(groups.pop())
+        else:
+            held.keep(groups)
+            assert groups == []
+    assert all(each() is not None for each in gone)
+    held.begin()
+    held.free()
+    settled()
+    assert all(each() is None for each in gone)
+    held.end()
