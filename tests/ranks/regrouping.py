@@ -160,6 +160,7 @@ def _stale(context: Context, call: Any) -> Any:
     except ValueError as error:
         context.emit("error", text=str(error))
         dist.init_process_group("gloo", timeout=targets.LONG)
+    dist.barrier()  # who is still connecting meets no group that others have destroyed
     # a group of one rank is none of all
     context.point("fault")
     dist.destroy_process_group()
