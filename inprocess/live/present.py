@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,11 +60,16 @@ class LiveParts:
         """Which state it is."""
         return Copy(self.shard, self.step, self.history)
 
-    def at(self, point: Point) -> None:
-        """They are those of this step of its history."""
+    def at(self, point: Point, refreshes: int = 0, earlier: Sequence[dict[str, Any]] = ()) -> None:
+        """They are those of this step of its history.
+
+        Args:
+            refreshes: since the commit of that step.
+            earlier: the other parts before these, as far as they are known.
+        """
         self._keep()
         self._last = [*[each for each in self._last if each[0] != point][-1:], (point, self._states)]
-        self._since = [self._states]
+        self._since = [*earlier, *[self._states] * (refreshes + 1 - len(earlier))]
         self._version, self._sums = self._versions(), None
         self.history, self.step = point
 
@@ -84,6 +89,10 @@ class LiveParts:
             return False
         self._states = self._since[refreshes]
         return True
+
+    def before(self, refreshes: int) -> list[dict[str, Any]]:
+        """The other parts at the commit, and at each refresh before that one."""
+        return self._since[:refreshes]
 
     def _keep(self) -> None:
         """What may change at any time."""

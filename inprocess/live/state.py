@@ -11,7 +11,7 @@ import secrets
 import weakref
 from collections.abc import Collection, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -230,7 +230,7 @@ class LiveState:
         loaded = saving.load(found, wire, present, before) if is_newer_there else None
         if loaded is not None:
             step, self._source = loaded
-            now = Point(self._history, step)
+            now, refreshes = Point(self._history, step), 0
         elif found is not None:
             now = found.point
             self._carry_out(found, haves, wire, mine, before, present)
@@ -242,7 +242,8 @@ class LiveState:
             saving.disk.newest = min(saving.disk.newest, now.step)  # what is newer is of such a future, too
         present.clear()
         self._own.recover(now, (around.rank, len(haves)))
-        self._now_at(now, present)
+        # counted on: a rank that is cut off before here has not begun anew
+        self._now_at(now, present, refreshes, before.before(refreshes) if self._source == "own memory" else ())
         present.recovered()
         present.began |= now.step > 0 or loaded is not None or any(each.began for each in haves)
         around.group = weakref.ref(group) if group is not None else None
@@ -444,9 +445,11 @@ class LiveState:
             raise InternalError(f"there is no {copy}, which this rank said it had")
         return found
 
-    def _now_at(self, point: Point, present: LiveParts) -> None:
+    def _now_at(
+        self, point: Point, present: LiveParts, refreshes: int = 0, earlier: Sequence[dict[str, Any]] = ()
+    ) -> None:
         self.reseed(point.step)
-        present.at(point)
+        present.at(point, refreshes, earlier)
         self._present = present
 
     # --- at each step ---------------------------------------------------------------------------------------------
