@@ -1780,6 +1780,15 @@ LIVE = (
         "            now = found.point\n",
         "            now = Point(self._history, found.step)\n",
     ),
+    _in("live/state.py", "tests/threads/test_live_state.py")(
+        "trained_parts_begin",
+        "trained parts that are given to recover() again are a beginning",
+        "present.began |= before.began and present.shares(before)",
+        "pass",
+    ),
+    present(
+        "own_refreshes", "each rank goes on after its own refreshes", "if refreshes >= self.refreshes:", "if True:"
+    ),
     plan("some_shards", "all go on where one shard is there", "if all(holders", "if any(holders"),
     spread("one_sends_all", "the first rank sends to everybody", "(sends[source.rank], source.rank)", "source.rank"),
     _in("live/copies.py", "tests/threads/test_live_state.py")(
