@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from inprocess.monitor.pidfile import PROGRAM
 from inprocess.testing import leaks
 from inprocess.testing.coordinates import When
 from tests.harness.child import Context
@@ -43,7 +44,7 @@ def run_with_a_stopped_monitor(context: Context) -> Any:
 
 def _stop_child() -> None:
     def monitors() -> list[int]:
-        return [pid for pid in leaks.children_of(os.getpid()) if "-W ignore" in leaks.command_of(pid)]
+        return [pid for pid in leaks.children_of(os.getpid()) if PROGRAM in leaks.command_of(pid)]
 
     wait_until(lambda: bool(monitors()), every=0.001)
     os.kill(monitors()[0], signal.SIGSTOP)
