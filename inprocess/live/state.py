@@ -259,13 +259,16 @@ class LiveState:
     def peek(self, group: ProcessGroup | None = None) -> int | None:
         """At which step `recover` would continue, of replicated states in memory; None: no rank has one.
 
-        Collective, and changes nothing: for frameworks that need the step before there are parts to recover.
+        Collective, and changes nothing: for frameworks that need the step before there are parts to recover. From here
+        until `recover` only values of parameters count, as between `recover` and the first commit.
 
         Args:
             group: the ranks; default: all.
         """
         present, saving = self._present, self._saving
         step = NOTHING if present.is_changed() else present.step
+        if step != NOTHING:
+            present.recovered()  # frameworks wrap the model before there is an optimizer to recover
         have = Holdings(present.shard, step, saving.held(), present.began, history=present.history)
         rows = gather(Wire(group) if dist.is_initialized() else None, have.row())
         found = plan([Holdings.of(row) for row in rows])

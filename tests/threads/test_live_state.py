@@ -383,6 +383,26 @@ def test_the_step_is_known_before_there_are_parts() -> None:
     assert (live.peek(), live.step) == (None, 2)  # it is for recover() to tear it
 
 
+def test_a_trainer_wraps_the_model_before_it_recovers() -> None:
+    """DistributedDataParallel writes the values that are there already. The optimizer's state would be lost, too."""
+    model, optim = parts()
+    live = LiveState()
+    live.recover(model=model, optim=optim)
+    train(live, model, optim, 2)
+    assert live.peek() == 2
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.clone())
+    again = torch.optim.AdamW(model.parameters())
+    assert (live.recover(model=model, optim=again), live.source) == (2, "own memory")
+    assert again.state_dict()["state"][0]["step"] == 2
+    assert live.peek() == 2
+    with torch.no_grad():
+        model[0].weight += 1
+    with pytest.raises(StateLost):
+        live.recover(model=model, optim=again)
+
+
 def test_forgotten() -> None:
     """A program that has its own checkpoint begins with that, where nothing in memory is whole."""
     model, optim = parts()
