@@ -7,7 +7,6 @@ is there before: by themselves both would read the addresses of the workers that
 
 from __future__ import annotations
 
-import gc
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,6 @@ class Transformers(Program):
         shape = {"n_positions": SIZE["length"] + 1, "n_embd": SIZE["width"], "n_layer": SIZE["layers"], "n_head": 8}
         self._network = GPT2LMHeadModel(GPT2Config(vocab_size=SIZE["words"], **shape))
         self._live, self._data = inprocess.LiveState(), _Examples()
-        gc.freeze()  # each Trainer begins with a full collection of garbage
 
     def run(self, call: Any) -> None:
         from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: PLC0415

@@ -3,7 +3,6 @@
 inprocess run --nproc-per-node 2 examples/transformers_trainer.py FOLDER
 """
 
-import gc
 import sys
 
 import torch
@@ -50,7 +49,6 @@ def train(folder: str) -> float:
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("give a folder for checkpoints that all ranks share")
-    gc.freeze()  # each Trainer begins with a collection of garbage: of what is made from here on, not of all imports
     loss = train(sys.argv[1])
     if loss is not None:  # None: this process joined when the others had finished
         print(f"loss {loss:.3f}", flush=True)
