@@ -9,8 +9,8 @@ that decode (`benchmarks.programs`). The programs:
 * *transformers*, *lightning*: their Trainers (`benchmarks.trainers`), left out where they are not installed.
 * *sharded*: FSDP2 and tensor parallelism, not compiled.
 
-Each also runs under torchrun, not wrapped, which restarts all processes; *fresh* also under nvidia-resiliency-ext, with
-the settings of it that were fastest, in an environment of its own (``--peers``).
+All but *kept* also run under torchrun, not wrapped, which restarts all processes; *fresh* also under
+nvidia-resiliency-ext, with the settings of it that were fastest, in an environment of its own (``--peers``).
 
 Times are from the fault until the last rank is there: in the function, in its group, and so on. The first restart of a
 job is told apart from later ones. Compiled kernels come from inductor's cache on disk, which a job before those that
@@ -273,8 +273,8 @@ def rows(options: argparse.Namespace, names: Sequence[str]) -> Iterator[Row]:
     """Fault, program, library and tree of all that are measured; other libraries once."""
     for fault, program, library in ROWS:
         for name in names:
-            chosen = re.search(options.fault, fault) and re.search(options.program, f"{program}, {library}")
-            if chosen and (library == "inprocess" or name == HERE):
+            wanted = re.search(options.fault, fault) and re.search(options.program, f"{program}, {library}")
+            if wanted and (library == "inprocess" or name == HERE):
                 yield fault, program, library, name
 
 
@@ -285,11 +285,17 @@ def is_here(row: Row, peers: str) -> bool:
     return row[1] not in ("transformers", "lightning") or importlib.util.find_spec(row[1]) is not None
 
 
-def run(servers: dict[str, Server], trees: Sequence[str], options: argparse.Namespace) -> tuple[Found, bool]:
-    """Jobs in turn; and whether all came back."""
-    found: Found = {row: [] for row in rows(options, trees) if is_here(row, options.peers)}
-    for program, library in {row[1:3] for row in rows(options, [HERE]) if row not in found}:
+def chosen(options: argparse.Namespace, names: Sequence[str]) -> list[Row]:
+    """Without those of what is not installed."""
+    found = {row: is_here(row, options.peers) for row in rows(options, names)}
+    for program, library in dict.fromkeys(row[1:3] for row, is_installed in found.items() if not is_installed):
         print(f"left out: {program}, {library}: not installed", file=sys.stderr, flush=True)
+    return [row for row, is_installed in found.items() if is_installed]
+
+
+def run(servers: dict[str, Server], measured: Sequence[Row], options: argparse.Namespace) -> tuple[Found, bool]:
+    """Jobs in turn; and whether all came back."""
+    found: Found = {row: [] for row in measured}
     notes = []
     for program in {program: None for _, program, *_ in found}:
         print(f"fills the compiler's cache: {program}", file=sys.stderr, flush=True)
@@ -315,11 +321,11 @@ def table(found: Found) -> str:
     lines = [f"| fault to, ms | {' | '.join(MOMENTS.values())} | restarts |", "| --- |" + " --- |" * (len(MOMENTS) + 1)]
     for row, results in found.items():
         for which, first in (("first", True), ("later", False)):
-            if chosen := [each for each in results if each["first"] is first]:
+            if those := [each for each in results if each["first"] is first]:
                 several = [which] if any(not each["first"] for each in results) else []
                 label = ", ".join([FAULTS[row[0]], *named(row[1:3]), *several, *named(row[3:])])
-                cells = (median([each[moment] for each in chosen if moment in each]) for moment in MOMENTS)
-                lines.append(f"| {label} | {' | '.join(cells)} | {len(chosen)} |")
+                cells = (median([each[moment] for each in those if moment in each]) for moment in MOMENTS)
+                lines.append(f"| {label} | {' | '.join(cells)} | {len(those)} |")
     return "\n".join(lines)
 
 
@@ -374,13 +380,14 @@ def main() -> None:
         if options.against:
             trees[options.against] = stack.enter_context(checkout(options.against))
         servers = {name: Server(name, root, log, "benchmarks.back_to_training") for name, root in trees.items()}
-        if any(row[2] == "nvrx" for row in rows(options, [HERE])) and options.peers:
+        measured = chosen(options, [*trees])
+        if any(row[2] == "nvrx" for row in measured):
             python = str(peers.python(Path(options.peers), "nvrx"))
             servers["nvrx"] = Server("nvrx", here(), log, "benchmarks.back_to_training", python)
         for server in servers.values():
             stack.callback(server.close)
             server.check()
-        found, all_back = run(servers, [*trees], options)
+        found, all_back = run(servers, measured, options)
     values = {", ".join([row[0], *named(row[1:])]): results for row, results in found.items()}
     print(json.dumps(values) if options.json else table(found))
     sys.exit(0 if all_back else 1)

@@ -1,8 +1,8 @@
 """The trainings of `back_to_training` by the Trainers of transformers and Lightning, with what makes them go on.
 
-Both keep their state in memory with a ``LiveState``, and load a checkpoint under torchrun. The network and the data are
-made before the call; the rest is made in the function, as docs/frameworks.md advises. Under torchrun the process group
-is there before: by themselves both would read the addresses of the workers that died (torch 2.13).
+Both keep their state in memory with a ``LiveState``, and load a checkpoint under torchrun. Network and data are made
+before the call, which is right where no process dies (docs/frameworks.md). Under torchrun the process group is there
+before: by themselves both would read the addresses of the workers that died (torch 2.13).
 """
 
 from __future__ import annotations

@@ -92,10 +92,6 @@ class DefaultGroups:
         while self._replaced:
             self._replaced.pop().restore()
 
-    def _is_none(self) -> bool:
-        """Whether what is made now is no default group of a call: there is one already, or no call."""
-        return self._is_over or dist.is_initialized()
-
     def _check(self, rank: int, size: int) -> None:
         """Raises OptionError where they are from before. Any others may be those of a group of some of the ranks."""
         is_of_others = size > 1 and (rank, size) != self._place  # a group of this process alone waits for nobody
@@ -111,10 +107,9 @@ class DefaultGroups:
         if given is None or self._is_over:
             return original(url, rank, world_size, **kwargs)
         place = _place_in(url, rank, world_size)
-        is_none = self._is_none()
-        if not is_none:
+        if not (is_beside := dist.is_initialized()):
             self._check(*place)
-        if is_none or place != self._place:
+        if is_beside or place != self._place:
             met = original(url, rank, world_size, **kwargs)
             return met if given == self._address else self._elsewhere(met)
         if given != self._address:
@@ -148,7 +143,7 @@ class DefaultGroups:
     def _make(
         self, original: Method, size: int, rank: int, ranks: Any, backend: Any, store: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        if len(ranks) > 0 or self._is_none():
+        if len(ranks) > 0 or self._is_over or dist.is_initialized():  # no default group: there is one, or no call
             return original(size, rank, ranks, backend, store, *args, **kwargs)
         self._check(rank, size)
         earlier = self._begun[size]

@@ -59,11 +59,10 @@ class LastCheckpoint:
             self._due = found or 0
         if told.commits < self._due:
             return
-        is_again, self.is_written = self.is_written is not None, self.is_written or False
-        if self._due and not is_again:
+        if self._due and self.is_written is None:
             self.is_written = save(leaving.seconds_left - SPARE_S)
-        if self._due and not is_again and any(each.is_written is None for each in told.wanted):
-            return  # the others have yet to
+            if any(each.is_written is None for each in told.wanted):
+                return  # the others have yet to
         if any(each.is_written for each in told.wanted):
             deputy.say(SAVED)  # an interruption now would cut off a rank that is at the end of it
             _await(functools.partial(deputy.agree, SAVED), leaving, shown)

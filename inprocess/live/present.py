@@ -90,7 +90,7 @@ class LiveParts:
         self._states = self._since[refreshes]
         return True
 
-    def before(self, refreshes: int) -> list[dict[str, Any]]:
+    def earlier(self, refreshes: int) -> list[dict[str, Any]]:
         """The other parts at the commit, and at each refresh before that one."""
         return self._since[:refreshes]
 

@@ -242,8 +242,8 @@ class LiveState:
             saving.disk.newest = min(saving.disk.newest, now.step)  # what is newer is of such a future, too
         present.clear()
         self._own.recover(now, (around.rank, len(haves)))
-        # counted on: a rank that is cut off before here has not begun anew
-        self._now_at(now, present, refreshes, before.before(refreshes) if self._source == "own memory" else ())
+        # the count goes on from the commit: so it does on a rank that is interrupted before it comes to this line
+        self._now_at(now, present, refreshes, before.earlier(refreshes) if self._source == "own memory" else ())
         present.recovered()
         present.began |= now.step > 0 or loaded is not None or any(each.began for each in haves)
         around.group = weakref.ref(group) if group is not None else None

@@ -111,10 +111,10 @@ def connect_to(
     )
 
 
-def _await(done: threading.Event, deadline: float, stopped: threading.Event | None = None) -> None:
+def _await(done: threading.Event, deadline: float, stopped: threading.Event) -> None:
     """In slices: an interruption arrives between two of them."""
     while not done.wait(max(0.0, min(POLL_INTERVAL_S, deadline - clock.monotonic()))):
-        if clock.monotonic() >= deadline or (stopped is not None and stopped.is_set()):
+        if clock.monotonic() >= deadline or stopped.is_set():
             return
 
 
