@@ -9,8 +9,9 @@ that decode (`benchmarks.programs`). The programs:
 * *transformers*, *lightning*: their Trainers (`benchmarks.trainers`), left out where they are not installed.
 * *sharded*: FSDP2 and tensor parallelism, not compiled.
 
-All but *kept* also run under torchrun, not wrapped, which restarts all processes; *fresh* also under
-nvidia-resiliency-ext, with the settings of it that were fastest, in an environment of its own (``--peers``).
+All but *kept* also run under torchrun, not wrapped, which restarts all processes. nvidia-resiliency-ext was tried with
+*fresh* (0.4.1, Gloo) and has no row: its abort ends no wait of the other ranks in a collective, so each restart takes
+as long as the timeout that the group happens to have.
 
 Times are from the fault until the last rank is there: in the function, in its group, and so on. The first restart of a
 job is told apart from later ones. Compiled kernels come from inductor's cache on disk, which a job before those that
@@ -38,7 +39,7 @@ from typing import Any
 import torch.distributed as dist
 
 import inprocess
-from benchmarks import libraries, peers
+from benchmarks import libraries
 from benchmarks.job import Job, Mark, free_port, here, last, mark
 from benchmarks.programs import Program
 from benchmarks.restart import in_ms
@@ -113,7 +114,6 @@ PROGRAMS = {
 ROWS = (
     ("raise", "kept", "inprocess"),
     ("raise", "fresh", "inprocess"),
-    ("raise", "fresh", "nvrx"),
     ("raise", "fresh", "torchrun"),
     *(("raise", program, library) for program in FRAMEWORKS for library in ("inprocess", "torchrun")),
     *((fault, "kept", "inprocess") for fault in ("spare", "warm", "cold", "smaller")),
@@ -134,22 +134,17 @@ class Rank:
         self._iteration, self._before = 0, 0
 
     def run(self) -> None:
-        program, library = self._program(), self.request.library
-        if library == "torchrun":
+        program = self._program()
+        if self.request.library == "torchrun":
             self._iteration = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
             program.run(None)
-        elif library == "nvrx":
-            libraries.wrap(library, "tuned", self._rank, lambda call: self._run(program, call), PATIENT)()
-        else:
+            return
 
-            def function(call: inprocess.CallWrapper = None) -> None:  # type: ignore[assignment]
-                self._run(program, call)
+        def function(call: inprocess.CallWrapper = None) -> None:  # type: ignore[assignment]
+            self._iteration = call.iteration
+            program.run(call)
 
-            inprocess.Wrapper(max_repeats=None, **PATIENT, **self._options(program))(function)()
-
-    def _run(self, program: Program, call: Any) -> None:
-        self._iteration = call.iteration
-        program.run(call)
+        inprocess.Wrapper(max_repeats=None, **PATIENT, **self._options(program))(function)()
 
     def _program(self) -> Program:
         module, kind = PROGRAMS[self.request.program]
@@ -216,7 +211,7 @@ def start(job: Job, request: Request, errors: int) -> None:
         launcher = "inprocess.run"
         given = [f"--warm-workers={LAUNCHED[request.fault]}", "--restart-backoff=0", "--preload=benchmarks.parts_ahead"]
     else:
-        job.start(lambda rank: Rank(request, rank, job.folder).run(), free_port(), peer_store=request.library == "nvrx")
+        job.start(lambda rank: Rank(request, rank, job.folder).run(), free_port())
         return
     job.launch(launcher, "benchmarks.back_to_training", arguments, request.restarts, given, errors)
 
@@ -278,16 +273,14 @@ def rows(options: argparse.Namespace, names: Sequence[str]) -> Iterator[Row]:
                 yield fault, program, library, name
 
 
-def is_here(row: Row, peers: str) -> bool:
-    """Whether what it needs is installed, or may be."""
-    if row[2] == "nvrx":
-        return bool(peers)
+def is_here(row: Row) -> bool:
+    """Whether what it needs is installed."""
     return row[1] not in ("transformers", "lightning") or importlib.util.find_spec(row[1]) is not None
 
 
 def chosen(options: argparse.Namespace, names: Sequence[str]) -> list[Row]:
     """Without those of what is not installed."""
-    found = {row: is_here(row, options.peers) for row in rows(options, names)}
+    found = {row: is_here(row) for row in rows(options, names)}
     for program, library in dict.fromkeys(row[1:3] for row, is_installed in found.items() if not is_installed):
         print(f"left out: {program}, {library}: not installed", file=sys.stderr, flush=True)
     return [row for row, is_installed in found.items() if is_installed]
@@ -304,8 +297,7 @@ def run(servers: dict[str, Server], measured: Sequence[Row], options: argparse.N
         for row in found:
             fault, program, library, name = row
             restarts = options.restarts if fault == "raise" and library != "torchrun" else 1
-            server = servers[library if library == "nvrx" else name]
-            result = server.ask(asked(fault, program, library, restarts, options))
+            result = servers[name].ask(asked(fault, program, library, restarts, options))
             found[row] += result["restarts"]
             notes.append(result["note"])
             print(number, ", ".join(row), json.dumps(result), file=sys.stderr, flush=True)
@@ -345,11 +337,6 @@ def parser() -> argparse.ArgumentParser:
     add("--against", metavar="REV", default="", help="a revision of git, or the path of another checkout")
     add("--fault", metavar="REGEX", default="", help=f"only some of {', '.join(FAULTS)}")
     add("--program", metavar="REGEX", default="", help="only some, as in 'fresh, torchrun'")
-    add(
-        "--peers",
-        default=str(here() / ".nox" / "peers"),
-        help="folder of nvidia-resiliency-ext's environment; '': none",
-    )
     add("--jobs", type=int, default=0, help="of each row (default 5, with --quick 1)")
     add("--restarts", type=int, default=0, help="where one rank raises, in each job (default 5, with --quick 2)")
     add("--ranks", type=int, default=RANKS, help=f"that train (default {RANKS})")
@@ -380,14 +367,10 @@ def main() -> None:
         if options.against:
             trees[options.against] = stack.enter_context(checkout(options.against))
         servers = {name: Server(name, root, log, "benchmarks.back_to_training") for name, root in trees.items()}
-        measured = chosen(options, [*trees])
-        if any(row[2] == "nvrx" for row in measured):
-            python = str(peers.python(Path(options.peers), "nvrx"))
-            servers["nvrx"] = Server("nvrx", here(), log, "benchmarks.back_to_training", python)
         for server in servers.values():
             stack.callback(server.close)
             server.check()
-        found, all_back = run(servers, measured, options)
+        found, all_back = run(servers, chosen(options, [*trees]), options)
     values = {", ".join([row[0], *named(row[1:])]): results for row, results in found.items()}
     print(json.dumps(values) if options.json else table(found))
     sys.exit(0 if all_back else 1)

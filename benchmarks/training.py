@@ -157,16 +157,9 @@ def serve(answer: Callable[[Any], dict[str, Any]]) -> None:
 class Server:
     """A process that has loaded one revision, and measures with it."""
 
-    def __init__(
-        self,
-        name: str,
-        root: Path,
-        log: IO[bytes],
-        module: str = "benchmarks.training",
-        python: str = sys.executable,
-    ) -> None:
+    def __init__(self, name: str, root: Path, log: IO[bytes], module: str = "benchmarks.training") -> None:
         self.name = name
-        command = [python, "-W", "ignore", "-m", module, "--serve"]
+        command = [sys.executable, "-W", "ignore", "-m", module, "--serve"]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=root,
             env=os.environ | ENVIRONMENT | WITHOUT_CUDA | {"INPROCESS_RUN_DIR": "none"},

@@ -52,7 +52,7 @@ class Packed:
 
     def __init__(self, size: int) -> None:
         noise = torch.randint(0, 16, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-        self._packed = zlib.compress(bytes(noise.tolist()), 6)
+        self._packed = zlib.compress(noise.numpy().tobytes(), 6)
 
     def unpack(self) -> torch.Tensor:
         return torch.frombuffer(bytearray(zlib.decompress(self._packed)), dtype=torch.uint8)
