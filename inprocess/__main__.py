@@ -3,13 +3,18 @@ the line."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import os
 import platform
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from typing import TextIO
 
+from inprocess.attribution import one_line
 from inprocess.options import did_you_mean
 from inprocess.system.descriptors import shortage
 
@@ -58,21 +63,34 @@ def _call(name: str, arguments: list[str]) -> int:
 
 
 def _in_one_line(name: str, arguments: list[str]) -> int:
-    """Run a subcommand that only reads. Who reads its output may stop, as `head` does."""
+    """Run a subcommand that only reads. Who reads its output may stop, as `head` does, or take no more than ASCII."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # None: it is closed
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = _call(name, arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except BrokenPipeError:
-        nothing = os.open(os.devnull, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(nothing, stream.fileno())
+        _discard(sys.stdout, sys.stderr)
         return 0
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except OSError as error:
-        if not (text := shortage(error)):
-            raise
-        print(f"inprocess {name}: {text}", file=sys.stderr)
+        print(f"inprocess {name}: {shortage(error) or one_line(str(error), 500)}", file=sys.stderr)
+        _discard(sys.stdout)  # it may be full, and is flushed once more as Python ends
         return 2
+
+
+def _discard(*streams: TextIO | None) -> None:
+    """What is still to be written to these goes nowhere."""
+    with contextlib.suppress(OSError):  # there is no descriptor left
+        nothing = os.open(os.devnull, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        for stream in streams:
+            if stream is not None:
+                os.dup2(nothing, stream.fileno())
+        os.close(nothing)
 
 
 def _unknown(name: str) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from typing import NoReturn
 
@@ -21,6 +22,7 @@ from inprocess.exception import OptionError
 from inprocess.options import Options, did_you_mean
 from inprocess.system.environment import derived
 from inprocess.system.inherited import children_are_waited_for
+from inprocess.system.noted_signals import NotedSignals
 from inprocess.system.progress import Progress
 
 __all__ = ["main"]
@@ -47,24 +49,42 @@ def main(arguments: Sequence[str]) -> int:
     settings = Settings(given.nproc, _environment(), options=dict(given.option), step=given.step)
     tell = _teller(sys.stderr.isatty())
     try:
-        with children_are_waited_for():
+        with _ended_like_ctrl_c() as ended_by, children_are_waited_for():
             found = checks.examine(settings, tell)
             restarts = _restarts(found, given.nproc, tell)
-            if command:
-                _try_script(found, command, given.nproc, tell)
+            failed = _try_script(found, command, given.nproc, tell) if command else ""
     except (OSError, OptionError) as error:
         tell("")
         print(f"inprocess doctor: {one_line(str(error), 500)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         tell("")
-        return 128 + signal.SIGINT
+        return 128 + next(iter(ended_by), signal.SIGINT)
     tell("")
     if given.json:
         print(json.dumps(report.to_json(found, restarts), indent=2))
     else:
         print("\n".join(report.to_text(_head(given.nproc), found, restarts)))
-    return report.status(found)
+    if failed:
+        print(f"inprocess doctor: {failed}", file=sys.stderr)
+    return 2 if failed else report.status(found)
+
+
+@contextlib.contextmanager
+def _ended_like_ctrl_c() -> Iterator[list[int]]:
+    """A signal with which a scheduler or `timeout` ends the doctor leaves no more behind than Ctrl-C does; which."""
+    came: list[int] = []
+
+    def end(signum: int) -> None:
+        came.append(signum)
+        raise KeyboardInterrupt
+
+    signals = NotedSignals((signal.SIGTERM, signal.SIGHUP), end)
+    signals.install()
+    try:
+        yield came
+    finally:
+        signals.restore()
 
 
 def _environment() -> dict[str, str]:
@@ -89,16 +109,23 @@ def _restarts(found: checks.Examined, nproc: int, tell: Callable[[str], None]) -
     return restarts
 
 
-def _try_script(found: checks.Examined, command: list[str], nproc: int, tell: Callable[[str], None]) -> None:
-    """Add what is not restartable in the user's script."""
+def _try_script(found: checks.Examined, command: list[str], nproc: int, tell: Callable[[str], None]) -> str:
+    """Add what is not restartable in the user's script. Returns why it could not be tried to the end, or nothing."""
     ids = [check.id for check in SCRIPT_CHECKS]
     if _cannot_run(found):
         found.skipped |= dict.fromkeys(ids, NO_JOB)
-        return
+        return ""
     from inprocess.doctor.script import examine  # noqa: PLC0415  # imports torch
 
-    found.findings += examine(command, nproc, tell)
+    try:
+        for finding in examine(command, nproc, tell):
+            found.findings.append(finding)
+    except (OSError, OptionError) as error:  # what was seen until now is told all the same
+        failed = f"{command[0]} was not tried to the end: {one_line(str(error), 500)}"
+        found.skipped |= dict.fromkeys(ids, failed)
+        return failed
     found.ran += ids
+    return ""
 
 
 def _cannot_run(found: checks.Examined) -> bool:

@@ -51,7 +51,7 @@ def examine(command: list[str], nproc: int, progress: Callable[[str], None]) -> 
     ``INPROCESS_DOCTOR_SEED`` is no number.
     """
     seed = os.environ.get(SEED, "") or str(secrets.randbelow(1 << 32))
-    if not seed.isdigit():
+    if not (seed.isascii() and seed.isdecimal()):
         raise OptionError(f"{SEED}={seed!r} is not a number from 0 on; leave it out for a new one each time")
     return _once(Trials(command, nproc), int(seed), progress)
 

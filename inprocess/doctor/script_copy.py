@@ -45,13 +45,13 @@ class WorkingCopies:
     def make(self, target: Path) -> None:
         """The working directory without hidden folders and virtual environments."""
         self._number, self._room, self.left_out = 0, TOGETHER, 0
-        self._target = target
+        self._target, self._made = target, os.path.realpath(target.parent)
         self._fill(self._home, target)
 
     def _fill(self, source: str, target: Path) -> None:
         for folder, below, files in os.walk(source):
             inside = target / os.path.relpath(folder, source)
-            wanted = [name for name in below if _is_wanted(os.path.join(folder, name))]
+            wanted = [name for name in below if self._wants(os.path.join(folder, name))]
             below[:] = wanted if self._number < FILES else []
             inside.mkdir(exist_ok=True)
             links = [name for name in below if os.path.islink(os.path.join(folder, name))]
@@ -72,22 +72,28 @@ class WorkingCopies:
             else:
                 os.symlink(real, target)
         elif os.path.isfile(file):  # no socket, no pipe
-            size = os.path.getsize(file)
-            if size <= min(FILE, self._room):
-                with contextlib.suppress(OSError):  # nobody may read it, or it is gone meanwhile
+            with contextlib.suppress(OSError):  # nobody may read it, or it is gone meanwhile
+                size = os.path.getsize(file)
+                if size <= min(FILE, self._room):
                     shutil.copyfile(file, target)
                     self._room -= size
                     return
-                target.unlink(missing_ok=True)
+            target.unlink(missing_ok=True)
             os.symlink(real, target)
 
     def _is_copied(self, real: str) -> bool:
         """What is below the working directory, but in none of the folders that are left out."""
         above = [str(each) for each in (Path(real), *Path(real).parents) if is_below(str(each), self._home)]
-        return bool(above) and all(_is_wanted(each) for each in above if os.path.isdir(each))
+        return bool(above) and all(self._wants(each) for each in above if os.path.isdir(each))
+
+    def _wants(self, folder: str) -> bool:
+        """All but hidden folders, virtual environments, and that of the copies: somebody may work in /tmp."""
+        name = os.path.basename(folder)
+        is_left_out = name.startswith(".") or name == "__pycache__" or folder == self._made
+        return not (is_left_out or os.path.exists(os.path.join(folder, "pyvenv.cfg")))
 
     def _take_folder(self, real: str, target: Path) -> None:
-        leads_back = any(each == real or is_below(each, real) for each in self._around)
+        leads_back = real == self._made or any(each == real or is_below(each, real) for each in self._around)
         if leads_back or real in self._large or not self._has_few_files(real):
             self._large.add(real)
             os.symlink(real, target)
@@ -133,8 +139,3 @@ def keep_above_apart(path: str, folder: str) -> None:
 
 def is_below(path: str, folder: str) -> bool:
     return path.startswith(folder.rstrip(os.sep) + os.sep)
-
-
-def _is_wanted(folder: str) -> bool:
-    name = os.path.basename(folder)
-    return not (name.startswith(".") or name == "__pycache__" or os.path.exists(os.path.join(folder, "pyvenv.cfg")))

@@ -20,7 +20,8 @@ def options(settings: Settings) -> Iterator[Finding]:
     try:
         Options.build(**settings.options)
     except OptionError as error:
-        what = str(error).split(": ", 1)[0].split(", because")[0]
+        what, because, _ = str(error).partition(", because")
+        what = what if because else what.partition(": ")[0]
         why = "Wrapper raises OptionError for it when the program starts"
         remedy = (
             "raise the longer ones: soft_timeout < hard_timeout < barrier_timeout, heartbeat_timeout < barrier_timeout"

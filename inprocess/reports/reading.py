@@ -15,12 +15,14 @@ from inprocess.events.record import MAX_LINE_BYTES, Event, Header, parse
 from inprocess.system import clock, private_folder
 from inprocess.system.private_folder import Folder
 
-__all__ = ["Entry", "Source", "Trail", "lines", "read"]
+__all__ = ["LATEST", "Entry", "Source", "Trail", "lines", "read"]
 
 #: files that are read at most, and problems that are named
 MAX_FILES, MAX_PROBLEMS = 100_000, 50
 #: by how much the wall clock of a host is set, at most, while its name stands for the same monotonic clock (seconds)
 SAME_CLOCK_S = 180.0
+#: a time behind this one is none: the calendar ends, and nothing is drawn so far away (seconds since 1970)
+LATEST = 1.8e10
 #: a new file may be empty for a moment (seconds)
 JUST_MADE_S = 0.2
 
@@ -135,6 +137,8 @@ class _Files:
         at = event.time + source.offset
         if abs(at - event.wall_time) > 3600:  # the host was started anew, or its clock was set
             at = event.wall_time
+        if not 0 <= at < LATEST:
+            raise ValueError(f"it is of {at:.6g} seconds after 1970, which is no time")
         self._trail(source.header).entries.append(Entry(at, source, event))
 
     def blame(self, problem: str) -> None:

@@ -13,14 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inprocess.protocol.phases import Phase
-from inprocess.reports.reading import Entry, Source, Trail
+from inprocess.reports.reading import LATEST, Entry, Source, Trail
 
 __all__ = ["Lane", "Slice", "lanes", "sizes"]
 
 #: names of what is inside a phase
 FIRST_STEP, STEPS, ABORTING, LEAVING, RESERVE = "first step", "steps", "aborting", "leaving", "reserve"
-#: what files may say of a time, in seconds since 1970: what is left out cannot be drawn
-_LATEST = 1.8e10
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Lane:
 
 def lanes(trail: Trail) -> list[Lane]:
     """One for each training process, by rank, then by time."""
-    entries = [entry for entry in trail.entries if 0 <= entry.at < _LATEST]
+    entries = trail.entries
     last = max((entry.at for entry in entries), default=0.0)
     found = _processes(trail, entries)
     begins = [(each[0].at, _rank(each)) for each in found]
@@ -82,7 +80,7 @@ def sizes(trail: Trail, there: Sequence[Lane]) -> list[tuple[float, int]]:
     found: list[tuple[float, int]] = []
     for entry in trail.of("run"):
         size = entry.event.attributes.get("world_size")
-        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 2**31 or not 0 <= entry.at < _LATEST:
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 2**31:
             continue
         if not found or found[-1][1] != size:
             found.append((entry.at, size))
@@ -133,7 +131,7 @@ def _heights(found: Iterable[Sequence[Entry]]) -> list[tuple[float, int]]:
     starts: dict[int, float] = {}
     for entry in itertools.chain.from_iterable(found):
         if entry.kind == "run":
-            before = starts.get(entry.event.iteration, _LATEST)
+            before = starts.get(entry.event.iteration, LATEST)
             starts[entry.event.iteration] = min(before, entry.at)
     return sorted((at, iteration) for iteration, at in starts.items())
 
@@ -228,13 +226,13 @@ def _cuts(inside: Sequence[Entry], phases: Sequence[tuple[Entry, float]]) -> dic
 
 def _phase(entry: Entry, stop: float, at: Mapping[str, float]) -> Slice:
     """What is inside it: in the function what it did, and in each phase the abort, which another thread does."""
-    begin, interrupted = entry.at, at.get("interrupted", _LATEST)
+    begin, interrupted = entry.at, at.get("interrupted", LATEST)
     marks: list[tuple[float, float, str]] = []
     if entry.event.phase == Phase.RUN.value:
         first = at.get("first_step", begin)
         marks.append((begin, min(first, interrupted), FIRST_STEP))
         marks.append((max(begin, first), interrupted, RESERVE if RESERVE in at else STEPS))
-        marks.append((at.get("aborted", _LATEST), stop, LEAVING))
+        marks.append((at.get("aborted", LATEST), stop, LEAVING))
     marks.append((interrupted, at.get("aborted", interrupted), ABORTING))
     clipped = [(max(begin, b), min(stop, e), name) for b, e, name in marks]
     parts = (Slice(b, e, name) for b, e, name in sorted(clipped) if e > b)

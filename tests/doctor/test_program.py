@@ -78,7 +78,8 @@ def test_nothing_restarts(environ: dict[str, str]) -> None:
     assert all(found[name]["level"] == "problem" and "wire7" in found[name]["what"] for name in NAMES)
 
 
-def test_on_a_terminal_until_ctrl_c(environ: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_on_a_terminal_until_a_signal(environ: dict[str, str], tmp_path: Path, signum: signal.Signals) -> None:
     """It shows what it does, and leaves nothing."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "inprocess", "doctor", "--nproc", "2"]
@@ -89,13 +90,13 @@ def test_on_a_terminal_until_ctrl_c(environ: dict[str, str], tmp_path: Path) -> 
         shown = ""
         while "restart: " not in shown:
             shown += os.read(ours, 4096).decode()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signum)
         out, _ = process.communicate(timeout=SOON_S)
     finally:
         process.kill()
         process.communicate()
         os.close(ours)
-    assert process.returncode == 128 + signal.SIGINT
+    assert process.returncode == 128 + signum
     assert out == b"" and "\r\x1b[Klimits.shm: " in shown
     assert list(tmp_path.iterdir()) == []
 

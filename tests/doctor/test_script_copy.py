@@ -83,3 +83,28 @@ def test_what_is_elsewhere_without_a_link_is_the_scripts_own_affair(folders: tup
     _, elsewhere, target = folders
     keep_apart(str(elsewhere / "large"), str(target))
     assert (elsewhere / "large").read_text() == "large" * 10
+
+
+def test_the_folder_of_the_copies_may_be_in_the_working_directory(folders: tuple[Path, Path, Path]) -> None:
+    """As where somebody works in /tmp."""
+    home, _, _ = folders
+    (home / "train.py").touch()
+    copies = WorkingCopies(str(home))
+    (base := home / "doctor-x").mkdir()
+    (home / "back").symlink_to(base)
+    for number in (1, 2):
+        copies.make(base / str(number))
+        assert sorted(path.name for path in (base / str(number)).iterdir()) == ["back", "train.py"]
+        assert os.readlink(base / str(number) / "back") == str(base)
+
+
+def test_a_file_that_goes_while_it_is_copied(folders: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    home, _, target = folders
+    (home / "log").touch()
+
+    def gone(path: str) -> int:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os.path, "getsize", gone)
+    assert copied(home, target) == 0
+    assert (target / "log").is_symlink()

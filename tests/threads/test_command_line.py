@@ -64,3 +64,40 @@ def test_too_few_descriptors(run_dir: Path) -> None:
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
     assert line.startswith("inprocess report: too many open files: process ") and "ulimit -n 64" in line
+
+
+def test_a_disk_that_is_full(run_dir: Path) -> None:
+    with open("/dev/full", "w") as full:
+        ended = command("report", str(run_dir), stdout=full.fileno())
+    assert (ended.returncode, ended.stderr) == (2, "inprocess report: [Errno 28] No space left on device\n")
+
+
+def test_output_that_is_closed(run_dir: Path) -> None:
+    line = [sys.executable, "-S", "-m", "inprocess", "report", str(run_dir)]
+    ended = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *line], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_output_that_takes_no_more_than_ascii(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Written(tmp_path)
+    write(0, 1.0, "raised", **record(0, "exception", "ValueError: é中"))
+    restart(write, range(1), 1.0, [record(0, "exception", "ValueError: é中")])
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    ended = command("report", str(tmp_path), "--incident=1")
+    assert (ended.returncode, ended.stderr) == (0, "") and r"\xe9\u4e2d" in ended.stdout
+
+
+#: Ctrl-C while it reads
+INTERRUPTED = """
+import signal, sys
+from inprocess import __main__ as command
+from inprocess.reports import program
+program.main = lambda _: signal.raise_signal(signal.SIGINT)
+sys.exit(command.main(["report", sys.argv[1]]))
+"""
+
+
+def test_ctrl_c(run_dir: Path) -> None:
+    words = [sys.executable, "-S", "-c", INTERRUPTED, str(run_dir)]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "")

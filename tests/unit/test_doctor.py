@@ -106,6 +106,8 @@ def test_timeouts_that_contradict_each_other() -> None:
     (check,) = (check for check in CHECKS if check.id == "timeouts.order")
     finding = one(check.run(Settings(4, {}, options={"soft_timeout": 600.0})))
     assert finding.level == "problem" and "soft_timeout=600s must be less than hard_timeout=90s" in finding.what
+    finding = one(check.run(Settings(4, {}, options={"heartbeat_timeout": 10000.0})))
+    assert finding.what.endswith("must be less than barrier_timeout=120s (barrier_timeout: the default)")
     right = {"soft_timeout": 600.0, "hard_timeout": 660.0, "barrier_timeout": 900.0}
     assert list(check.run(Settings(4, {}, options=right))) == []
 
@@ -395,6 +397,27 @@ def test_a_script_is_examined(
     told = json.loads(capsys.readouterr().out)
     assert [finding["where"] for finding in told["findings"]] == ["train.py:7"]
     assert {check.id for check in SCRIPT_CHECKS} <= set(told["checks"])
+
+
+def test_a_script_that_cannot_be_tried_to_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was found until then is told."""
+    (script := tmp_path / "train.py").touch()
+
+    def examine(command: list[str], nproc: int, progress: Callable[[str], None]) -> Iterable[Finding]:
+        yield Finding("script.x", "problem", "what", "why", "remedy", "train.py:7")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setitem(sys.modules, "inprocess.doctor.script", types.SimpleNamespace(examine=examine))
+    monkeypatch.setattr(checks.examine, "__defaults__", ((),))
+    monkeypatch.setattr(trial, "run", lambda nproc, progress: iter(CLEAN))
+    assert program.main(["--nproc", "2", "--json", "--", str(script)]) == 2
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert [finding["where"] for finding in told["findings"]] == ["train.py:7"]
+    assert "No space left on device" in told["skipped"][SCRIPT_CHECKS[0].id]
+    assert "train.py was not tried to the end: [Errno 28] No space left on device" in err
 
 
 def test_progress_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -370,6 +370,9 @@ def a_fault(write: Written, job: str = "job", at: float = 1.0) -> None:
         write(rank, at + 0.01, "restart", "end round", 1, job=job, restart=1, records=[], pings=1)
 
 
+HEADER = to_line(Header("job", "rank", 9, 109, "host", 0.0, 1000.0))
+
+
 def damaged(run_dir: Path, name: str, data: bytes) -> list[str]:
     (run_dir / "events" / name).write_bytes(data)
     trails, problems = read(str(run_dir))
@@ -386,6 +389,8 @@ def damaged(run_dir: Path, name: str, data: bytes) -> list[str]:
         (b"[1]\n{}\n", "2 lines are left out in all"),
         (to_line(Event(1.0, 1.0, 0, 0, 0, 0, "run", "run", {})), "no header comes before it"),
         (b"x" * 1_000_000, "are more than"),
+        (HEADER + to_line(Event(1e20, 1e20, 0, 0, 0, 0, "run", "run", {})), "which is no time"),
+        (HEADER + to_line(Event(1.0, -1e20, 0, 0, 0, 0, "run", "run", {})), "which is no time"),
     ],
 )
 def test_files_that_cannot_be_read(write: Written, tmp_path: Path, data: bytes, words: str) -> None:
