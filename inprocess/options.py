@@ -93,6 +93,16 @@ class Options:
         _check_order(options)
         return options
 
+    @property
+    def beats_every(self) -> float:
+        """Between two heartbeats (seconds): not so rare that one which is late would count as the loss of its host."""
+        return min(self.heartbeat_interval, BEAT_SHARE * self.heartbeat_timeout)
+
+    @property
+    def looks_every(self) -> float:
+        """Between two looks of a monitor at its rank (seconds): it is replaced where it stands still for longer."""
+        return min(self.monitor_process_interval, LOOK_SHARE * self.heartbeat_timeout)
+
     def logfile_for(self, rank: int) -> str | None:
         """The monitor's log path for the process started as `rank`; None when there is none."""
         return None if self.monitor_process_logfile is None else self.monitor_process_logfile.format(rank=rank)
@@ -102,6 +112,9 @@ class Options:
         return None if self.monitor_process_pidfile is None else self.monitor_process_pidfile.format(rank=rank)
 
 
+#: shares of ``heartbeat_timeout``: a host counts as lost at three quarters of it, a monitor that stands still is
+#: replaced after a third. So heartbeats are sent, and ranks looked at, at least so often, whatever the intervals say
+BEAT_SHARE, LOOK_SHARE = 1 / 4, 1 / 8
 #: when a process that comes to a running job is let in
 JOIN = ("now", "next_restart")
 MAX_STANDBYS = 16

@@ -65,8 +65,9 @@ class Wrapper:
         rank_assignment: ``(ctx) -> ctx``, who gets which rank; default ``ShiftRanks()``.
         rank_filter: ``(state) -> state`` as in nvidia-resiliency-ext 0.2, applied after ``rank_assignment``.
         monitor_thread_interval: pause before an interruption that was swallowed is raised again; 1 s.
-        monitor_process_interval: how often the monitor process looks at the rank; 1 s.
-        heartbeat_interval: between two heartbeats of a monitor; 1 s.
+        monitor_process_interval: how often the monitor process looks at the rank; 1 s, and no less often than eight
+            times in ``heartbeat_timeout``.
+        heartbeat_interval: between two heartbeats of a monitor; 1 s. Four are sent in ``heartbeat_timeout`` at least.
         progress_watchdog_interval: between two automatic progress stamps; 1 s. Half a second is waited at most.
         soft_timeout: no progress for so long interrupts the iteration; 60 s.
         hard_timeout: a rank that does not answer for so long is killed; 90 s.

@@ -46,7 +46,7 @@ Assignment = Callable[[RankAssignmentCtx], RankAssignmentCtx]
 
 
 # names by which an optional second parameter is known in version 0.2, whose own is `train_ex`
-_EXCEPTION_NAMES = re.compile(r"exc|err|(^|_)ex$", re.IGNORECASE)
+_EXCEPTION_NAMES = re.compile(r"(^|_)(ex|exc|exception|err|error)$", re.IGNORECASE)
 _TERMINATED_NAMES = re.compile("terminated", re.IGNORECASE)
 
 
@@ -208,7 +208,10 @@ def _takes_two(name: str, fn: object, one: str, two: str, optional: re.Pattern[s
         )
     if len(required) == 2:
         return True
-    return optional is not None and len(positional) > 1 and optional.search(positional[1].name) is not None
+    if optional is None or len(positional) < 2:
+        return False
+    second = positional[1]  # with a default that says what it is without a fault: nothing
+    return not second.default and optional.search(second.name) is not None
 
 
 def _shown(fn: Callable[..., Any]) -> str:

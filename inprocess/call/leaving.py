@@ -8,6 +8,8 @@ The handler only notes it. A thread that waits for nothing else then
    has written a last checkpoint; a function that never says where a step ends is not waited for;
 3. interrupts the iteration, as any fault does, so the others restart without this rank.
 
+A call that ends before this rank has left leaves the signal to the next one, which leaves as it begins.
+
 The main thread leaves between two phases: after the function where an iteration is interrupted, whoever interrupted
 it, and before it where there is nothing to wait for. Reserves, and processes that wait to join, leave at once. The
 protocol knows nothing of all this: the rank arrives in the end round and says ``left``.
@@ -25,6 +27,7 @@ from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.call.participant import Participant
 from inprocess.call_wrapper import Leaving
 from inprocess.exception import Preempted, signal_name
+from inprocess.monitor.board import ENDING
 from inprocess.options import Options
 from inprocess.protocol import verbs
 from inprocess.protocol.ops import Verb
@@ -47,6 +50,10 @@ LOOK_S, FIRST_ASK_S = 0.005, 0.05
 NUDGE_EVERY_S = 1.0
 #: how long to connect to the store may take (seconds)
 CONNECT_LIMIT_S = 5.0
+
+
+#: the signal that the last call was sent and did not heed any more, and when; none or one
+_unheeded: list[tuple[int, float]] = []
 
 
 class LeaveSignals:
@@ -72,6 +79,10 @@ class LeaveSignals:
 
     def __enter__(self) -> LeaveSignals:
         self._signals.install()
+        if _unheeded and self._signals.takes_note_of(_unheeded[0][0]):
+            signum, self._asked_at = _unheeded.pop()
+            self.asked = Leaving(signum, self._asked_at + self._grace)
+            self._rouse()
         return self
 
     def __exit__(
@@ -82,8 +93,9 @@ class LeaveSignals:
         self._rouse()
         if self._thread.ident is not None:
             self._thread.join(CONNECT_LIMIT_S)
-        if self.asked is not None and kind is None:
-            log.warning("%s: the call completed before this rank left", self._name)
+        if self.asked is not None and not isinstance(error, Preempted):
+            log.warning("%s: the call ended before this rank left; the next one leaves as it begins", self._name)
+            _unheeded[:] = [(self.asked.signum, self._asked_at)]
 
     @property
     def ends_by_sigterm(self) -> bool:
@@ -122,6 +134,9 @@ class LeaveSignals:
 
     def _note(self, signum: int) -> None:
         """Takes no lock: whatever the main thread is at may hold it."""
+        participant = self._participant
+        if participant is not None and participant.agents.board.slots[ENDING]:
+            return  # its monitor ends it: that is no request of a scheduler's
         if self.asked is None:
             self._asked_at = clock.monotonic()
             self.asked = Leaving(signum, self._asked_at + self._grace)

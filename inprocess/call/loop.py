@@ -279,10 +279,10 @@ class Loop:
         leaving = self._participant.leaving
         try:
             if isinstance(leaving, Preempted):
-                self._user.hook("on_preemption")
+                self._user.last_hook("on_preemption")
         finally:
             if leaving is not None:
-                self._user.hook("terminate")
+                self._user.last_hook("terminate")
         return Event.OK
 
 

@@ -218,9 +218,15 @@ class Participant:
             membership = self.membership
             who = f"initial rank{'s' if len(absent) > 1 else ''} {ranges(map(membership.slot_of, absent))}"
             when = self.phase.value + (f", iteration {membership.iteration}" if membership.iteration >= 0 else "")
+            remedy = (
+                "Check that all of them were started with the same WORLD_SIZE, or raise barrier_timeout."
+                if membership.iteration < 0
+                else "It hangs, is in a hook or in atomic() for long, or its host is gone: its log and its monitor's "
+                "(monitor_process_logfile) say where it is. Raise barrier_timeout where it only needs longer."
+            )
             return (
                 f"{who} did not arrive within barrier_timeout={timeout:g}s ({when}, {len(membership.roster)} members). "
-                "Check that all of them were started with the same WORLD_SIZE, or raise barrier_timeout."
+                f"{remedy}"
             )
 
         return overdue

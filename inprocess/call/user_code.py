@@ -107,7 +107,7 @@ class UserCode:
             raise Fenced(
                 f"{self._participant.who}: the store was lost, and the others may have gone on without this rank"
             )
-        self.hook("completion")
+        self.last_hook("completion")
         return Event.OK
 
     def _may_return(self) -> bool:
@@ -193,6 +193,15 @@ class UserCode:
         hook: Hook = getattr(participant.hooks, name)
         if hook is not None:
             participant.state = forks.guarded(hook, participant.state)
+
+    def last_hook(self, name: str) -> None:
+        """One that nobody waits for: it may take its time, to copy files, say."""
+        board = self._participant.agents.board
+        iteration = board.unprotect()
+        try:
+            self.hook(name)
+        finally:
+            board.protect(iteration)
 
     def abort(self, iteration: int) -> None:
         """End waits on the iteration's own store, then the abort hook; in the MonitorThread.

@@ -18,6 +18,7 @@ from inprocess.interrupt.loader_workers import WorkerDeaths
 from inprocess.system import clock
 from inprocess.system.inherited import unblocked
 from inprocess.system.logs import get_logger
+from inprocess.system.procfs import is_handled_outside
 
 __all__ = ["Interrupter"]
 
@@ -179,7 +180,7 @@ class Interrupter:
 
 def _free_signal() -> int:
     for signum in [*range(signal.SIGRTMIN + 5, signal.SIGRTMAX + 1), *range(signal.SIGRTMIN, signal.SIGRTMIN + 5)]:
-        if signal.getsignal(signum) is signal.SIG_DFL:
+        if signal.getsignal(signum) is signal.SIG_DFL and not is_handled_outside(signum):
             return int(signum)
     raise OptionError(
         "interrupt_signal=None finds no free signal: every real-time signal has a handler; pass one to be shared"
@@ -188,12 +189,12 @@ def _free_signal() -> int:
 
 def _usable(signum: int) -> int:
     try:
-        handler = signal.getsignal(signum)
+        is_foreign = is_handled_outside(signum)
     except ValueError:
         message = f"interrupt_signal={signum} is no signal number: pass one such as signal.SIGRTMIN + 5"
         raise OptionError(message) from None
-    if handler is None or signum in (signal.SIGKILL, signal.SIGSTOP):
-        why = "no process can handle it" if handler is not None else "code outside Python handles it"
+    if is_foreign or signum in (signal.SIGKILL, signal.SIGSTOP):
+        why = "code outside Python handles it" if is_foreign else "no process can handle it"
         raise OptionError(f"interrupt_signal={signum} cannot be used, {why}: pass another, or None")
     return signum
 

@@ -59,7 +59,9 @@ TAKEN = 17
 LENGTH = 18
 #: when the watchdog last asked the main thread whether it runs (ns); without an answer there is no newer stamp
 QUESTION = 19
-_COUNT = 20
+#: 1: the monitor ends the rank, so that SIGTERM is its own; written by it
+ENDING = 20
+_COUNT = 21
 _SLOTS = 8 * _COUNT
 #: the longest answer (bytes); no memory until one is written
 STACKS_BYTES = 1 << 18

@@ -185,11 +185,12 @@ def _hard(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
     if seen.hang_protection:
         moment = _still_since(seen, view) + hard
         yield moment, _kill(seen, view, f"no progress for {why}")
-    if view.interrupted_at is None or _answered(seen, view.iteration):
+    if view.interrupted_at is None or _answered(seen, view.iteration) or seen.atomic:
         return
-    text = f"asked to leave the function, it did not within {why}"
-    if not seen.atomic:
-        yield max(view.interrupted_at, view.atomic_at, view.awake_since) + hard, _kill(seen, view, text)
+    # no later, whatever a section says: the others wait for barrier_timeout
+    why = why if hard <= view.limits.hard else f"{_seconds(view.limits.hard)} (hard_timeout)"
+    moment = max(view.interrupted_at, view.atomic_at, view.awake_since) + min(hard, view.limits.hard)
+    yield moment, _kill(seen, view, f"asked to leave the function, it did not within {why}")
 
 
 def _lease(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
@@ -219,7 +220,8 @@ def _still_since(seen: Snapshot, view: View) -> int:
 
 
 def _timeouts(seen: Snapshot, view: View) -> tuple[int, int]:
-    """Soft and hard timeout; a section's own soft timeout moves the hard one by as much."""
+    """Soft and hard timeout of a rank that nobody has interrupted; a section's own soft timeout moves the hard one by
+    as much."""
     soft = seen.soft_timeout or view.limits.soft
     return soft, view.limits.hard + soft - view.limits.soft
 

@@ -123,9 +123,7 @@ class MonitorProcess:
 
         Not the one that serves the store: without it the job ends.
         """
-        config = self.config
-        share = max(config.heartbeat_timeout / 3, 3 * config.monitor_process_interval)
-        return share if config.serve_port is None else math.inf
+        return self.config.heartbeat_timeout / 3 if self.config.serve_port is None else math.inf
 
     @property
     def failed(self) -> str | None:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from inprocess.attribution import Interruption, InterruptionRecord, one_line
 from inprocess.monitor import events, lease, policy, roles, stacks
-from inprocess.monitor.board import WATCHED, Board
+from inprocess.monitor.board import ENDING, WATCHED, Board
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.dying import DyingRank
 from inprocess.monitor.endings import codes, how_died
@@ -199,10 +199,11 @@ class Monitor:
                 self._tell_end(record)
                 self._link.report(self._board.snapshot().iteration, record)
                 descriptors.await_readable(self._training, LAST_WORDS_S)
+            self._board.slots[ENDING] = 1
             self._end_rank(signal.SIGTERM if self._config.ends_by_sigterm else self._deadly)
             if not self._is_process_one:
                 self._tell_end(record)
-            if descriptors.await_readable(self._training, self._config.termination_grace_time):
+            if self._goes_within(self._config.termination_grace_time):
                 return
         self._end_rank(self._deadly)
         emit("killed", record=record.to_dict(), at_once=True)
@@ -210,6 +211,20 @@ class Monitor:
         log.error("%s the training process %d: %s", done, self._pid, record)
         if not descriptors.await_readable(self._training, self._config.termination_grace_time):
             self._on_survival()
+
+    def _goes_within(self, seconds: float) -> bool:
+        """Whether the process ends, or its main thread leaves the call: SIGTERM may have a handler that does that."""
+        poll, until = select.poll(), clock.monotonic() + seconds
+        poll.register(self._training, select.POLLIN)
+        poll.register(self._control, select.POLLIN)
+        while said := dict(poll.poll(descriptors.milliseconds(until - clock.monotonic()))):
+            if self._training in said:
+                return True
+            if not self._on_control():
+                poll.unregister(self._control)
+            if not self._protecting:
+                return True
+        return False
 
     def _killed(self, record: InterruptionRecord) -> InterruptionRecord:
         """Why it is killed, in words that are true: whether process 1 can be is not known yet."""
@@ -294,14 +309,16 @@ class Monitor:
         self._witness.on_incident(seen.iteration, 1)
         self._finish(lambda: self._last.tell(self._link, how), self._config.barrier_timeout)
 
-    def _on_control(self) -> None:
+    def _on_control(self) -> bool:
+        """What the rank says; False: it says nothing more."""
         try:
             data = self._control.recv(1 << 16)
         except OSError:
             data = b""
         if not data:  # not death: only the pidfd tells that
-            self._poll.unregister(self._control)
-            return
+            with contextlib.suppress(KeyError):  # it was known already
+                self._poll.unregister(self._control)
+            return False
         for message in self._lines.take(data):
             if isinstance(member := message.get("member"), int):
                 self._link.identify(member)
@@ -309,6 +326,7 @@ class Monitor:
                 self._link.move()
             if "bye" in message and self._protecting:
                 self._on_bye(one_line(str(message["bye"]), 20), one_line(str(message.get("why", "")), 400))
+        return True
 
     def _on_bye(self, how: str, why: str) -> None:
         log.info("the rank has left the call (%s)", how)

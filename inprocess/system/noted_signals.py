@@ -15,6 +15,7 @@ from typing import Any
 
 from inprocess.exception import signal_name
 from inprocess.system.logs import get_logger
+from inprocess.system.procfs import is_handled_outside
 
 __all__ = ["NotedSignals"]
 
@@ -40,7 +41,7 @@ class NotedSignals:
             return
         for signum in self._signums:
             before = signal.getsignal(signum)
-            if before is None:
+            if is_handled_outside(signum):
                 words = "leave_signals: %s has a handler that is not Python's, and is left to that"
                 log.warning(words, signal_name(signum))
             elif before is not signal.SIG_IGN:
@@ -50,6 +51,10 @@ class NotedSignals:
     def takes(self, signum: int) -> bool:
         """Whether it would have ended the process, and does not."""
         return signum in self._before and not _is_users(self._before[signum])
+
+    def takes_note_of(self, signum: int) -> bool:
+        """Whether it is one of those that are noted now."""
+        return signum in self._before
 
     def restore(self) -> None:
         """Put the previous handlers back. A signal that came just now is theirs."""

@@ -7,6 +7,7 @@ import fcntl
 import os
 import platform
 import re
+import signal
 import socket
 import stat
 import struct
@@ -91,6 +92,17 @@ def caught_signals(pid: int | str = "self") -> int:
     """Of a process: bit n - 1 stands for signal n, whoever installed the handler. Raises OSError where it is gone."""
     (line,) = (line for line in read(f"/proc/{pid}/status").splitlines() if line.startswith("SigCgt:"))
     return int(line.split()[1], 16)
+
+
+def is_handled_outside(signum: int) -> bool:
+    """Whether code outside Python handles this signal. Python knows only of what was there when it began."""
+    handler = signal.getsignal(signum)
+    if handler is not signal.SIG_DFL:
+        return handler is None
+    try:
+        return bool(caught_signals() >> signum - 1 & 1)
+    except (OSError, ValueError):  # the kernel does not tell
+        return False
 
 
 def exit_status(pidfd: int) -> int | None:

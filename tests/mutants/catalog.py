@@ -2375,8 +2375,8 @@ HOOKS = (
     hooks(
         "an_optional_exception",
         "a hook as in nvidia-resiliency-ext 0.2, whose exception is optional, never sees it",
-        "exc|err|(^|_)ex$",
-        "exc|err",
+        "(ex|exc|exception|err|error)$",
+        "(exc|exception|err|error)$",
     ),
     hooks(
         "an_abort_that_is_cut_short",

@@ -74,6 +74,28 @@ def run_steady(context: Context) -> Any:
         logger.removeHandler(handler)
 
 
+def run_calls(context: Context) -> Any:
+    """Several calls; as the first one completes, some ranks are asked to leave."""
+
+    def asks(state: Any) -> None:
+        if context.rank in context.args["asked"] and not done:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    done: list[int] = []
+    for number in range(context.args["calls"]):
+        context.wrap(_brief, completion=asks)()
+        done.append(number)
+        context.emit("completed")
+    return done
+
+
+def _brief(context: Context, call: Any) -> None:
+    _, size = place_in_world()
+    dist.init_process_group("gloo", timeout=LONG)
+    check_sum(size)
+    dist.destroy_process_group()
+
+
 def _steady(context: Context, call: Any) -> list[int]:
     """Steps until so many iterations were interrupted, one if nothing else is said; then three."""
     rank, size = place_in_world()

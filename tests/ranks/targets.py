@@ -252,6 +252,16 @@ def run_train(context: Context) -> Any:
     return context.wrap(train)()
 
 
+def run_slow_hook(context: Context) -> Any:
+    """The hook takes longer than hard_timeout, in a program that it waits for."""
+
+    def slow(state: Any) -> None:
+        subprocess.run([sys.executable, "-c", "import time; time.sleep(2.5)"], check=True)
+        context.emit("slow hook")
+
+    return context.wrap(train, soft_timeout=0.5, hard_timeout=1, **{context.args["hook"]: slow})()
+
+
 def run_wrapped_in_hook(context: Context) -> Any:
     def hook(state: Any) -> Any:
         try:

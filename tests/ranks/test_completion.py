@@ -55,3 +55,13 @@ def test_death_at_the_moment_of_completion(launch, victim):
 def test_values_are_each_ranks_own(launch):
     ranks = launch(targets.run_odd_values, 3).wait()
     assert ranks.values == [None, {"text": "rank 1"}, [0.5, None]]
+
+
+@pytest.mark.parametrize(("hook", "whose"), [("completion", [1, 1]), ("terminate", [1, 0])])
+def test_the_last_hooks_may_take_their_time(launch, hook, whose):
+    """Nobody waits for them: copying a model away in one call of C, or in a program, is no hang."""
+    faults = {} if hook == "completion" else {At(0, step=1): Raise(SystemExit, "enough")}
+    ranks = launch(targets.run_slow_hook, 2, faults=faults, args={"hook": hook}).wait()
+    assert [len(rank.of("slow hook")) for rank in ranks] == whose
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+    assert not any("no progress" in rank.log for rank in ranks)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+import types
 
 import pytest
 
+from inprocess.call.leaving import LeaveSignals
+from inprocess.monitor.board import ENDING, Board
+from inprocess.options import Options
 from inprocess.testing import Terminate
 from tests.harness import At, Kill
 
@@ -228,3 +232,26 @@ def test_before_the_function_nobody_else_leaves(launch, raises):
     ranks = run.wait()
     checks.failed(ranks, {1: "Preempted"})
     assert [rank.value[1:] for rank in ranks if rank.rank != 1] == [[0, 2], [1, 2]]
+
+
+@pytest.mark.parametrize("asked", [(0, 1), (1,)], ids=["all", "one"])
+def test_a_signal_at_the_end_of_a_call_is_for_the_next(launch, asked):
+    """The first call is over before the rank has left: the program would go on until it is killed."""
+    run = launch(preempting.run_calls, 2, wrapper=preempting.options, args={"calls": 3, "asked": asked})
+    ranks = run.wait()
+    checks.failed(ranks, dict.fromkeys(asked, "Preempted"))
+    assert [len(rank.of("completed")) for rank in ranks] == [1 if rank in asked else 3 for rank in range(2)]
+    assert all("the next one leaves as it begins" in ranks[rank].log for rank in asked)
+
+
+def test_nobody_is_asked_by_the_rank_s_own_monitor():
+    """Which sends SIGTERM where the program has a handler for it, and the rank does not answer."""
+    signals, board = LeaveSignals(Options.build()), Board.create()
+    signals._participant = types.SimpleNamespace(agents=types.SimpleNamespace(board=board))
+    board.slots[ENDING] = 1
+    signals._note(TERM)
+    assert signals.asked is None
+    board.slots[ENDING] = 0
+    signals._note(TERM)
+    assert signals.asked.signum == TERM
+    board.close()

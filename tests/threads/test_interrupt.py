@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import importlib
 import itertools
@@ -889,6 +890,16 @@ def test_free_signal_is_chosen_and_restored() -> None:
     first.restore()
     first.restore()
     assert signal.getsignal(first.signum) is signal.SIG_DFL
+
+
+def test_a_signal_that_c_code_handles_is_not_free() -> None:
+    faulthandler.register(signal.SIGRTMIN + 5)
+    try:
+        assert Interrupter().signum == signal.SIGRTMIN + 6
+        with pytest.raises(OptionError, match="code outside Python handles it"):
+            Interrupter(signal.SIGRTMIN + 5)
+    finally:
+        faulthandler.unregister(signal.SIGRTMIN + 5)
 
 
 def test_shared_signal_goes_on_to_the_previous_handler() -> None:

@@ -366,6 +366,23 @@ def test_one_that_ignores_sigterm_gets_sigkill(base: Base, rank: Make) -> None:
     assert stuck.ended() == -signal.SIGKILL
 
 
+def test_one_that_leaves_the_call_when_sigterm_comes_is_not_killed(base: Base, rank: Make) -> None:
+    """A handler of the program's raises SystemExit, say, and what follows takes longer than a moment."""
+    stuck = rank(soft_timeout=0.2, hard_timeout=0.4, termination_grace_time=SOON)
+    pid = stuck.start()
+    base.begin(0, 1)
+    stuck.do("def leave(*_): monitor.bye('failed', 'SystemExit: 7')")
+    stuck.do("signal.signal(signal.SIGTERM, leave)")
+    stuck.enter()
+    stuck.tell("signal.pause()")
+    base.end(1, (0, 1))
+    assert stuck.answer() is None  # it has heeded the signal
+    stuck.monitor_ended(pid)
+    assert stuck.do("answer = board.slots[20]") == 1  # whoever else notes SIGTERM can tell whose it is
+    reasons = [record.message for record in base.do(verbs.await_next(0)).records]
+    assert "left the call: SystemExit: 7" in reasons
+
+
 def test_one_that_makes_progress_but_swallows_the_interruption_is_killed(base: Base, rank: Make) -> None:
     stuck = rank(soft_timeout=30.0, hard_timeout=30.5)
     stuck.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from inprocess.system import procfs
 from inprocess.system.noted_signals import NotedSignals
 
 NUMBER = signal.SIGUSR1
@@ -99,3 +101,18 @@ def test_in_a_process_that_was_forked_it_is_as_it_was(got: list[int]) -> None:
     _, status = os.waitpid(child, 0)
     signals.restore()
     assert os.WTERMSIG(status) == NUMBER and got == []
+
+
+def test_one_that_c_code_handles_stays_with_that(caplog: pytest.LogCaptureFixture) -> None:
+    """Python does not know of it: to it, the signal has its default."""
+    faulthandler.register(NUMBER)
+    try:
+        assert signal.getsignal(NUMBER) is signal.SIG_DFL
+        signals = NotedSignals((NUMBER,), print)
+        signals.install()
+        assert not signals.takes(NUMBER) and "has a handler that is not Python's" in caplog.text
+        signals.restore()
+        assert procfs.is_handled_outside(NUMBER)
+    finally:
+        faulthandler.unregister(NUMBER)
+    assert not procfs.is_handled_outside(NUMBER)

@@ -44,6 +44,26 @@ def newer_with_option(state, extra=False):
     return dataclasses.replace(state, iteration=5)
 
 
+def newer_with_a_number(state, max_errors=3, error_limit=2):
+    assert (max_errors, error_limit) == (3, 2)
+    return dataclasses.replace(state, iteration=5)
+
+
+def newer_with_a_flag(state, override=False):
+    assert override is False
+    return dataclasses.replace(state, iteration=5)
+
+
+def newer_with_a_word(state, error="none"):
+    assert error == "none"
+    return dataclasses.replace(state, iteration=5)
+
+
+def newer_with_a_list(state, exclude=()):
+    assert exclude == ()
+    return dataclasses.replace(state, iteration=5)
+
+
 def with_bound_argument(kind, state):
     return dataclasses.replace(state, iteration=kind)
 
@@ -63,6 +83,10 @@ def with_thawed_state(state):
         (older_by_name, 4),
         (older_by_its_own_name, 4),
         (newer_with_option, 5),
+        (newer_with_a_number, 5),
+        (newer_with_a_flag, 5),
+        (newer_with_a_word, 5),
+        (newer_with_a_list, 5),
         (functools.partial(with_bound_argument, 6), 6),
         (with_thawed_state, 7),
         (lambda *args: dataclasses.replace(*args, iteration=8), 8),

@@ -12,6 +12,7 @@ import pytest
 
 from inprocess.exception import OptionError
 from inprocess.options import HOOKS, Options, seconds
+from inprocess.protocol.timing import SILENCE_SHARE
 from inprocess.wrap import Wrapper
 
 
@@ -79,6 +80,18 @@ def test_orderings_name_both_options_and_values(small: str, large: str, others: 
 def test_the_monitors_interval_stays_below_the_barriers_timeout() -> None:
     with pytest.raises(OptionError, match="monitor_process_interval=500s"):
         Options.build(monitor_process_interval=500, heartbeat_timeout=1000)
+
+
+@pytest.mark.parametrize("heartbeat_timeout", [0.4, 4.0, 30.0])
+def test_healthy_ranks_are_heard_whatever_the_intervals_say(heartbeat_timeout: float) -> None:
+    """A host counts as lost at 0.75 of heartbeat_timeout: one heartbeat may be late, and one lost."""
+    nearly = 0.99 * heartbeat_timeout
+    options = Options.build(
+        heartbeat_timeout=heartbeat_timeout, heartbeat_interval=nearly, monitor_process_interval=nearly
+    )
+    assert 2 * options.beats_every < SILENCE_SHARE * heartbeat_timeout
+    assert 2 * options.looks_every < heartbeat_timeout / 3  # then a monitor that stands still is replaced
+    assert (Options().beats_every, Options().looks_every) == (1, 1)
 
 
 def test_unknown_options() -> None:
