@@ -190,7 +190,9 @@ def frameworks(session: nox.Session) -> None:
     """Long: trainings of accelerate, transformers, Lightning and others under faults; arguments go to pytest."""
     install(session, "-e", ".[test]", "setuptools", "wheel", "ninja")
     pins = ("-c", "constraints.txt", "-c", "tests/frameworks/constraints.txt")
-    session.install(*pins, "accelerate", "lightning", "megatron-core", "ray", "tensorboard", "transformers")
+    session.install(
+        *pins, "accelerate", "lightning", "megatron-core", "ray", "tensorboard", "torchmonarch", "transformers"
+    )
     cpu = {"DS_ACCELERATOR": "cpu"}
     # without compiling anything: its kernels are for GPUs
     session.install(*pins, "--no-build-isolation", "deepspeed", env={"DS_BUILD_OPS": "0", **cpu})
@@ -206,6 +208,7 @@ def frameworks(session: nox.Session) -> None:
         "megatron",
         "examples",
         "ray_actors",
+        "monarch_actors",
     )
     files = [f"tests/frameworks/{name}.py" for name in names]
     # several import it, and then leave its temporary files where a rank is killed
