@@ -1,4 +1,4 @@
-"""What the actors of `monarch_driver` run: Monarch pickles what is in the main module by value, so it is not in there."""
+"""What the actors of `monarch_driver` run. Not in its main module, which Monarch pickles by value."""
 
 from __future__ import annotations
 
