@@ -92,6 +92,11 @@ class MonitorConfig:
         return Membership(self.member, self.roster, iteration=self.iteration, known=frozenset(self.known), slots=slots)
 
     @property
+    def grace(self) -> float:
+        """Between SIGTERM and SIGKILL for a rank that hangs (seconds): the others wait for it meanwhile."""
+        return min(self.termination_grace_time, (self.barrier_timeout - self.hard_timeout) / 2)
+
+    @property
     def needs_full_torch(self) -> bool:
         """Whether its stores are not enough: a user's own store class may need all of it."""
         module, _, _ = StoreSpec.from_json(self.store).factory.partition(":")

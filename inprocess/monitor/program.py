@@ -203,7 +203,7 @@ class Monitor:
             self._end_rank(signal.SIGTERM if self._config.ends_by_sigterm else self._deadly)
             if not self._is_process_one:
                 self._tell_end(record)
-            if self._goes_within(self._config.termination_grace_time):
+            if self._goes_within(self._config.grace):
                 return
         self._end_rank(self._deadly)
         emit("killed", record=record.to_dict(), at_once=True)
