@@ -147,7 +147,7 @@ def test_lines_of_all_workers_in_one_file(run: Run, hub: Hub, tmp_path: Path) ->
 
 
 def test_a_standard_output_that_nobody_reads(tmp_path: Path) -> None:
-    """It is in the files."""
+    """It is in the files, and a line says so."""
     script = tmp_path / "script.py"
     script.write_text("print('x' * 20_000)\n")
     options = ["--standalone", "--nproc-per-node", "2", "--run-dir", "none", "--tee", "3", "--log-dir", str(tmp_path)]
@@ -156,6 +156,7 @@ def test_a_standard_output_that_nobody_reads(tmp_path: Path) -> None:
         done = subprocess.run(command, check=False, stdout=stdout, stderr=subprocess.PIPE, timeout=60, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert [path.stat().st_size for path in tmp_path.rglob("stdout.log")] == [20_001] * 2
+    assert f"is not shown, as nobody reads it; all of it is in {tmp_path}/".encode() in done.stderr
 
 
 def test_prefix_of_lines(run: Run, hub: Hub) -> None:

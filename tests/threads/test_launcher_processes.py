@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import resource
 import signal
@@ -33,12 +34,6 @@ from inprocess.system import descriptors, procfs
 
 #: the first descriptor that select() does not take
 FIRST = 1024
-
-
-def test_what_shows_the_output_in_torch_2_9() -> None:
-    """One for each stream, where later versions have a list."""
-    assert processes._torchs_tails(SimpleNamespace(_tail_logs=[1, 2, 3])) == [1, 2, 3]
-    assert processes._torchs_tails(SimpleNamespace(_stdout_tail=1, _stderr_tail=2)) == [1, 2]
 
 
 class Sleeper(Process):
@@ -111,6 +106,45 @@ def test_nobody_reads_what_the_workers_have_printed(monkeypatch: pytest.MonkeyPa
         tail.may_end.set()
     monkeypatch.setattr(processes, "SHOW_LIMIT_S", 30.0)
     assert processes.all_shown()
+
+
+class Reader:
+    """In place of a thread that shows output: somebody reads a piece each time it is waited for, as often as given."""
+
+    def __init__(self, pieces: int, total: int) -> None:
+        self.pieces, self.total = pieces, total
+
+    def is_alive(self) -> bool:
+        return self.total > 0
+
+    def join(self, timeout: float) -> None:
+        assert timeout == processes.SHOW_LIMIT_S
+        if self.pieces:
+            processes._Counted(io.StringIO()).write("x")
+            self.pieces, self.total = self.pieces - 1, self.total - 1
+
+
+@pytest.mark.parametrize(("pieces", "is_shown"), [(0, False), (7, False), (9, True)])
+def test_output_is_waited_for_as_long_as_somebody_reads_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], pieces: int, is_shown: bool
+) -> None:
+    """However slowly. After two seconds the launcher ended in the middle: the last lines, which say why, were lost."""
+    reader: Any = Reader(pieces, 9)
+    monkeypatch.setattr(processes, "_late", {reader: ("/logs/0/stdout.log", "/logs/0/stderr.log")})
+    assert processes.all_shown() is is_shown
+    if not is_shown:
+        processes.say_cut("why the job has failed")
+        *_, cut, why = capfd.readouterr().err.splitlines()
+        assert cut.endswith("the end of the workers' output is not shown, as nobody reads it; all of it is in /logs/0")
+        assert why == "why the job has failed"
+
+
+def test_a_long_line_is_read_piece_by_piece() -> None:
+    stream, before = io.StringIO(), processes._Counted.taken
+    text = "".join(map(str, range(30_000)))
+    processes._Counted(stream).write(text)
+    assert stream.getvalue() == text
+    assert processes._Counted.taken - before == 3
 
 
 def test_workers_that_do_not_go_have_one_time_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
