@@ -499,14 +499,18 @@ class WorkerPool:
     def close(self, death_sig: signal.Signals | None = None, timeout: float = 30) -> None:
         """End all workers: the signal to all of them, ``timeout`` seconds of grace together, then SIGKILL.
 
-        A second signal to the launcher ends the grace.
+        A second signal to the launcher ends the grace; the first one begins it anew, where they end for another reason.
         """
-        came = self._signals.count
+        before = self._signals.count
         for process in self.running():
             process.send(death_sig or signal.SIGTERM)
         deadline = clock.monotonic() + timeout
-        while self.running() and clock.monotonic() < deadline and self._signals.count == came:
+        while self.running() and clock.monotonic() < deadline:
             self.wait(min(1.0, deadline - clock.monotonic()))
+            if (came := self._signals.count) > max(before, 1):
+                break
+            if came > before:
+                before, deadline = came, clock.monotonic() + timeout
         for process in self.running():
             log.warning("the worker with local rank %d (pid %d) is killed", process.local_rank, process.pid)
             process.send(signal.SIGKILL)

@@ -157,6 +157,56 @@ def test_workers_that_do_not_go_have_one_time_limit_together(monkeypatch: pytest
     assert len(given) == 3 and len(set(given)) == 1
 
 
+class Stubborn:
+    """A process that ends of SIGKILL alone; when that came."""
+
+    def __init__(self, time: list[float]) -> None:
+        self.local_rank, self.pid, self.killed, self._time = 0, 1, 0.0, time
+
+    def poll(self) -> Ended | None:
+        return Ended(-signal.SIGKILL) if self.killed else None
+
+    def send(self, number: signal.Signals) -> None:
+        if number == signal.SIGKILL:
+            self.killed = self._time[0]
+
+    def close(self, deadline: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("before", "come", "killed"),
+    [
+        (1, [], 30),
+        (1, [5], 5),
+        (0, [], 30),
+        (0, [20], 50),
+        (0, [20, 25], 25),
+    ],
+)
+def test_the_first_signal_ends_no_grace(
+    monkeypatch: pytest.MonkeyPatch, before: int, come: list[int], killed: int
+) -> None:
+    """Where no signal is the reason, such as at a restart of all: a worker was killed in the middle of saving."""
+    time = [0.0]
+    monkeypatch.setattr(processes, "clock", SimpleNamespace(monotonic=lambda: time[0]))
+    with Signals("") as signals:
+        pool = WorkerPool(SimpleNamespace(), SimpleNamespace(close=int), signals)  # type: ignore[arg-type]
+        process: Any = Stubborn(time)
+        pool._processes[0] = process
+
+        def wait(seconds: float) -> None:
+            time[0] += seconds
+            if time[0] in come:
+                signals._note(signal.SIGTERM, None)
+
+        monkeypatch.setattr(pool, "wait", wait)
+        for _ in range(before):
+            signals._note(signal.SIGTERM, None)
+        pool.close(timeout=30)
+    assert process.killed == killed
+
+
 def end(code: int) -> None:
     """A worker of --run-path that says nothing to its launcher."""
     os._exit(code)
