@@ -78,6 +78,8 @@ class WarmWorkers:
         #: command and variables of the workers, and their ``sys.path[0]``
         self._start: tuple[tuple[str, ...], dict[str, str]] | None = None
         self._first = ""
+        #: variables that the program, or a module, has set, changed or removed (None); None: not known yet
+        self._changed: dict[str, str | None] | None = None
         #: modules that must not be imported ahead
         self._left_out: set[str] = set()
         #: how many ended in a row before they were used
@@ -144,11 +146,14 @@ class WarmWorkers:
             self._spares.pop().end()
 
     def _plan(self, modules: Modules) -> dict[str, Any]:
+        if self._changed is None:  # later on the workers may have been given others
+            assert self._start is not None
+            self._changed = _changed(self._start[1], modules.environ)
         names = [name for name in modules.names if not self._left_out.intersection(_with_parents(name))]
         return {
             "names": names,
             "own": modules.own,
-            "changed": dict(modules.changed),
+            "changed": self._changed,
             "preload": self._preload,
             "specific": SPECIFIC,
         }
@@ -253,6 +258,11 @@ def _runs_program(command: Sequence[str]) -> bool:
     if len(command) < 3 or tuple(command[:2]) != (sys.executable, "-u"):
         return False
     return len(command) > 3 if command[2] == "-m" else command[2] != "-" and not command[2].endswith(".pyc")
+
+
+def _changed(given: Mapping[str, str], found: Mapping[str, str]) -> dict[str, str | None]:
+    names = {*given, *found} - {*SPECIFIC}
+    return {name: found.get(name) for name in sorted(names) if given.get(name) != found.get(name)}
 
 
 def _with_parents(name: str) -> set[str]:

@@ -32,7 +32,6 @@ import socket
 import sys
 from typing import Any
 
-from inprocess.heartbeats.modules import changed
 from inprocess.monitor import starting
 from inprocess.system import environment, program, strict_json
 from inprocess.system.slow_imports import slow_imports
@@ -160,8 +159,7 @@ def load(plan: dict[str, Any]) -> None:
                 foreign = now
     for name in plan["preload"]:  # the user knows what they do
         imports(name)
-    here = changed()
-    chosen = {name for name in told if name not in specific and here.get(name, "") != told[name]}
+    chosen = {name for name in told if name not in specific and os.environ.get(name) != told[name]}
     read = (*COMPILED, DRIVER) if driver_runs() else COMPILED
     if early := sorted(name for name in chosen if name.startswith(read)):
         raise Unfit(f"the program sets {', '.join(early)}, which libraries read as they are loaded")
