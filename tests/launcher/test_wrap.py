@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 import types
 from collections.abc import Callable
@@ -85,6 +87,18 @@ def test_the_script_is_looked_for_before_workers_start(start: Start) -> None:
     launcher = start("--wrap", "tests/launcher/unwraped_script.py")
     assert launcher.finish() == 2
     assert "did you mean 'unwrapped_script.py'?" in launcher.err
+
+
+def test_a_module_in_the_working_directory(tmp_path: Path) -> None:
+    """Also for the command ``inprocess wrap -m``: the first place on its path is the folder of the command."""
+    (tmp_path / "mine_alone.py").write_text("import sys\nprint(sys.argv[1:], sys.path[0])\n")
+    code = "import sys; from inprocess.system import program\nsys.path[0] = '/usr/bin'\n"
+    code += "program.run(program.module(['mine_alone', '--an', 'option']))\n"
+    command, path = [sys.executable, "-c", code], os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert done.stdout == f"['--an', 'option'] {tmp_path}\n", done.stderr
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
