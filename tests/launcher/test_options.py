@@ -231,6 +231,25 @@ def test_wrong_durations(
     assert f"inprocess run: {option}={value}: pass a " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("PET_RESTART_POLICY", "minhealthy", "PET_RESTART_POLICY=minhealthy is unknown: did you mean 'min-healthy'?"),
+        ("PET_START_METHOD", "", "PET_START_METHOD= is unknown: pass one of spawn, fork, forkserver"),
+    ],
+)
+def test_a_variable_with_another_value_than_its_option_can_have(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str, message: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        arguments.parse([WORKER])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+    monkeypatch.setenv(name, "any-failed" if name == "PET_RESTART_POLICY" else "fork")
+    arguments.parse([WORKER])
+
+
 def test_an_option_comes_before_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(GRACE_VARIABLE, "abc")
     assert arguments.parse(["--shutdown-timeout", "0", WORKER]).shutdown_timeout == 0
