@@ -82,8 +82,10 @@ def test_what_is_not_there_is_passed_over() -> None:
 
 
 def test_the_user_s_own_modules_only_where_they_are_named() -> None:
-    load(plan(preload=("warm_takes", "warm_fails")))
+    failed = load(plan(preload=("warm_takes", "warm_fails", "warm_absent")))
     assert "warm_own" in sys.modules
+    absent = "ModuleNotFoundError: No module named 'warm_absent'"
+    assert failed == {"warm_fails": "KeyError: 'RANK'", "warm_absent": absent}
 
 
 @pytest.mark.parametrize(
