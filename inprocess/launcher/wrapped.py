@@ -18,6 +18,8 @@ from inprocess.system import program
 
 __all__ = ["add_option", "command", "main", "options"]
 
+#: of an option that can be given alone
+EXAMPLE = "heartbeat_timeout=60"
 _WORDS = {"none": None, "true": True, "false": False}
 
 
@@ -55,7 +57,7 @@ def add_option(parser: Any) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="an option of Wrapper, such as soft_timeout=600 (seconds); may be repeated",
+        help=f"an option of Wrapper, such as {EXAMPLE} (seconds); may be repeated",
     )
 
 
@@ -65,7 +67,7 @@ def options(given: Iterable[str]) -> dict[str, Any]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            raise OptionError(f"--option {text}: write NAME=VALUE, such as --option soft_timeout=600")
+            raise OptionError(f"--option {text}: write NAME=VALUE, such as --option {EXAMPLE}")
         found[name] = _value(value)
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import types
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from inprocess.launcher import wrapped
+from inprocess.exception import OptionError
+from inprocess.launcher import arguments, wrapped
+from inprocess.options import Options
 from inprocess.system import program
 from tests.launcher.harness import ROOT, Launcher
 
@@ -81,6 +84,21 @@ def test_wrong_options(start: Start, options: list[str], message: str) -> None:
     launcher = start(*options, SCRIPT)
     assert launcher.finish() == 2
     assert message in launcher.err.splitlines()[0]
+
+
+def test_the_examples_are_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of the page, of --help, and of the error."""
+    page = (ROOT / "docs/launcher.md").read_text().replace("\\\n", "")
+    commands = re.findall(r"^inprocess run (.*--wrap.*)$", page, re.M)
+    assert len(commands) >= 2
+    for command in commands:
+        assert arguments.parse(shlex.split(command)).wrap
+    with pytest.raises(SystemExit):
+        wrapped.main(["--help"])
+    (shown,) = re.findall(r"such as (\S+) \(seconds\)", " ".join(capsys.readouterr().out.split()))
+    with pytest.raises(OptionError, match=f"such as --option {shown}$"):
+        wrapped.options(["soft_timeout"])
+    assert Options.build(**wrapped.options([shown]))
 
 
 def test_the_script_is_looked_for_before_workers_start(start: Start) -> None:
