@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the program that the command line names; the exit code.
 
     Raises:
-        SystemExit: the program's own, where its code is not 0; 2 where the command line is wrong.
+        SystemExit: the program's own, where its code is not 0; 2 where the command line or a variable is wrong.
         BaseException: what a call of a wrapped function raises.
     """
     given = _parsed(arguments)
@@ -36,12 +36,22 @@ def main(arguments: Sequence[str]) -> int:
     try:
         wrapper = Wrapper(**options(given.option))
     except OptionError as error:
-        print(f"inprocess wrap: {one_line(str(error))}", file=sys.stderr)
-        return 2
+        return _refused(error)
     words = [given.script, *given.arguments]
     run = program.module(words) if given.module else program.script(words)
-    wrapper(_function(run, os.path.basename(given.script)))()
+    function, ours = wrapper(_function(run, os.path.basename(given.script))), sys.modules["__main__"]
+    try:
+        function()
+    except OptionError as error:
+        if sys.modules["__main__"] is not ours:  # the program has begun, and has an error of its own
+            raise
+        return _refused(error)
     return 0
+
+
+def _refused(error: OptionError) -> int:
+    print(f"inprocess wrap: {one_line(str(error))}", file=sys.stderr)
+    return 2
 
 
 def command(script: str, arguments: Sequence[str], module: bool, given: Iterable[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
@@ -15,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import inprocess
-from inprocess.launcher import arguments
+from inprocess.exception import OptionError
+from inprocess.launcher import arguments, script
 from inprocess.launcher.arguments import GRACE_VARIABLE
 from tests.harness.streams import full
 from tests.launcher.harness import ROOT, WORKER, Hub, Launcher, free_port
@@ -273,6 +275,15 @@ def test_what_is_missing_is_named_before_workers_start(start: Run, given: list[s
     assert message.format(root=ROOT) in launcher.err
     assert [line.partition(":")[0] for line in launcher.err.splitlines()] == ["inprocess run", "usage", HELP]
     assert launcher.left() == []
+
+
+@pytest.mark.parametrize(("python", "is_there"), [("/no/python", False), ("no-such-python", False), ("sh", True)])
+def test_an_interpreter_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, python: str, is_there: bool) -> None:
+    """Whatever it is to run. It ended with a traceback."""
+    monkeypatch.setenv("PYTHON_EXEC", python)
+    with contextlib.nullcontext() if is_there else pytest.raises(OptionError, match=f"PYTHON_EXEC={python} cannot be"):
+        script.check(arguments.parse(["train_${local_rank}.py"]))
+    script.check(arguments.parse(["--no-python", "sh"]))
 
 
 def test_a_script_that_is_a_folder(start: Run, hub: Hub, tmp_path: Path) -> None:

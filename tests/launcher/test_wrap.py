@@ -119,6 +119,39 @@ def test_a_module_in_the_working_directory(tmp_path: Path) -> None:
     assert done.stdout == f"['--an', 'option'] {tmp_path}\n", done.stderr
 
 
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({}, "the environment variables RANK and WORLD_SIZE are not set. Start the script with a launcher"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "the environment variable MASTER_ADDR is not set. "),
+    ],
+)
+def test_without_a_launcher(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variables: dict[str, str], message: str
+) -> None:
+    """One line, not ten frames in front of it."""
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "INPROCESS_LAUNCH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert wrapped.main([SCRIPT]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"inprocess wrap: {message}")
+
+
+def test_an_option_error_of_the_program_s_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It has its traceback."""
+    script = tmp_path / "script.py"
+    script.write_text("import inprocess\ninprocess.Wrapper(soft_timeout=0)\n")
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    with pytest.raises(OptionError, match="soft_timeout=0"):
+        wrapped.main(["--option", "enabled=false", str(script)])
+
+
 @pytest.mark.parametrize("is_begun", [False, True])
 def test_only_the_names_of_the_script_are_cleared(monkeypatch: pytest.MonkeyPatch, is_begun: bool) -> None:
     """An interruption may come before the script has a `__main__` of its own."""
