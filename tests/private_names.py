@@ -161,9 +161,6 @@ NAMES = {
     "_numa_options": f"{_PROCESSES[:-1]}/_numa_options",
     "_pc": f"{_PROCESSES[:-1]}/_pc",
     "_return_values": f"{_PROCESSES[:-1]}/_return_values",
-    "_tail_logs": f"{_PROCESSES[:-1]}/_tail_logs",
-    "_stdout_tail": f"{_PROCESSES[:-1]}/_stdout_tail",
-    "_stderr_tail": f"{_PROCESSES[:-1]}/_stderr_tail",
     "_maybe_wrap_with_numa_binding": "torch.numa.binding:_maybe_wrap_with_numa_binding",
 }
 #: of the interpreter, of other packages, parts of words, and folders of the library's own that look like such names

@@ -17,7 +17,7 @@ from typing import Any
 
 from inprocess.system import strict_json
 
-__all__ = ["Modules", "changed"]
+__all__ = ["Modules"]
 
 #: longest text of them (bytes), and most names
 MAX_BYTES, MAX_NAMES = 4 << 20, 50_000
@@ -33,14 +33,15 @@ class Modules:
     names: tuple[str, ...]
     #: top-level names of all others
     own: tuple[str, ...]
-    #: variables that the program, or a module, has set, changed or removed (None) since the process began
-    changed: Mapping[str, str | None]
+    #: variables as they are then. The launcher knows what it gave, the process may not: whoever sets the title of a
+    #: process writes it over the variables that /proc shows
+    environ: Mapping[str, str]
 
     @classmethod
     def here(cls) -> Modules:
-        """Those of this process. Raises OSError where /proc cannot be read."""
+        """Those of this process."""
         names, own = _sorted(dict(sys.modules))
-        return cls(tuple(names), tuple(own), changed())
+        return cls(tuple(names), tuple(own), dict(os.environ))
 
     def text(self) -> str:
         return json.dumps(asdict(self))
@@ -53,22 +54,14 @@ class Modules:
             data = os.pread(fd, MAX_BYTES + 1, 0)
         except OSError as error:
             raise ValueError(f"it hands over no memory: {error}") from None
-        found = strict_json.parse(data, MAX_BYTES)
-        if not isinstance(found, dict) or set(found) != {"names", "own", "changed"}:
+        found = strict_json.parse(data, MAX_BYTES, keep_halves=True)
+        if not isinstance(found, dict) or set(found) != {"names", "own", "environ"}:
             raise ValueError("it tells of no modules")
-        changed = found["changed"]
-        texts = [text for text in changed.values() if text is not None] if isinstance(changed, dict) else None
+        environ = found["environ"]
+        texts = list(environ.values()) if isinstance(environ, dict) else None
         if not all(map(_is_texts, (found["names"], found["own"], texts))):
             raise ValueError("its modules and variables are no texts")
-        return cls(tuple(found["names"]), tuple(found["own"]), changed)
-
-
-def changed() -> dict[str, str | None]:
-    """The variables that are not what they were when this process began, as they are; None: removed."""
-    with open("/proc/self/environ", "rb") as file:
-        entries = [os.fsdecode(entry).partition("=") for entry in file.read().split(b"\0")]
-    before, after = {name: text for name, _, text in entries if name}, dict(os.environ)
-    return {name: after.get(name) for name in sorted({*before, *after}) if before.get(name) != after.get(name)}
+        return cls(tuple(found["names"]), tuple(found["own"]), environ)
 
 
 def _sorted(modules: Mapping[str, Any]) -> tuple[list[str], list[str]]:

@@ -203,8 +203,10 @@ class Agent(LocalElasticAgent):
                 return result
 
     def _pause(self) -> float:
-        now = clock.monotonic()
-        due = [slot.due for slot in self._slots.values() if slot.due is not None] + self._told.due()
+        now, slots = clock.monotonic(), self._slots.values()
+        due = [slot.due for slot in slots if slot.due is not None] + self._told.due()
+        # a slot without a process keeps what its last one was given
+        due += [at for slot in slots if slot.process for at in (slot.doomed, slot.others_until) if at is not None]
         return max(0.0, min([float(self._worker_group.spec.monitor_interval), *(at - now for at in due)]))
 
     def _turn(self) -> RunResult | None:

@@ -49,6 +49,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
         refuse("; ".join(_unknown(name, parser) for name in unknown))
+    _check_variables(parsed, parser)
     _settle_slurm(parsed, defaults)
     _check(parsed)
     _settle_node_rank(parsed)
@@ -184,6 +185,15 @@ def _modules(text: str) -> tuple[str, ...]:
         if not all(part.isidentifier() for part in name.split(".")):
             raise argparse.ArgumentTypeError(f"{name!r} is no name of a module")
     return names
+
+
+def _check_variables(given: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """argparse looks at the choices of an option, and not of a default, as which torch takes a variable."""
+    for action in parser._actions:
+        value = getattr(given, action.dest, None)
+        if action.choices is not None and value is not None and value not in action.choices:
+            hint = did_you_mean(value, [*action.choices]) or f": pass one of {', '.join(action.choices)}"
+            refuse(f"PET_{action.dest.upper()}={value} is unknown{hint}")
 
 
 def _check(given: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 from torch.distributed.elastic.multiprocessing.api import (
@@ -33,38 +33,72 @@ from inprocess.launcher.signals import Signals
 from inprocess.system import clock, descriptors, private_folder, procfs
 from inprocess.system.logs import get_logger
 
-__all__ = ["WorkerPool", "Ended", "Process", "ProcessSpec", "StreamFilters", "all_shown"]
+__all__ = ["WorkerPool", "Ended", "Process", "ProcessSpec", "StreamFilters", "all_shown", "say_cut"]
 
 log = get_logger(__name__)
 #: how long processes that were killed may take to go (seconds); one that waits for hardware may never
 KILL_LIMIT_S = 30.0
 #: how long the output of workers is waited for that nobody reads (seconds)
 SHOW_LIMIT_S = 2.0
+#: longest text that a stream is given at once (characters)
+PIECE = 1 << 16
 #: of a process whose exit code nobody can tell any more: no program of ours ends with it
 UNKNOWN_CODE = 255
 
 
-#: threads that show output, or wait for those that do, and took longer
-_late: list[threading.Thread] = []
+#: threads that show output, or wait for those that do, and took longer; and the files that they show
+_late: dict[threading.Thread, tuple[str, ...]] = {}
+
+
+class _Counted:
+    """A stream of torch's TailLog: `taken` grows while somebody reads one of them."""
+
+    taken = 0
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        for start in range(0, len(text), PIECE):
+            self._stream.write(text[start : start + PIECE])
+            _Counted.taken += 1
 
 
 def all_shown() -> bool:
-    """Whether the output of all workers that have ended is shown; nobody may read it. Waits a little."""
-    deadline = clock.monotonic() + SHOW_LIMIT_S
-    for thread in _late:
-        thread.join(max(0.0, deadline - clock.monotonic()))
-    _late[:] = [thread for thread in _late if thread.is_alive()]
-    return not _late
+    """Whether the output of all workers that have ended is shown. Waits as long as somebody reads it."""
+    while late := [thread for thread in _late if thread.is_alive()]:
+        before = _Counted.taken
+        late[0].join(SHOW_LIMIT_S)
+        if late[0].is_alive() and _Counted.taken == before:
+            return False
+    return True
 
 
-def _show(show: Callable[[], object]) -> None:
+def say_cut(more: str) -> None:
+    """Say that output is not shown to its end, and ``more``; nobody may read this either."""
+    files = {file for thread, files in _late.items() if thread.is_alive() for file in files}
+    where = f"; all of it is in {os.path.commonpath(files)}" if files else ""
+    said = f"\ninprocess run: the end of the workers' output is not shown, as nobody reads it{where}\n"
+    text = f"{said}{more}\n" if more else said
+    thread = threading.Thread(target=_say, args=(text,), name="inprocess-say", daemon=True)
+    thread.start()
+    thread.join(SHOW_LIMIT_S)
+
+
+def _say(text: str) -> None:
+    """Past the stream's buffer: a thread that waits for a reader may hold its lock."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+        os.write(sys.stderr.fileno(), text.encode(errors="backslashreplace"))
+
+
+def _show(show: Callable[[], object], files: tuple[str, ...] = ()) -> None:
     """In a thread of its own: a terminal may be stopped, and the launcher has signals to act on."""
     thread = threading.Thread(target=show, name="inprocess-show", daemon=True)
     thread.start()
     if not any(each.is_alive() for each in _late):  # else this one does not come to its end either
         thread.join(SHOW_LIMIT_S)
     if thread.is_alive():
-        _late.append(thread)
+        _late[thread] = files
 
 
 @dataclass(frozen=True)
@@ -133,11 +167,17 @@ class Logs:
             error_files=one(dest.error_files),
         )
 
-    def filtered(self, role: str, dest: LogsDest, prefixes: dict[int, str]) -> Iterator[TailLog]:
-        """What copies chosen lines into one file for all workers."""
+    def tails(self, role: str, dest: LogsDest, prefixes: dict[int, str]) -> Iterator[TailLog]:
+        """What shows a worker's output, where that goes into files, and what copies chosen lines into one file for all.
+
+        In place of those of torch's context, whose streams do not count.
+        """
+        for stream, paths in ((sys.stdout, dest.tee_stdouts), (sys.stderr, dest.tee_stderrs)):
+            if stream is not None:  # closed when the launcher was started
+                yield TailLog(role, paths, cast(TextIO, _Counted(stream)), prefixes)
         for (words, file), paths in zip(self._filters.values(), (dest.tee_stdouts, dest.tee_stderrs), strict=True):
             if file:
-                yield TailLog(role, paths, file, prefixes, log_line_filter=_any_of(words))
+                yield TailLog(role, paths, cast(TextIO, _Counted(file)), prefixes, log_line_filter=_any_of(words))
 
 
 def _append(words: tuple[str, ...], path: str) -> TextIO | None:
@@ -179,6 +219,9 @@ class _Given(LogsSpecs):
 class Process(abc.ABC):
     """One process of a worker, from its start until it is gone."""
 
+    #: whose content is shown
+    _files: tuple[str, ...] = ()
+
     def __init__(self, spec: ProcessSpec, logs: Logs, local_rank: int, restart: int, start: WorkerLaunch) -> None:
         dest = logs.of(local_rank, restart)
         env = dict(start.env)
@@ -189,9 +232,10 @@ class Process(abc.ABC):
         self.ended: Ended | None = None
         self._context = self._make(spec, local_rank, start.args, _common(spec, env, dest, prefixes))
         self._tails: list[Any] = []
+        self._files = (*dest.tee_stdouts.values(), *dest.tee_stderrs.values())
         try:
             self._context._start()  # not start(), which installs torch's handlers of signals over ours
-            self._tails += [*_torchs_tails(self._context), *logs.filtered(spec.role, dest, prefixes)]
+            self._tails += logs.tails(spec.role, dest, prefixes)
             for tail in self._tails:
                 tail.start()
             self.pid = int(self._context.pids()[0])
@@ -278,7 +322,7 @@ class Process(abc.ABC):
         tails, self._tails = self._tails, []
         if tails:
             # first those that write to files
-            _show(lambda: [tail.stop() for tail in reversed(tails)])
+            _show(lambda: [tail.stop() for tail in reversed(tails)], self._files)
 
 
 class _Program(Process):
@@ -398,12 +442,6 @@ def _common(spec: ProcessSpec, env: dict[str, str], dest: LogsDest, prefixes: di
     return {"name": spec.role, "envs": {0: env}, "logs_specs": _Given(dest), "log_line_prefixes": prefixes}
 
 
-def _torchs_tails(context: Any) -> list[Any]:
-    """What shows the worker's output, where it goes into files; torch 2.9 has one for each stream."""
-    tails: list[Any] | None = getattr(context, "_tail_logs", None)
-    return [context._stdout_tail, context._stderr_tail] if tails is None else tails
-
-
 def _bound(numa: Any, local_rank: int, function: Callable[..., Any], *args: Any) -> Any:
     """In the worker, whose index in its own context is 0: bind it by its local rank, then call the function."""
     from torch.numa.binding import _maybe_wrap_with_numa_binding  # noqa: PLC0415  (in newer torch only)
@@ -461,14 +499,18 @@ class WorkerPool:
     def close(self, death_sig: signal.Signals | None = None, timeout: float = 30) -> None:
         """End all workers: the signal to all of them, ``timeout`` seconds of grace together, then SIGKILL.
 
-        A second signal to the launcher ends the grace.
+        A second signal to the launcher ends the grace; the first one begins it anew, where they end for another reason.
         """
-        came = self._signals.count
+        before = self._signals.count
         for process in self.running():
             process.send(death_sig or signal.SIGTERM)
         deadline = clock.monotonic() + timeout
-        while self.running() and clock.monotonic() < deadline and self._signals.count == came:
+        while self.running() and clock.monotonic() < deadline:
             self.wait(min(1.0, deadline - clock.monotonic()))
+            if (came := self._signals.count) > max(before, 1):
+                break
+            if came > before:
+                before, deadline = came, clock.monotonic() + timeout
         for process in self.running():
             log.warning("the worker with local rank %d (pid %d) is killed", process.local_rank, process.pid)
             process.send(signal.SIGKILL)

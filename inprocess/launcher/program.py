@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -47,12 +48,13 @@ def program(given: Sequence[str] | None = None) -> None:
 def _end_unread(code: object) -> None:
     """End at once where nobody reads what workers have printed: the interpreter would wait for who does."""
     processes = sys.modules.get("inprocess.launcher.processes")
-    if processes is None or processes.all_shown():
+    if processes is None:
         return
-    if code is not None and not isinstance(code, int):
-        print(code, file=sys.stderr)
-        code = 1
-    os._exit(int(code or 0))
+    with contextlib.suppress(KeyboardInterrupt):  # it is not to be waited for
+        if processes.all_shown():
+            return
+    processes.say_cut("" if code is None or isinstance(code, int) else str(code))
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def _main(given: Sequence[str] | None) -> None:

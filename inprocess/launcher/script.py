@@ -22,6 +22,9 @@ def check(given: argparse.Namespace) -> None:
     the modules of a package, which would have to be imported.
     """
     name = given.training_script
+    python = None if given.run_path or given.no_python else os.environ.get("PYTHON_EXEC")
+    if python is not None and shutil.which(python) is None:
+        raise OptionError(f"PYTHON_EXEC={python} cannot be executed: check its name, PATH and permissions, or unset it")
     if "${" in name:  # torch puts the local rank in its place
         return
     if given.run_path:
@@ -29,7 +32,7 @@ def check(given: argparse.Namespace) -> None:
     elif given.no_python:
         if shutil.which(name) is None:
             raise OptionError(f"no program {name!r} can be executed: check its name, PATH and permissions")
-    elif "PYTHON_EXEC" in os.environ:
+    elif python is not None:
         return
     elif given.module:
         _check_module(name)

@@ -78,8 +78,12 @@ class WarmWorkers:
         #: command and variables of the workers, and their ``sys.path[0]``
         self._start: tuple[tuple[str, ...], dict[str, str]] | None = None
         self._first = ""
+        #: variables that the program, or a module, has set, changed or removed (None); None: not known yet
+        self._changed: dict[str, str | None] | None = None
         #: modules that must not be imported ahead
         self._left_out: set[str] = set()
+        #: modules of ``preload`` of which was told that they cannot be imported
+        self._told: set[str] = set()
         #: how many ended in a row before they were used
         self._failed = 0
         #: when the next may be started (monotonic seconds)
@@ -120,6 +124,7 @@ class WarmWorkers:
                 self._spares.remove(spare)
                 spare.end()
                 self._learn(said)
+            self._tell(spare.failed)
         if self._room and self._spares and not self._room.is_there(LEAST_BYTES, "is ended"):
             self.close()
         missing = self._start is not None and modules is not None and len(self._spares) < self._number
@@ -144,14 +149,22 @@ class WarmWorkers:
             self._spares.pop().end()
 
     def _plan(self, modules: Modules) -> dict[str, Any]:
+        if self._changed is None:  # later on the workers may have been given others
+            assert self._start is not None
+            self._changed = _changed(self._start[1], modules.environ)
         names = [name for name in modules.names if not self._left_out.intersection(_with_parents(name))]
         return {
             "names": names,
             "own": modules.own,
-            "changed": dict(modules.changed),
+            "changed": self._changed,
             "preload": self._preload,
             "specific": SPECIFIC,
         }
+
+    def _tell(self, failed: Mapping[str, str]) -> None:
+        for name in failed.keys() - self._told:
+            self._told.add(name)
+            log.warning("--preload %s: a warm worker cannot import it: %s", name, failed[name])
 
     def _learn(self, said: dict[str, Any]) -> None:
         """From one that has ended without being used."""
@@ -194,6 +207,8 @@ class _Spare:
 
     def __init__(self, command: tuple[str, ...], env: Mapping[str, str], first: str, plan: dict[str, Any]) -> None:
         self.ready, self._since = False, clock.monotonic()
+        #: modules of ``--preload`` that it could not import, and why
+        self.failed: dict[str, str] = {}
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         memory = memory_file(json.dumps(plan))
         try:
@@ -223,7 +238,7 @@ class _Spare:
             return {}
         if not said.get("ready"):
             return dict(said)
-        self.ready = True
+        self.ready, self.failed = True, said.get("failed", {})
         pid = self.process.pid
         log.info("a warm worker waits (pid %d), with %d MB of memory", pid, _memory(pid) // 10**6)
         return None
@@ -253,6 +268,11 @@ def _runs_program(command: Sequence[str]) -> bool:
     if len(command) < 3 or tuple(command[:2]) != (sys.executable, "-u"):
         return False
     return len(command) > 3 if command[2] == "-m" else command[2] != "-" and not command[2].endswith(".pyc")
+
+
+def _changed(given: Mapping[str, str], found: Mapping[str, str]) -> dict[str, str | None]:
+    names = {*given, *found} - {*SPECIFIC}
+    return {name: found.get(name) for name in sorted(names) if given.get(name) != found.get(name)}
 
 
 def _with_parents(name: str) -> set[str]:

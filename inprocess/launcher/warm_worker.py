@@ -12,7 +12,7 @@ differs from worker to worker, or that the program decides before it imports:
 It imports slowly, beside the training, and then starts the program of its monitor, which does the same and waits.
 
     launcher                                 warm worker
-                                        <--  {"ready": true}, or why not, and it ends
+                                        <--  {"ready": true, "failed": {...}}, or why not, and it ends
     {"env": {...}} + stdout and stderr  -->
                                         <--  TAKEN
     GO                                  -->  runs the program
@@ -32,16 +32,17 @@ import socket
 import sys
 from typing import Any
 
-from inprocess.heartbeats.modules import changed
+from inprocess.attribution import one_line
 from inprocess.monitor import starting
 from inprocess.system import environment, program, strict_json
+from inprocess.system.errors import in_words
 from inprocess.system.slow_imports import slow_imports
 
 __all__ = ["GO", "MAX_BYTES", "TAKEN", "main"]
 
 TAKEN, GO = b"taken", b"go"
-#: longest message (bytes), and most modules that one names
-MAX_BYTES, MAX_NAMED = 1 << 16, 200
+#: longest message (bytes), and most modules that one names; of how many it says why, and how much (characters)
+MAX_BYTES, MAX_NAMED, MAX_FAILED, MAX_WHY = 1 << 16, 200, 20, 200
 #: how long its monitor's program may import before it is ready without (seconds)
 MONITOR_LIMIT_S = 30.0
 PR_SET_PDEATHSIG = 1
@@ -131,18 +132,19 @@ def prepared(plan: dict[str, Any], control: socket.socket) -> dict[str, object]:
     """Import what the plan says; what there is to say then."""
     try:
         with slow_imports(control.fileno()):
-            load(plan)
+            failed = load(plan)
     except Spoiled as error:
         return {"spoiled": error.modules[:MAX_NAMED]}
     except Unfit as error:
         return {"unfit": str(error)}
     if "torch" in sys.modules:  # else it has no use for one
         starting.prepare(MONITOR_LIMIT_S)
-    return {"ready": True}
+    return {"ready": True, "failed": failed}
 
 
-def load(plan: dict[str, Any]) -> None:
-    """Import the modules of the plan. Raises Unfit and Spoiled."""
+def load(plan: dict[str, Any]) -> dict[str, str]:
+    """Import the modules of the plan. Returns those of ``--preload`` that cannot be imported, and why. Raises Unfit and
+    Spoiled."""
     specific, told, own = plan["specific"], plan["changed"], plan["own"]
     asked: dict[str, str] = {}
     spoiled: set[str] = set()
@@ -158,10 +160,9 @@ def load(plan: dict[str, Any]) -> None:
             if now != foreign:
                 spoiled.add(name)
                 foreign = now
-    for name in plan["preload"]:  # the user knows what they do
-        imports(name)
-    here = changed()
-    chosen = {name for name in told if name not in specific and here.get(name, "") != told[name]}
+    # not looked at as those above: the user knows what they do
+    whys = {name: why_not_imported(name) for name in plan["preload"]}
+    chosen = {name for name in told if name not in specific and os.environ.get(name) != told[name]}
     read = (*COMPILED, DRIVER) if driver_runs() else COMPILED
     if early := sorted(name for name in chosen if name.startswith(read)):
         raise Unfit(f"the program sets {', '.join(early)}, which libraries read as they are loaded")
@@ -170,6 +171,7 @@ def load(plan: dict[str, Any]) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         raise Unfit("a module initializes CUDA while it is imported")
+    return dict([(name, why) for name, why in whys.items() if why][:MAX_FAILED])
 
 
 def driver_runs() -> bool:
@@ -190,6 +192,15 @@ def imports(name: str) -> bool:
     except (Exception, SystemExit):
         return False
     return True
+
+
+def why_not_imported(name: str) -> str:
+    """Import a module; in one line why that cannot be, empty where it can."""
+    try:
+        importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        return one_line(in_words(error), MAX_WHY)
+    return ""
 
 
 def become_worker(control: socket.socket, score: str | None) -> None:

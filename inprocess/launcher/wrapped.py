@@ -18,6 +18,8 @@ from inprocess.system import program
 
 __all__ = ["add_option", "command", "main", "options"]
 
+#: of an option that can be given alone
+EXAMPLE = "heartbeat_timeout=60"
 _WORDS = {"none": None, "true": True, "false": False}
 
 
@@ -25,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the program that the command line names; the exit code.
 
     Raises:
-        SystemExit: the program's own, where its code is not 0; 2 where the command line is wrong.
+        SystemExit: the program's own, where its code is not 0; 2 where the command line or a variable is wrong.
         BaseException: what a call of a wrapped function raises.
     """
     given = _parsed(arguments)
@@ -34,12 +36,22 @@ def main(arguments: Sequence[str]) -> int:
     try:
         wrapper = Wrapper(**options(given.option))
     except OptionError as error:
-        print(f"inprocess wrap: {one_line(str(error))}", file=sys.stderr)
-        return 2
+        return _refused(error)
     words = [given.script, *given.arguments]
     run = program.module(words) if given.module else program.script(words)
-    wrapper(_function(run, os.path.basename(given.script)))()
+    function, ours = wrapper(_function(run, os.path.basename(given.script))), sys.modules["__main__"]
+    try:
+        function()
+    except OptionError as error:
+        if sys.modules["__main__"] is not ours:  # the program has begun, and has an error of its own
+            raise
+        return _refused(error)
     return 0
+
+
+def _refused(error: OptionError) -> int:
+    print(f"inprocess wrap: {one_line(str(error))}", file=sys.stderr)
+    return 2
 
 
 def command(script: str, arguments: Sequence[str], module: bool, given: Iterable[str]) -> list[str]:
@@ -55,7 +67,7 @@ def add_option(parser: Any) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="an option of Wrapper, such as soft_timeout=600 (seconds); may be repeated",
+        help=f"an option of Wrapper, such as {EXAMPLE} (seconds); may be repeated",
     )
 
 
@@ -65,7 +77,7 @@ def options(given: Iterable[str]) -> dict[str, Any]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            raise OptionError(f"--option {text}: write NAME=VALUE, such as --option soft_timeout=600")
+            raise OptionError(f"--option {text}: write NAME=VALUE, such as --option {EXAMPLE}")
         found[name] = _value(value)
     return found
 

@@ -16,8 +16,9 @@ __all__ = ["anew", "first_on_path", "module", "run", "script", "set_first"]
 
 
 def module(arguments: list[str]) -> Callable[[], object]:
-    """What ``python -m`` with these arguments runs, for `run`; sets ``sys.argv``."""
+    """What ``python -m`` with these arguments runs, for `run`; sets ``sys.argv`` and ``sys.path[0]``."""
     sys.argv[:] = ["-m", *arguments[1:]]
+    set_first(os.getcwd())
     return lambda: _as_main(arguments[0], True)
 
 
@@ -47,7 +48,7 @@ def first_on_path(script: str) -> str:
 
 
 def set_first(folder: str) -> None:
-    """In place of the current folder, which ``-m`` and ``-c`` have put there."""
+    """In place of what Python has put there: the current folder with ``-m`` and ``-c``, else that of a command."""
     if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
         sys.path[0] = folder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
@@ -15,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import inprocess
-from inprocess.launcher import arguments
+from inprocess.exception import OptionError
+from inprocess.launcher import arguments, script
 from inprocess.launcher.arguments import GRACE_VARIABLE
 from tests.harness.streams import full
 from tests.launcher.harness import ROOT, WORKER, Hub, Launcher, free_port
@@ -147,7 +149,7 @@ def test_lines_of_all_workers_in_one_file(run: Run, hub: Hub, tmp_path: Path) ->
 
 
 def test_a_standard_output_that_nobody_reads(tmp_path: Path) -> None:
-    """It is in the files."""
+    """It is in the files, and a line says so."""
     script = tmp_path / "script.py"
     script.write_text("print('x' * 20_000)\n")
     options = ["--standalone", "--nproc-per-node", "2", "--run-dir", "none", "--tee", "3", "--log-dir", str(tmp_path)]
@@ -156,6 +158,7 @@ def test_a_standard_output_that_nobody_reads(tmp_path: Path) -> None:
         done = subprocess.run(command, check=False, stdout=stdout, stderr=subprocess.PIPE, timeout=60, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert [path.stat().st_size for path in tmp_path.rglob("stdout.log")] == [20_001] * 2
+    assert f"is not shown, as nobody reads it; all of it is in {tmp_path}/".encode() in done.stderr
 
 
 def test_prefix_of_lines(run: Run, hub: Hub) -> None:
@@ -230,6 +233,25 @@ def test_wrong_durations(
     assert f"inprocess run: {option}={value}: pass a " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("PET_RESTART_POLICY", "minhealthy", "PET_RESTART_POLICY=minhealthy is unknown: did you mean 'min-healthy'?"),
+        ("PET_START_METHOD", "", "PET_START_METHOD= is unknown: pass one of spawn, fork, forkserver"),
+    ],
+)
+def test_a_variable_with_another_value_than_its_option_can_have(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str, message: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        arguments.parse([WORKER])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+    monkeypatch.setenv(name, "any-failed" if name == "PET_RESTART_POLICY" else "fork")
+    arguments.parse([WORKER])
+
+
 def test_an_option_comes_before_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(GRACE_VARIABLE, "abc")
     assert arguments.parse(["--shutdown-timeout", "0", WORKER]).shutdown_timeout == 0
@@ -253,6 +275,15 @@ def test_what_is_missing_is_named_before_workers_start(start: Run, given: list[s
     assert message.format(root=ROOT) in launcher.err
     assert [line.partition(":")[0] for line in launcher.err.splitlines()] == ["inprocess run", "usage", HELP]
     assert launcher.left() == []
+
+
+@pytest.mark.parametrize(("python", "is_there"), [("/no/python", False), ("no-such-python", False), ("sh", True)])
+def test_an_interpreter_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, python: str, is_there: bool) -> None:
+    """Whatever it is to run. It ended with a traceback."""
+    monkeypatch.setenv("PYTHON_EXEC", python)
+    with contextlib.nullcontext() if is_there else pytest.raises(OptionError, match=f"PYTHON_EXEC={python} cannot be"):
+        script.check(arguments.parse(["train_${local_rank}.py"]))
+    script.check(arguments.parse(["--no-python", "sh"]))
 
 
 def test_a_script_that_is_a_folder(start: Run, hub: Hub, tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
 import sys
 import types
 from collections.abc import Callable
@@ -10,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from inprocess.launcher import wrapped
+from inprocess.exception import OptionError
+from inprocess.launcher import arguments, wrapped
+from inprocess.options import Options
 from inprocess.system import program
 from tests.launcher.harness import ROOT, Launcher
 
@@ -81,10 +86,70 @@ def test_wrong_options(start: Start, options: list[str], message: str) -> None:
     assert message in launcher.err.splitlines()[0]
 
 
+def test_the_examples_are_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of the page, of --help, and of the error."""
+    page = (ROOT / "docs/launcher.md").read_text().replace("\\\n", "")
+    commands = re.findall(r"^inprocess run (.*--wrap.*)$", page, re.M)
+    assert len(commands) >= 2
+    for command in commands:
+        assert arguments.parse(shlex.split(command)).wrap
+    with pytest.raises(SystemExit):
+        wrapped.main(["--help"])
+    (shown,) = re.findall(r"such as (\S+) \(seconds\)", " ".join(capsys.readouterr().out.split()))
+    with pytest.raises(OptionError, match=f"such as --option {shown}$"):
+        wrapped.options(["soft_timeout"])
+    assert Options.build(**wrapped.options([shown]))
+
+
 def test_the_script_is_looked_for_before_workers_start(start: Start) -> None:
     launcher = start("--wrap", "tests/launcher/unwraped_script.py")
     assert launcher.finish() == 2
     assert "did you mean 'unwrapped_script.py'?" in launcher.err
+
+
+def test_a_module_in_the_working_directory(tmp_path: Path) -> None:
+    """Also for the command ``inprocess wrap -m``: the first place on its path is the folder of the command."""
+    (tmp_path / "mine_alone.py").write_text("import sys\nprint(sys.argv[1:], sys.path[0])\n")
+    code = "import sys; from inprocess.system import program\nsys.path[0] = '/usr/bin'\n"
+    code += "program.run(program.module(['mine_alone', '--an', 'option']))\n"
+    command, path = [sys.executable, "-c", code], os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert done.stdout == f"['--an', 'option'] {tmp_path}\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({}, "the environment variables RANK and WORLD_SIZE are not set. Start the script with a launcher"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "the environment variable MASTER_ADDR is not set. "),
+    ],
+)
+def test_without_a_launcher(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variables: dict[str, str], message: str
+) -> None:
+    """One line, not ten frames in front of it."""
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "INPROCESS_LAUNCH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert wrapped.main([SCRIPT]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"inprocess wrap: {message}")
+
+
+def test_an_option_error_of_the_program_s_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It has its traceback."""
+    script = tmp_path / "script.py"
+    script.write_text("import inprocess\ninprocess.Wrapper(soft_timeout=0)\n")
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    with pytest.raises(OptionError, match="soft_timeout=0"):
+        wrapped.main(["--option", "enabled=false", str(script)])
 
 
 @pytest.mark.parametrize("is_begun", [False, True])

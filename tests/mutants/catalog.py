@@ -1651,6 +1651,40 @@ INHERITED = (
     ),
 )
 
+pools = _in("launcher/processes.py", "tests/threads/test_launcher_processes.py")
+ENDING = (
+    pools(
+        "slow_readers_are_left",
+        "the launcher ends in the middle of output that somebody reads",
+        " and _Counted.taken == before:",
+        ":",
+    ),
+    pools(
+        "first_signal_kills",
+        "the first signal ends the grace of workers that end for another reason",
+        "> max(before, 1):",
+        "> before:",
+    ),
+    _in("launcher/agent.py", "tests/threads/test_launcher_agent.py")(
+        "killed_late",
+        "a worker is killed as late as the interval",
+        "for at in (slot.doomed, slot.others_until)",
+        "for at in ()",
+    ),
+    ahead(
+        "preload_in_silence",
+        "nobody hears of a module of --preload that cannot be imported",
+        "return one_line(in_words(error), MAX_WHY)",
+        'return ""',
+    ),
+    _in("launcher/warm.py", "tests/unit/test_warm.py")(
+        "kept_by_another_generation",
+        "what the launcher gives others counts as changed by the program",
+        "if self._changed is None:",
+        "if True:",
+    ),
+)
+
 FAILOVER = (
     arbitration(
         "a_minority_is_heard",
@@ -2822,6 +2856,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *LOOP,
     *SIMULATED,
     *INHERITED,
+    *ENDING,
     *FAILOVER,
     *LIVE,
     *WATCHING,

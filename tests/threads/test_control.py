@@ -264,7 +264,7 @@ def test_modules_are_told_where_they_are_wanted(time: Time, monkeypatch: pytest.
     finally:
         server.close()
     assert found is not None and "json" in found.names and "tests" in found.own
-    assert found.changed["TEST_CHANGED"] == "by the program"
+    assert found.environ["TEST_CHANGED"] == "by the program"
 
 
 def test_requests_are_delivered_once(server: ControlServer, worker: Any) -> None:
@@ -544,12 +544,12 @@ def memory(text: str) -> int:
         lambda: memory(""),
         lambda: memory("[]"),
         lambda: memory('{"names": [], "own": []}'),
-        lambda: memory('{"names": "abc", "own": [], "changed": {}}'),
-        lambda: memory('{"names": [1], "own": [], "changed": {}}'),
-        lambda: memory('{"names": [], "own": {}, "changed": {}}'),
-        lambda: memory('{"names": [], "own": [], "changed": {"A": 1}}'),
-        lambda: memory('{"names": [], "own": [], "changed": []}'),
-        lambda: memory(json.dumps({"names": ["a" * 100] * 50_000, "own": [], "changed": {}})),
+        lambda: memory('{"names": "abc", "own": [], "environ": {}}'),
+        lambda: memory('{"names": [1], "own": [], "environ": {}}'),
+        lambda: memory('{"names": [], "own": {}, "environ": {}}'),
+        lambda: memory('{"names": [], "own": [], "environ": {"A": 1}}'),
+        lambda: memory('{"names": [], "own": [], "environ": []}'),
+        lambda: memory(json.dumps({"names": ["a" * 100] * 50_000, "own": [], "environ": {}})),
     ],
 )
 def test_descriptors_that_are_no_modules(server: ControlServer, worker: Any, make: Callable[[], int]) -> None:

@@ -65,6 +65,19 @@ def test_each_failure_is_told_whenever_the_last_worker_ends(looks: list[int]) ->
     assert sorted(result.failures) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("name", ["doomed", "others_until"])
+def test_a_worker_s_time_is_not_over_as_late_as_the_interval(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """With --monitor-interval 30 the SIGKILL after its grace came up to 30 s late, and so did a failure of all."""
+    one = agent([9, 9])
+    one._worker_group.spec.monitor_interval, one._told.due.return_value = 30.0, []
+    monkeypatch.setattr(agent_module.clock, "monotonic", lambda: 100.0)
+    assert one._pause() == 30.0
+    setattr(one._slots[1], name, 104.0)
+    assert one._pause() == 4.0
+    one._slots[1].process = None  # it has ended, and waits for its replacement
+    assert one._pause() == 30.0
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [

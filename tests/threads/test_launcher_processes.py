@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import resource
 import signal
@@ -33,12 +34,6 @@ from inprocess.system import descriptors, procfs
 
 #: the first descriptor that select() does not take
 FIRST = 1024
-
-
-def test_what_shows_the_output_in_torch_2_9() -> None:
-    """One for each stream, where later versions have a list."""
-    assert processes._torchs_tails(SimpleNamespace(_tail_logs=[1, 2, 3])) == [1, 2, 3]
-    assert processes._torchs_tails(SimpleNamespace(_stdout_tail=1, _stderr_tail=2)) == [1, 2]
 
 
 class Sleeper(Process):
@@ -113,6 +108,45 @@ def test_nobody_reads_what_the_workers_have_printed(monkeypatch: pytest.MonkeyPa
     assert processes.all_shown()
 
 
+class Reader:
+    """In place of a thread that shows output: somebody reads a piece each time it is waited for, as often as given."""
+
+    def __init__(self, pieces: int, total: int) -> None:
+        self.pieces, self.total = pieces, total
+
+    def is_alive(self) -> bool:
+        return self.total > 0
+
+    def join(self, timeout: float) -> None:
+        assert timeout == processes.SHOW_LIMIT_S
+        if self.pieces:
+            processes._Counted(io.StringIO()).write("x")
+            self.pieces, self.total = self.pieces - 1, self.total - 1
+
+
+@pytest.mark.parametrize(("pieces", "is_shown"), [(0, False), (7, False), (9, True)])
+def test_output_is_waited_for_as_long_as_somebody_reads_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], pieces: int, is_shown: bool
+) -> None:
+    """However slowly. After two seconds the launcher ended in the middle: the last lines, which say why, were lost."""
+    reader: Any = Reader(pieces, 9)
+    monkeypatch.setattr(processes, "_late", {reader: ("/logs/0/stdout.log", "/logs/0/stderr.log")})
+    assert processes.all_shown() is is_shown
+    if not is_shown:
+        processes.say_cut("why the job has failed")
+        *_, cut, why = capfd.readouterr().err.splitlines()
+        assert cut.endswith("the end of the workers' output is not shown, as nobody reads it; all of it is in /logs/0")
+        assert why == "why the job has failed"
+
+
+def test_a_long_line_is_read_piece_by_piece() -> None:
+    stream, before = io.StringIO(), processes._Counted.taken
+    text = "".join(map(str, range(30_000)))
+    processes._Counted(stream).write(text)
+    assert stream.getvalue() == text
+    assert processes._Counted.taken - before == 3
+
+
 def test_workers_that_do_not_go_have_one_time_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float | None] = []
     with Signals("") as signals:
@@ -121,6 +155,56 @@ def test_workers_that_do_not_go_have_one_time_limit_together(monkeypatch: pytest
             pool._processes[rank] = SimpleNamespace(poll=lambda: Ended(0), close=given.append)  # type: ignore[assignment]
         pool.close()
     assert len(given) == 3 and len(set(given)) == 1
+
+
+class Stubborn:
+    """A process that ends of SIGKILL alone; when that came."""
+
+    def __init__(self, time: list[float]) -> None:
+        self.local_rank, self.pid, self.killed, self._time = 0, 1, 0.0, time
+
+    def poll(self) -> Ended | None:
+        return Ended(-signal.SIGKILL) if self.killed else None
+
+    def send(self, number: signal.Signals) -> None:
+        if number == signal.SIGKILL:
+            self.killed = self._time[0]
+
+    def close(self, deadline: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("before", "come", "killed"),
+    [
+        (1, [], 30),
+        (1, [5], 5),
+        (0, [], 30),
+        (0, [20], 50),
+        (0, [20, 25], 25),
+    ],
+)
+def test_the_first_signal_ends_no_grace(
+    monkeypatch: pytest.MonkeyPatch, before: int, come: list[int], killed: int
+) -> None:
+    """Where no signal is the reason, such as at a restart of all: a worker was killed in the middle of saving."""
+    time = [0.0]
+    monkeypatch.setattr(processes, "clock", SimpleNamespace(monotonic=lambda: time[0]))
+    with Signals("") as signals:
+        pool = WorkerPool(SimpleNamespace(), SimpleNamespace(close=int), signals)  # type: ignore[arg-type]
+        process: Any = Stubborn(time)
+        pool._processes[0] = process
+
+        def wait(seconds: float) -> None:
+            time[0] += seconds
+            if time[0] in come:
+                signals._note(signal.SIGTERM, None)
+
+        monkeypatch.setattr(pool, "wait", wait)
+        for _ in range(before):
+            signals._note(signal.SIGTERM, None)
+        pool.close(timeout=30)
+    assert process.killed == killed
 
 
 def end(code: int) -> None:

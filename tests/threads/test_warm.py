@@ -119,6 +119,17 @@ def test_they_end_while_they_import(begin: Begin, program: str, caplog: pytest.L
     assert not workers._spares
 
 
+def test_a_module_of_preload_that_cannot_be_imported(begin: Begin, caplog: pytest.LogCaptureFixture) -> None:
+    """It is told once, however many warm workers there are. Nobody noticed a wrong name."""
+    why = '{"ready": true, "failed": {"my.modle": "ModuleNotFoundError: No module named my"}}'
+    workers = begin(BEGIN + f"control.send(b'{why}'); control.recv(9)")
+    for _ in range(2):
+        ready(workers)
+        workers.close()
+    told = "--preload my.modle: a warm worker cannot import it: ModuleNotFoundError: No module named my"
+    assert caplog.text.count(told) == 1
+
+
 def test_an_import_that_hangs(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "IMPORT_LIMIT_S", 0.1)
     workers = begin(BEGIN + "control.recv(9)")

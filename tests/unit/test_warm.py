@@ -45,9 +45,6 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("TEST_HOME", "")
     monkeypatch.delenv("TEST_HOME")
-    monkeypatch.setattr(
-        warm_worker, "changed", lambda: {name: os.environ[name] for name in ("TEST_HOME",) if name in os.environ}
-    )
     yield
     for name in SOURCES:
         sys.modules.pop(name, None)
@@ -85,8 +82,10 @@ def test_what_is_not_there_is_passed_over() -> None:
 
 
 def test_the_user_s_own_modules_only_where_they_are_named() -> None:
-    load(plan(preload=("warm_takes", "warm_fails")))
+    failed = load(plan(preload=("warm_takes", "warm_fails", "warm_absent")))
     assert "warm_own" in sys.modules
+    absent = "ModuleNotFoundError: No module named 'warm_absent'"
+    assert failed == {"warm_fails": "KeyError: 'RANK'", "warm_absent": absent}
 
 
 @pytest.mark.parametrize(
@@ -94,6 +93,7 @@ def test_the_user_s_own_modules_only_where_they_are_named() -> None:
     [
         ({}, ["warm_looks", "warm_sets"], []),
         ({"TEST_HOME": "/other"}, ["warm_plain"], []),
+        ({"TEST_HOME": ""}, ["warm_looks"], ["warm_looks"]),
         ({"TEST_HOME": "/other"}, ["warm_looks"], ["warm_looks"]),
         ({"TEST_HOME": "/other"}, ["warm_sets"], ["warm_sets"]),
         ({"TEST_HOME": "/data"}, ["warm_sets"], []),
@@ -195,9 +195,22 @@ def test_whom_a_warm_worker_can_replace(command: tuple[str, ...], runs: bool) ->
 
 def test_what_is_left_out_goes_with_all_below_it() -> None:
     workers = warm.WarmWorkers(1, (), (0, 0))
+    workers._start = ((), {})
     workers._learn({"spoiled": ["torch.odd"]})
     told = modules.Modules(("torch", "torch.odd", "torch.odd.part", "torch.oddly", "odd"), (), {})
     assert workers._plan(told)["names"] == ["torch", "torch.oddly", "odd"]
+
+
+def test_variables_that_the_program_has_changed() -> None:
+    """By what the launcher gave. Where /proc had a title of the process in place of them, all had changed."""
+    workers = warm.WarmWorkers(1, (), (0, 0))
+    given = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "HF_HOME": "/given", "MKL_DEBUG": "1"}
+    workers._start = ((), given)
+    del (found := {**given, "HF_HOME": "/other", "NEW": "", "RANK": "3"})["MKL_DEBUG"]
+    told = modules.Modules((), (), found)
+    for _ in range(2):
+        assert workers._plan(told)["changed"] == {"HF_HOME": "/other", "NEW": "", "MKL_DEBUG": None}
+        workers._start = ((), {**given, "MASTER_PORT": "2"})  # all have been restarted since it told
 
 
 def test_warm_workers_are_given_up(caplog: pytest.LogCaptureFixture) -> None:
