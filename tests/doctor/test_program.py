@@ -78,7 +78,7 @@ def test_nothing_restarts(environ: dict[str, str]) -> None:
     assert all(found[name]["level"] == "problem" and "wire7" in found[name]["what"] for name in NAMES)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_on_a_terminal_until_a_signal(environ: dict[str, str], tmp_path: Path, signum: signal.Signals) -> None:
     """It shows what it does, and leaves nothing."""
     ours, theirs = pty.openpty()
