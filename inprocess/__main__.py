@@ -79,6 +79,9 @@ def _in_one_line(name: str, arguments: list[str]) -> int:
         return 128 + signal.SIGINT
     except OSError as error:
         print(f"inprocess {name}: {shortage(error) or one_line(str(error), 500)}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # what was printed before may be of use
+            if sys.stdout is not None:
+                sys.stdout.flush()
         _discard(sys.stdout)  # it may be full, and is flushed once more as Python ends
         return 2
 

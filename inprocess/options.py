@@ -112,8 +112,8 @@ class Options:
         return None if self.monitor_process_pidfile is None else self.monitor_process_pidfile.format(rank=rank)
 
 
-#: shares of ``heartbeat_timeout``: a host counts as lost at three quarters of it, a monitor that stands still is
-#: replaced after a third. So heartbeats are sent, and ranks looked at, at least so often, whatever the intervals say
+#: shares of ``heartbeat_timeout``: a host counts as lost at three quarters of it, and a monitor that stands still for a
+#: third is replaced. So heartbeats are sent, and ranks looked at, at least so often, whatever the intervals say
 BEAT_SHARE, LOOK_SHARE = 1 / 4, 1 / 8
 #: when a process that comes to a running job is let in
 JOIN = ("now", "next_restart")

@@ -75,7 +75,8 @@ class Wrapper:
         barrier_timeout: the longest wait for the others before and between iterations; 120 s.
         completion_timeout: the longest wait, once this rank returned, for the others to return; 120 s.
         last_call_wait: accepted for compatibility: records are complete without waiting; 0 s.
-        termination_grace_time: between SIGTERM and SIGKILL; 5 s.
+        termination_grace_time: between SIGTERM and SIGKILL; 5 s, at most a quarter of ``barrier_timeout -
+            hard_timeout``.
         monitor_process_logfile: absolute path of the monitor's log (mode 0600), ``{rank}`` is filled in; None: errors
             go to standard error.
         monitor_process_pidfile: absolute path of its pid file, likewise; for ``python -m inprocess.wait_daemon``. A

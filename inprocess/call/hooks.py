@@ -210,8 +210,10 @@ def _takes_two(name: str, fn: object, one: str, two: str, optional: re.Pattern[s
         return True
     if optional is None or len(positional) < 2:
         return False
-    second = positional[1]  # with a default that says what it is without a fault: nothing
-    return not second.default and optional.search(second.name) is not None
+    second = positional[1]
+    # an exception is None where there is none; another default belongs to an option of the user's own
+    is_theirs = optional is _EXCEPTION_NAMES and second.default is not None
+    return optional.search(second.name) is not None and not is_theirs
 
 
 def _shown(fn: Callable[..., Any]) -> str:

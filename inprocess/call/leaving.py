@@ -8,7 +8,7 @@ The handler only notes it. A thread that waits for nothing else then
    has written a last checkpoint; a function that never says where a step ends is not waited for;
 3. interrupts the iteration, as any fault does, so the others restart without this rank.
 
-A call that ends before this rank has left leaves the signal to the next one, which leaves as it begins.
+A call that completes before this rank has left leaves the signal to the next one, which leaves as it begins.
 
 The main thread leaves between two phases: after the function where an iteration is interrupted, whoever interrupted
 it, and before it where there is nothing to wait for. Reserves, and processes that wait to join, leave at once. The
@@ -18,8 +18,10 @@ protocol knows nothing of all this: the rank arrives in the end round and says `
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -52,8 +54,17 @@ NUDGE_EVERY_S = 1.0
 CONNECT_LIMIT_S = 5.0
 
 
-#: the signal that the last call was sent and did not heed any more, and when; none or one
-_unheeded: list[tuple[int, float]] = []
+@dataclass
+class _Unheeded:
+    """The signal that the last call was sent and did not heed any more, and when."""
+
+    #: that it was sent to; 0: there is none
+    pid: int = 0
+    signum: int = 0
+    at: float = 0.0
+
+
+_unheeded = _Unheeded()
 
 
 class LeaveSignals:
@@ -64,6 +75,8 @@ class LeaveSignals:
         self._signals = NotedSignals(options.leave_signals, self._note)
         #: what the function sees; None: nobody has asked
         self.asked: Leaving | None = None
+        #: whether the call before was asked, and has left it to this one
+        self._is_carried = False
         # written by the handler: when it was asked, and whether it was asked again
         self._asked_at, self._is_urgent = 0.0, False
         #: the iteration whose end this rank has explained to the others by now
@@ -79,9 +92,9 @@ class LeaveSignals:
 
     def __enter__(self) -> LeaveSignals:
         self._signals.install()
-        if _unheeded and self._signals.takes_note_of(_unheeded[0][0]):
-            signum, self._asked_at = _unheeded.pop()
-            self.asked = Leaving(signum, self._asked_at + self._grace)
+        if (os.getpid(), True) == (_unheeded.pid, self._signals.takes_note_of(_unheeded.signum)):
+            signum, self._asked_at, _unheeded.pid = _unheeded.signum, _unheeded.at, 0
+            self.asked, self._is_carried = Leaving(signum, self._asked_at + self._grace), True
             self._rouse()
         return self
 
@@ -93,9 +106,9 @@ class LeaveSignals:
         self._rouse()
         if self._thread.ident is not None:
             self._thread.join(CONNECT_LIMIT_S)
-        if self.asked is not None and not isinstance(error, Preempted):
-            log.warning("%s: the call ended before this rank left; the next one leaves as it begins", self._name)
-            _unheeded[:] = [(self.asked.signum, self._asked_at)]
+        if self.asked is not None and kind is None:
+            log.warning("%s: the call completed before this rank left; the next one leaves as it begins", self._name)
+            _unheeded.pid, _unheeded.signum, _unheeded.at = os.getpid(), self.asked.signum, self._asked_at
 
     @property
     def ends_by_sigterm(self) -> bool:
@@ -126,7 +139,8 @@ class LeaveSignals:
         participant, asked = self._participant, self.asked
         if asked is None or participant is None or participant.leaving is not None:
             return
-        idle = participant.phase is Phase.JOIN or participant.stands_by
+        # what the call before has left to this one waits for the others: they would wait for this rank
+        idle = (participant.phase is Phase.JOIN and not self._is_carried) or participant.stands_by
         if idle or participant.phase is Phase.RECHECK or (self._is_due and participant.phase in BEFORE):
             raise Preempted(asked.signum)
 

@@ -210,10 +210,14 @@ class Loop:
     @functools.cached_property
     def _ending(self) -> Ending:
         participant, error = self._participant, self._participant.leaving
-        says_nothing = participant.said_so or participant.agents.thread.stays_out
-        how = "completed" if error is None else "left" if says_nothing else "failed"
+        how = "completed" if error is None else "left" if self._says_nothing else "failed"
         how = how if participant.handover is None else "moved"
         return Ending(how, "" if error is None else in_words(error), how in ("failed", "moved") or participant.quietly)
+
+    @property
+    def _says_nothing(self) -> bool:
+        """The others know that this rank leaves, or it has no part in the job."""
+        return self._participant.said_so or self._participant.agents.thread.stays_out
 
     def _end_parts(self) -> None:
         participant = self._participant
@@ -277,12 +281,14 @@ class Loop:
 
     def _leave(self) -> Event:
         leaving = self._participant.leaving
+        # where the others do not know yet, as in the joining, they wait until the monitor has told them
+        hook = self._user.last_hook if self._says_nothing else self._user.hook
         try:
             if isinstance(leaving, Preempted):
-                self._user.last_hook("on_preemption")
+                hook("on_preemption")
         finally:
             if leaving is not None:
-                self._user.last_hook("terminate")
+                hook("terminate")
         return Event.OK
 
 

@@ -195,7 +195,7 @@ class UserCode:
             participant.state = forks.guarded(hook, participant.state)
 
     def last_hook(self, name: str) -> None:
-        """One that nobody waits for: it may take its time, to copy files, say."""
+        """One for which nobody waits: it may take its time, to copy files, say."""
         board = self._participant.agents.board
         iteration = board.unprotect()
         try:

@@ -77,7 +77,8 @@ def _ended_like_ctrl_c() -> Iterator[list[int]]:
 
     def end(signum: int) -> None:
         came.append(signum)
-        raise KeyboardInterrupt
+        if len(came) == 1:  # the next ones come while it tidies up
+            raise KeyboardInterrupt
 
     signals = NotedSignals((signal.SIGTERM, signal.SIGHUP), end)
     signals.install()

@@ -1,8 +1,9 @@
 """The board: a page of shared memory on which a rank shows its monitor process how it is. No decisions here.
 
-Every slot is one aligned 64-bit integer with one writer: the training process, except for LEASE, WATCHED and ASKED. It
-sets what belongs to an iteration before it sets ITERATION, and the reader looks at ITERATION and PHASE before and after
-its copy: a copy is never half of one iteration and half of the next. The memory has no name on disk (memfd).
+Every slot is one aligned 64-bit integer with one writer: the training process, except for LEASE, WATCHED, ASKED and
+ENDING. It sets what belongs to an iteration before it sets ITERATION, and the reader looks at ITERATION and PHASE
+before and after its copy: a copy is never half of one iteration and half of the next. The memory has no name on disk
+(memfd).
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class MonitorConfig:
     @property
     def grace(self) -> float:
         """Between SIGTERM and SIGKILL for a rank that hangs (seconds): the others wait for it meanwhile."""
-        return min(self.termination_grace_time, (self.barrier_timeout - self.hard_timeout) / 2)
+        return min(self.termination_grace_time, (self.barrier_timeout - self.hard_timeout) / 4)
 
     @property
     def needs_full_torch(self) -> bool:

@@ -136,6 +136,7 @@ def open_log(path: str) -> None:
         os.close(fd)
 
 
+#: the remedy where the other one is a rank of the same job
 SHARED = "Where several ranks are on one host, the path needs {rank}"
 
 
@@ -143,7 +144,8 @@ def write_pidfile(path: str, training_pid: int) -> None:
     """Write this process's id. A file that a dead monitor, or one of the same training process, left is replaced.
 
     Raises:
-        OSError: it cannot be written, names a live process of another job, or holds something else than a process id.
+        OSError: it cannot be written, names a live process of another rank or job, or holds something else than a
+            process id.
     """
     with contextlib.suppress(FileNotFoundError):
         other = pidfile.read(path)

@@ -29,16 +29,16 @@ class HeartbeatTasks:
 
     def within(self, verb: Verb[T]) -> Verb[T]:
         """The same verb, with what is asked done in its pauses."""
-        op = next(verb)
-        while True:
-            try:
+        try:
+            op = next(verb)
+            while True:
                 if isinstance(op, Pause):
                     yield from self._pause(op.seconds)
                     op = next(verb)
                 else:
                     op = verb.send((yield op))
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
     def _pause(self, seconds: float) -> Verb[None]:
         end = clock.monotonic() + seconds

@@ -80,7 +80,7 @@ class Link:
         #: when this member was found off the roster (ns)
         self.removed_at: int | None = None
         limits = (config.soft_timeout, config.hard_timeout, config.heartbeat_timeout)
-        self.limits = policy.Timeouts.of(*limits, config.progress_watchdog_interval)
+        self.limits = policy.Timeouts.of(*limits, config.progress_watchdog_interval, config.barrier_timeout)
         #: when this monitor's last heartbeat that got through in time was begun (s), or None
         self.heartbeat_at: float | None = None
         self._lease, self._lease_is_over = threading.Lock(), False

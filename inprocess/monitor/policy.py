@@ -22,6 +22,7 @@ PACE_S = 0.5
 #: whose limit it was, where it was no option's
 BY_SECTION = "(limit of a section, in place of soft_timeout)"
 MOVED_BY_SECTION = "(hard_timeout, moved by the limit of a section)"
+PATIENCE = "in a section: halfway from hard_timeout to barrier_timeout, for which the others wait"
 
 
 @dataclass
@@ -82,11 +83,21 @@ class Timeouts:
     lease: int
     #: between two questions to the main thread
     pace: int = 0
+    #: within it the others wait for a rank, although it is in a section
+    patience: int = 0
 
     @classmethod
-    def of(cls, soft_timeout: float, hard_timeout: float, heartbeat_timeout: float, pace: float = 0.0) -> Timeouts:
+    def of(
+        cls,
+        soft_timeout: float,
+        hard_timeout: float,
+        heartbeat_timeout: float,
+        pace: float = 0.0,
+        barrier_timeout: float = 0.0,
+    ) -> Timeouts:
         """From seconds; ``pace`` is ``progress_watchdog_interval``."""
-        seconds = (soft_timeout, hard_timeout, LEASE_SHARE * heartbeat_timeout, min(pace, PACE_S))
+        patience = max(hard_timeout, (hard_timeout + barrier_timeout) / 2)  # then there is time to end it
+        seconds = (soft_timeout, hard_timeout, LEASE_SHARE * heartbeat_timeout, min(pace, PACE_S), patience)
         return cls(*(int(each * 1e9) for each in seconds))
 
     def beaten_at(self, lease_until: int | None) -> float | None:
@@ -187,9 +198,9 @@ def _hard(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
         yield moment, _kill(seen, view, f"no progress for {why}")
     if view.interrupted_at is None or _answered(seen, view.iteration) or seen.atomic:
         return
-    # no later, whatever a section says: the others wait for barrier_timeout
-    why = why if hard <= view.limits.hard else f"{_seconds(view.limits.hard)} (hard_timeout)"
-    moment = max(view.interrupted_at, view.atomic_at, view.awake_since) + min(hard, view.limits.hard)
+    if hard > view.limits.patience:
+        hard, why = view.limits.patience, f"{_seconds(view.limits.patience)} ({PATIENCE})"
+    moment = max(view.interrupted_at, view.atomic_at, view.awake_since) + hard
     yield moment, _kill(seen, view, f"asked to leave the function, it did not within {why}")
 
 

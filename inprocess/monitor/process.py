@@ -39,6 +39,8 @@ __all__ = ["MonitorConfig", "MonitorProcess", "reap_lingering"]
 REPLACEMENTS, PER_SECONDS = 5, 60.0
 #: how long it is listened to before the board is looked at again (seconds); what it says wakes at once
 POLL_INTERVAL_S = 0.05
+#: a monitor that stands still for less is left alone (seconds): a new one would take about as long to begin
+SHORTEST_SILENCE_S = 3.0
 #: how long one that was killed may take to end (seconds); after that, later calls reap it
 KILL_WARNING_S = 5.0
 
@@ -123,7 +125,8 @@ class MonitorProcess:
 
         Not the one that serves the store: without it the job ends.
         """
-        return self.config.heartbeat_timeout / 3 if self.config.serve_port is None else math.inf
+        share = max(self.config.heartbeat_timeout / 3, SHORTEST_SILENCE_S)
+        return share if self.config.serve_port is None else math.inf
 
     @property
     def failed(self) -> str | None:

@@ -28,7 +28,7 @@ from inprocess.monitor.endings import codes, how_died
 from inprocess.monitor.files import Files
 from inprocess.monitor.link import Link
 from inprocess.protocol import verbs
-from inprocess.protocol.phases import RUNNING
+from inprocess.protocol.phases import LEAVING, RUNNING
 from inprocess.system import cgroup, clock, descriptors, extensions, observers, procfs
 from inprocess.system.json_lines import Lines, send_now
 from inprocess.system.logs import Position, get_logger, locate
@@ -69,6 +69,7 @@ class Monitor:
         emit("watching", training_pid=config.training_pid)
         self._oom_kills = cgroup.oom_kills()
         self._last = DyingRank(config, board, training)
+        self._board.slots[ENDING] = 0  # an earlier monitor may have died meanwhile
         self._is_process_one = config.training_pid == 1
         self._deadly = config.deadly_signal or int(signal.SIGKILL)
         self._view = policy.View(config.rank, self._link.limits, config.iteration)
@@ -213,16 +214,25 @@ class Monitor:
             self._on_survival()
 
     def _goes_within(self, seconds: float) -> bool:
-        """Whether the process ends, or its main thread leaves the call: SIGTERM may have a handler that does that."""
+        """Whether the process ends, or leaves the call: SIGTERM may have a handler that does that."""
         poll, until = select.poll(), clock.monotonic() + seconds
+        was_leaving = self._board.snapshot().phase in LEAVING
         poll.register(self._training, select.POLLIN)
         poll.register(self._control, select.POLLIN)
-        while said := dict(poll.poll(descriptors.milliseconds(until - clock.monotonic()))):
+        while (left := until - clock.monotonic()) > 0:
+            if self._joined:
+                self._board.slots[WATCHED] = clock.monotonic_ns()
+            said = dict(poll.poll(descriptors.milliseconds(min(left, self._config.monitor_process_interval))))
             if self._training in said:
                 return True
-            if not self._on_control():
+            if said and not self._on_control():
                 poll.unregister(self._control)
             if not self._protecting:
+                return True
+            # the others know; from here on it is watched as any rank that leaves is
+            if not was_leaving and self._board.snapshot().phase in LEAVING:
+                self._board.slots[ENDING] = 0
+                self._view = dataclasses.replace(self._view, killed=False)
                 return True
         return False
 

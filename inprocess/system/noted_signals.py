@@ -6,6 +6,7 @@ to it is no signal to the rank.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -20,6 +21,7 @@ from inprocess.system.procfs import is_handled_outside
 __all__ = ["NotedSignals"]
 
 log = get_logger(__name__)
+_LIBC = ctypes.CDLL(None)
 
 
 class NotedSignals:
@@ -33,6 +35,8 @@ class NotedSignals:
     def __init__(self, signums: Iterable[int], note: Callable[[int], object]) -> None:
         self._signums, self._note = tuple(signums), note
         self._before: dict[int, Any] = {}
+        #: handlers that C code has installed, of which Python does not know
+        self._in_c: dict[int, Any] = {}
         self._process = os.getpid()
 
     def install(self) -> None:
@@ -41,10 +45,12 @@ class NotedSignals:
             return
         for signum in self._signums:
             before = signal.getsignal(signum)
-            if is_handled_outside(signum):
+            if before is None:
                 words = "leave_signals: %s has a handler that is not Python's, and is left to that"
                 log.warning(words, signal_name(signum))
             elif before is not signal.SIG_IGN:
+                if is_handled_outside(signum):
+                    self._in_c[signum] = _action(signum)
                 self._before[signum] = before
                 signal.signal(signum, self._handle)
 
@@ -63,20 +69,32 @@ class NotedSignals:
                 continue  # the program has installed its own since
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signum})
             try:
-                signal.signal(signum, before)
+                self._put_back(signum, before)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        self._before = {}
+        self._before, self._in_c = {}, {}
+
+    def _put_back(self, signum: int, before: Any) -> None:
+        signal.signal(signum, before)
+        if (action := self._in_c.get(signum)) is not None:
+            _LIBC.sigaction(signum, action, None)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         before = self._before.get(signum, signal.SIG_DFL)
         if os.getpid() != self._process:
-            signal.signal(signum, before)
+            self._put_back(signum, before)
             os.kill(os.getpid(), signum)
             return
         self._note(signum)
         if _is_users(before):
             before(signum, frame)
+
+
+def _action(signum: int) -> ctypes.Array[ctypes.c_char]:
+    """The handler of a signal as the C library has it: a ``struct sigaction``, which has 152 bytes on x86-64."""
+    action = ctypes.create_string_buffer(1024)
+    _LIBC.sigaction(signum, None, action)
+    return action
 
 
 def _is_users(handler: Any) -> bool:

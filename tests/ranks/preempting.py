@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -36,7 +37,11 @@ def options(context: Context) -> dict[str, Any]:
             time.sleep(0.01)
         context.emit("warm")
 
-    hooks = {"raises": fail, "slow": warm_up}
+    def long(state: Any) -> None:
+        context.emit("long hook")
+        wait_forever("sleep")
+
+    hooks = {"raises": fail, "slow": warm_up, "long": long}
     given = {
         name: hooks.get(value, value) if isinstance(value, str) else value
         for name, value in context.args.get("options", {}).items()
@@ -87,6 +92,23 @@ def run_calls(context: Context) -> Any:
         done.append(number)
         context.emit("completed")
     return done
+
+
+def run_late(context: Context) -> None:
+    """The last rank comes when there is a file."""
+    if context.rank == 2:
+        while not os.path.exists(context.args["go"]):
+            time.sleep(0.01)
+    else:
+        threading.Thread(target=_tell_when_asked_is_heard, args=(context,), daemon=True).start()
+    context.wrap(_brief)()
+    context.emit("completed")
+
+
+def _tell_when_asked_is_heard(context: Context) -> None:
+    while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        time.sleep(0.001)
+    context.emit("joins")
 
 
 def _brief(context: Context, call: Any) -> None:

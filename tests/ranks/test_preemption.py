@@ -244,6 +244,20 @@ def test_a_signal_at_the_end_of_a_call_is_for_the_next(launch, asked):
     assert all("the next one leaves as it begins" in ranks[rank].log for rank in asked)
 
 
+def test_a_long_hook_of_one_that_leaves_as_it_joins_does_not_hold_the_others_up(launch, tmp_path):
+    """They do not know yet that it leaves, so its monitor ends it."""
+    options = {"on_preemption": "long", "soft_timeout": 1, "hard_timeout": 2, "barrier_timeout": 40}
+    args = {"go": str(tmp_path / "go"), "options": options}
+    run = launch(preempting.run_late, 3, wrapper=preempting.options, args=args)
+    run.wait_event("joins", count=2)
+    run.kill(1, TERM)
+    run.wait_event("long hook")
+    (tmp_path / "go").touch()
+    ranks = run.wait()
+    checks.died(ranks, {1: -signal.SIGKILL})
+    assert [len(rank.of("completed")) for rank in ranks] == [1, 0, 1]
+
+
 def test_nobody_is_asked_by_the_rank_s_own_monitor():
     """Which sends SIGTERM where the program has a handler for it, and the rank does not answer."""
     signals, board = LeaveSignals(Options.build()), Board.create()

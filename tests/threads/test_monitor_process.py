@@ -27,11 +27,12 @@ import pytest
 
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.exception import StoreLost
-from inprocess.monitor.board import Board
+from inprocess.monitor.board import ENDING, Board
 from inprocess.monitor.configuration import MonitorConfig
 from inprocess.monitor.events import Event, Spoken
 from inprocess.monitor.link import Link
 from inprocess.monitor.pidfile import is_monitor
+from inprocess.monitor.process import MonitorProcess
 from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import Arrival, ArrivalKind, Outcome
@@ -378,9 +379,31 @@ def test_one_that_leaves_the_call_when_sigterm_comes_is_not_killed(base: Base, r
     base.end(1, (0, 1))
     assert stuck.answer() is None  # it has heeded the signal
     stuck.monitor_ended(pid)
-    assert stuck.do("answer = board.slots[20]") == 1  # whoever else notes SIGTERM can tell whose it is
+    assert stuck.do(f"answer = board.slots[{ENDING}]") == 1  # whoever else notes SIGTERM can tell whose it is
     reasons = [record.message for record in base.do(verbs.await_next(0)).records]
     assert "left the call: SystemExit: 7" in reasons
+
+
+def test_one_that_leaves_may_take_longer_than_the_grace(base: Base, rank: Make) -> None:
+    """In its `terminate`, say: the others have gone on."""
+    stuck = rank(soft_timeout=0.2, hard_timeout=0.4, termination_grace_time=0.3)
+    stuck.start()
+    base.begin(0, 1)
+    stuck.do("def leave(*_): board.enter(Phase.LEAVE); board.unprotect(); time.sleep(1.5)")
+    stuck.do("signal.signal(signal.SIGTERM, leave)")
+    stuck.enter()
+    stuck.tell("signal.pause()")
+    assert stuck.answer() is None
+    assert stuck.do(f"answer = board.slots[{ENDING}]") == 0
+
+
+def test_a_monitor_that_stands_still_for_moments_is_left_alone() -> None:
+    """A new one would take about as long to begin, and a short lease would be over by then."""
+    for heartbeat_timeout, seconds in ((2.5, 3.0), (30.0, 10.0)):
+        config = MonitorConfig(member=0, roster=(0,), store="", heartbeat_timeout=heartbeat_timeout)
+        board = Board.create()
+        assert MonitorProcess(config, board).silence == seconds
+        board.close()
 
 
 def test_one_that_makes_progress_but_swallows_the_interruption_is_killed(base: Base, rank: Make) -> None:

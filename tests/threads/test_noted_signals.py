@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -103,16 +104,20 @@ def test_in_a_process_that_was_forked_it_is_as_it_was(got: list[int]) -> None:
     assert os.WTERMSIG(status) == NUMBER and got == []
 
 
-def test_one_that_c_code_handles_stays_with_that(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_c_code_handles_is_back_afterwards(got: list[int], tmp_path: Path) -> None:
     """Python does not know of it: to it, the signal has its default."""
-    faulthandler.register(NUMBER)
-    try:
-        assert signal.getsignal(NUMBER) is signal.SIG_DFL
-        signals = NotedSignals((NUMBER,), print)
-        signals.install()
-        assert not signals.takes(NUMBER) and "has a handler that is not Python's" in caplog.text
-        signals.restore()
-        assert procfs.is_handled_outside(NUMBER)
-    finally:
-        faulthandler.unregister(NUMBER)
+    signal.signal(NUMBER, signal.SIG_DFL)
+    with (tmp_path / "stacks").open("w") as file:
+        faulthandler.register(NUMBER, file=file)
+        try:
+            assert signal.getsignal(NUMBER) is signal.SIG_DFL and procfs.is_handled_outside(NUMBER)
+            signals = NotedSignals((NUMBER,), got.append)
+            signals.install()
+            os.kill(os.getpid(), NUMBER)
+            assert got == [NUMBER] and (tmp_path / "stacks").read_text() == ""
+            signals.restore()
+            os.kill(os.getpid(), NUMBER)
+            assert got == [NUMBER] and "most recent call first" in (tmp_path / "stacks").read_text()
+        finally:
+            faulthandler.unregister(NUMBER)
     assert not procfs.is_handled_outside(NUMBER)

@@ -17,6 +17,16 @@ ERROR = ValueError("boom")
 STATE = State(rank=0, world_size=2, initial_rank=0, initial_world_size=2, fn_exception=ERROR).freeze()
 
 
+class _NoTruth:
+    """As a tensor with several elements."""
+
+    def __bool__(self):
+        raise RuntimeError("ambiguous")
+
+
+NO_TRUTH = _NoTruth()
+
+
 class Method:
     def newer(self, state):
         return dataclasses.replace(state, iteration=1)
@@ -59,8 +69,13 @@ def newer_with_a_word(state, error="none"):
     return dataclasses.replace(state, iteration=5)
 
 
-def newer_with_a_list(state, exclude=()):
-    assert exclude == ()
+def newer_with_falsy_words(state, raise_on_error=False, stderr=None):
+    assert (raise_on_error, stderr) == (False, None)
+    return dataclasses.replace(state, iteration=5)
+
+
+def newer_with_a_tensor(state, weights=NO_TRUTH):
+    assert weights is NO_TRUTH
     return dataclasses.replace(state, iteration=5)
 
 
@@ -86,7 +101,8 @@ def with_thawed_state(state):
         (newer_with_a_number, 5),
         (newer_with_a_flag, 5),
         (newer_with_a_word, 5),
-        (newer_with_a_list, 5),
+        (newer_with_falsy_words, 5),
+        (newer_with_a_tensor, 5),
         (functools.partial(with_bound_argument, 6), 6),
         (with_thawed_state, 7),
         (lambda *args: dataclasses.replace(*args, iteration=8), 8),

@@ -250,7 +250,7 @@ def test_a_store_class_of_the_user_may_need_all_of_torch(spec: StoreSpec, full: 
     assert MonitorConfig(member=0, roster=(0,), store=spec.to_json()).needs_full_torch is full
 
 
-@pytest.mark.parametrize(("barrier", "grace"), [(120.0, 5.0), (92.0, 1.0)])
+@pytest.mark.parametrize(("barrier", "grace"), [(120.0, 5.0), (92.0, 0.5)])
 def test_a_rank_that_hangs_is_gone_before_the_others_give_up(barrier: float, grace: float) -> None:
     config = MonitorConfig(member=0, roster=(0,), store="", hard_timeout=90.0, barrier_timeout=barrier)
     assert config.grace == grace

@@ -1,4 +1,4 @@
-"""The monitor's rules, second by second, without a clock. soft 60, hard 90, lease 27 (0.9 * 30)."""
+"""The monitor's rules, second by second, without a clock. soft 60, hard 90, lease 27 (0.9 * 30), barrier 120."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inprocess.monitor.policy import Action, Kill, Report, Snapshot, Timeouts, V
 from inprocess.protocol.phases import Phase
 
 S = 1_000_000_000
-VIEW = View(member=5, limits=Timeouts.of(60, 90, 30), iteration=2)
+VIEW = View(member=5, limits=Timeouts.of(60, 90, 30, barrier_timeout=120), iteration=2)
 RUN = Snapshot(progress=0, iteration=2, phase=Phase.RUN, rank=3)
 
 
@@ -76,8 +76,8 @@ FENCE = "kill unresponsive at once"
         ("no ping, answered", 140, seen(progress=140 * S, ping=50 * S, answered=2), view(interrupted_at=120 * S), []),
         ("no answer", 200, seen(progress=200 * S), view(interrupted_at=110 * S), [HARD]),
         ("no answer yet", 199, seen(progress=199 * S), view(interrupted_at=110 * S), []),
-        ("no answer, longer section", 200, seen(soft_timeout=300 * S), view(interrupted_at=110 * S), [HARD]),
-        ("no answer yet, longer section", 199, seen(soft_timeout=300 * S), view(interrupted_at=110 * S), []),
+        ("no answer, longer section", 215, seen(soft_timeout=300 * S), view(interrupted_at=110 * S), [HARD]),
+        ("no answer yet, longer section", 214, seen(soft_timeout=300 * S), view(interrupted_at=110 * S), []),
         ("no answer, unprotected", 200, seen(progress=0, hang_protection=False), view(interrupted_at=110 * S), [HARD]),
         ("no answer, in atomic()", 300, seen(progress=300 * S, atomic=True), view(interrupted_at=110 * S), []),
         ("no answer, atomic() ended", 300, seen(progress=300 * S), view(interrupted_at=110 * S, atomic_at=250 * S), []),
@@ -173,8 +173,9 @@ def test_records_say_whose_limit_it_was() -> None:
     ):
         kill = policy.decide(90 * S, seen(soft_timeout=5 * S, progress=0 if knows is VIEW else 89 * S), knows)[0]
         assert kill.record.message == f"{begins} (hard_timeout, moved by the limit of a section), in phase 'run'"
-    (kill,) = policy.decide(91 * S, seen(soft_timeout=600 * S), view(interrupted_at=S))
-    assert kill.record.message == "asked to leave the function, it did not within 90 s (hard_timeout), in phase 'run'"
+    (kill,) = policy.decide(106 * S, seen(soft_timeout=600 * S), view(interrupted_at=S))
+    begins = "asked to leave the function, it did not within 105 s (in a section: halfway from hard_timeout to barrier"
+    assert kill.record.message.startswith(begins)
     (report,) = policy.decide(60 * S, seen(soft_timeout=60 * S), VIEW)
     assert "(soft_timeout)" in report.record.message
 
