@@ -17,6 +17,7 @@ import datetime
 import gc
 import io
 import logging
+import math
 import os
 import random
 import statistics
@@ -93,6 +94,11 @@ MORE: Mapping[str, Mapping[str, float]] = {"kept": KEPT_MORE, "ddp": DDP_MORE}
 #: torch's own, of process groups
 TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg", "pg_to_tag")
 
+#: how long a thread that has ended may take to exit (seconds)
+EXITING_S = 1.0
+
+#: how many there were in each sample
+_threads: list[float] = [math.inf]
 _kept: list[BaseException] = []
 _groups: weakref.WeakSet[Any] = weakref.WeakSet()
 _stores: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -119,6 +125,7 @@ def run_kind(context: Context) -> Any:
         gc.enable()
         _base.clear()
         _kept.clear()
+        del _threads[1:]
 
 
 def _body(context: Context, call: Any) -> list[int]:
@@ -302,7 +309,7 @@ def _sample(context: Context, call: Any) -> dict[str, float]:
         numbers |= _own_memory() | _monitor()
     links = [_link(name) for name in os.listdir("/proc/self/fd")]
     numbers |= {
-        "threads": psutil.Process().num_threads(),
+        "threads": _count_threads(),
         "descriptors": len(links),
         "sockets": sum(link.startswith("socket:") for link in links),
     }
@@ -316,6 +323,16 @@ def wait_for_groups() -> None:
     for thread in [*dead_groups.free(), *threading.enumerate()]:  # the MonitorThread frees them, perhaps just now
         if thread.name == FREEING and thread._started.wait(1.0):
             thread.join(1.0)  # where Gloo does not end an operation, that thread waits for its timeout
+
+
+def _count_threads() -> int:
+    """One that has been joined exits a moment later, and for that there is no event: where there are more than in the
+    last sample, look again for a bounded time."""
+    until = time.monotonic() + EXITING_S
+    while (count := psutil.Process().num_threads()) > _threads[-1] and time.monotonic() < until:
+        time.sleep(0.002)
+    _threads.append(count)
+    return count
 
 
 def _link(name: str) -> str:

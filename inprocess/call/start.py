@@ -251,6 +251,7 @@ class Starting:
         participant.membership.apply(decision)
         if not participant.membership.included:
             raise Fenced(f"{participant.who} was declared dead by the others and must not run again")
+        self._tell_for_the_first(decision)
         why = self._why(decision)
         participant.untold.note(participant.membership.iteration, why)
         self._emit(decision, why)
@@ -266,6 +267,17 @@ class Starting:
         participant.store = participant.value = None
         participant.parts.next_iteration()
         participant.agents.board.begin(participant.membership.iteration)
+
+    def _tell_for_the_first(self, decision: Decision) -> None:
+        """Who joins as the first rank knows nothing of restarts before, whose function was not called: the first of the
+        others tells them."""
+        participant = self._participant
+        membership, joined = participant.membership, dict(decision.joined)
+        by_slot = sorted(membership.roster, key=membership.slot_of)
+        if by_slot[0] in joined and (told := participant.untold.tell(participant.job.before)):
+            is_first = membership.member == next(member for member in by_slot if member not in joined)
+            level = logging.WARNING if is_first else logging.DEBUG
+            log.log(level, "%s; the next interruption came before the function was called", told)
 
     def _emit(self, decision: Decision, why: str) -> None:
         """Of each iteration but the first."""

@@ -41,8 +41,11 @@ def test_nothing_is_wrong(environ: dict[str, str]) -> None:
     done = doctor(env=environ)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) <= 24 and lines[-1] == "nothing is wrong here"
-    restarts = [line for line in lines if " ms" in line]
+    if slow := [line for line in lines if line.startswith("WARNING  restart.") and ": the restart took " in line]:
+        assert lines[-1] == f"{len(slow)} warning{'s' * (len(slow) > 1)}"  # other work on the machine slowed it down
+    else:
+        assert len(lines) <= 24 and lines[-1] == "nothing is wrong here"
+    restarts = [line for line in lines if line.endswith(" ms")]
     assert len(restarts) == len(NAMES)
     assert "\r" not in done.stderr  # which is no terminal
 

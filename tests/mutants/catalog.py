@@ -1033,6 +1033,11 @@ LADDER = (
         "            rungs.append(together)\n",
         "            rungs += together\n",
     ),
+    _in("call/start.py", "tests/ranks/test_joining.py::test_a_restart_whose_function_was_not_called_is_told_once")(
+        "a_restart_is_not_told",
+        "the log has no word of a restart before the one with which the first rank has joined",
+        "        self._tell_for_the_first(decision)\n",
+    ),
     _in("call/thread.py", "tests/ranks/test_exceptions.py")(
         "groups_are_never_freed",
         "groups of earlier iterations, with their threads and sockets, stay until the call ends",

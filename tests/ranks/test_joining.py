@@ -187,12 +187,26 @@ def restarts(ranks):
 @pytest.mark.parametrize("victim", [0, 1])
 def test_each_restart_is_told_once(launch, victim):
     """Also where the first rank is one that has just joined: it says what it knows."""
-    ranks = launch(targets.run_full, 3, faults={At(victim, step=1): Kill()}, respawn=1).wait()
-    told = restarts(ranks)
-    assert sorted(told) == list(range(1, ranks[2].value[0] + 1))
-    assert "process died" in told[1]
-    assert f"rank {victim} joins" in told[max(told)]
-    assert "continuing with 3 ranks" in told[max(told)]
+    run = launch(targets.run_full, 3, faults={At(victim, step=1): Kill()})
+    run.wait_event("enter", count=2, iteration=1)
+    run.start_another(victim)
+    told = restarts(run.wait())
+    assert sorted(told) == [1, 2]
+    assert "process died" in told[1] and "continuing with 2 of 3 ranks" in told[1]
+    assert f"rank {victim} joins" in told[2] and "continuing with 3 ranks" in told[2]
+
+
+@pytest.mark.parametrize(("victim", "first"), [(0, 1), (1, 0)])
+def test_a_restart_whose_function_was_not_called_is_told_once(launch, victim, first):
+    """A process joins before the first rank has got there. Where it becomes the first rank, the one that was tells."""
+    held = SlowDown(when=When("never", 1))
+    run = launch(targets.run_full, 3, faults={At(victim, step=1): Kill(), At(first, 1, "initialize"): held})
+    run.wait_event("wait_for")
+    run.start_another(victim)
+    told = restarts(run.wait())
+    assert sorted(told) == [1, 2]
+    assert "process died" in told[1] and f"rank {victim} joins" in told[2]
+    assert "continuing with 3" in told[2]
 
 
 def test_no_active_rank_is_left(launch):
