@@ -10,7 +10,8 @@ from typing import Any
 
 from monarch.actor import ActorError, this_host
 
-from tests.frameworks.monarch_ranks import WORLD_SIZE, Worker
+from tests.frameworks.actor_ranks import WORLD_SIZE
+from tests.frameworks.monarch_ranks import Worker
 
 
 async def main(fault: str, port: int) -> None:

@@ -9,25 +9,9 @@ import sys
 from typing import Any
 
 import ray
-import torch
-import torch.distributed as dist
 
-import inprocess
-from inprocess.initialize import RetryController
-
-WORLD_SIZE, STEPS = 3, 30
-
-
-def train(fault: str, call: inprocess.CallWrapper = None) -> dict[str, Any]:  # type: ignore[assignment]
-    dist.init_process_group("gloo")
-    for step in range(STEPS):
-        call.ping()
-        dist.all_reduce(total := torch.ones(1))
-        if step == 10 and call.iteration == 0 and dist.get_rank() == int(fault[-1]):
-            if not fault.startswith("raise"):
-                os.kill(os.getpid(), 9)
-            raise OSError("injected")
-    return {"iteration": call.iteration, "sum": total.item(), "pid": os.getpid()}
+from tests.frameworks import actor_ranks
+from tests.frameworks.actor_ranks import WORLD_SIZE
 
 
 @ray.remote(num_cpus=1, max_concurrency=1)
@@ -38,11 +22,9 @@ class Worker:
         return os.getpid()
 
     def run(self, rank: int, port: int, fault: str) -> dict[str, Any]:
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(WORLD_SIZE), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        os.environ["INPROCESS_JOB"] = f"ray-{ray.get_runtime_context().get_job_id()}"
-        least = WORLD_SIZE - fault.startswith("lose")
-        wait = RetryController(min_world_size=least, wait_for_replacement=120)
-        return inprocess.Wrapper(initialize=wait)(train)(fault)
+        job = f"ray-{ray.get_runtime_context().get_job_id()}"
+        os.environ.update(actor_ranks.environ_of(rank, port, job))
+        return actor_ranks.run(fault)
 
 
 def main(fault: str, port: int) -> None:
