@@ -95,6 +95,7 @@ class LeaveSignals:
         if (os.getpid(), True) == (_unheeded.pid, self._signals.takes_note_of(_unheeded.signum)):
             signum, self._asked_at, _unheeded.pid = _unheeded.signum, _unheeded.at, 0
             self.asked, self._is_carried = Leaving(signum, self._asked_at + self._grace), True
+            self._is_due = True  # whoever is to leave together has been asked by now
             self._rouse()
         return self
 

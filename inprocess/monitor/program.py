@@ -200,11 +200,12 @@ class Monitor:
                 self._tell_end(record)
                 self._link.report(self._board.snapshot().iteration, record)
                 descriptors.await_readable(self._training, LAST_WORDS_S)
+            was_leaving = self._board.snapshot().phase in LEAVING
             self._board.slots[ENDING] = 1
             self._end_rank(signal.SIGTERM if self._config.ends_by_sigterm else self._deadly)
             if not self._is_process_one:
                 self._tell_end(record)
-            if self._goes_within(self._config.grace):
+            if self._goes_within(self._config.grace, was_leaving):
                 return
         self._end_rank(self._deadly)
         emit("killed", record=record.to_dict(), at_once=True)
@@ -213,10 +214,9 @@ class Monitor:
         if not descriptors.await_readable(self._training, self._config.termination_grace_time):
             self._on_survival()
 
-    def _goes_within(self, seconds: float) -> bool:
+    def _goes_within(self, seconds: float, was_leaving: bool) -> bool:
         """Whether the process ends, or leaves the call: SIGTERM may have a handler that does that."""
         poll, until = select.poll(), clock.monotonic() + seconds
-        was_leaving = self._board.snapshot().phase in LEAVING
         poll.register(self._training, select.POLLIN)
         poll.register(self._control, select.POLLIN)
         while (left := until - clock.monotonic()) > 0:
