@@ -21,9 +21,8 @@ import contextlib
 import os
 import signal
 import threading
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from inprocess.attribution import Interruption, InterruptionRecord
 from inprocess.call.participant import Participant
@@ -54,24 +53,14 @@ NUDGE_EVERY_S = 1.0
 CONNECT_LIMIT_S = 5.0
 
 
-@dataclass
-class _Unheeded:
-    """The signal that the last call was sent and did not heed any more, and when."""
-
-    #: that it was sent to; 0: there is none
-    pid: int = 0
-    signum: int = 0
-    at: float = 0.0
-
-
-_unheeded = _Unheeded()
-
-
 class LeaveSignals:
     """One per call of a wrapped function, around all its loops. A context manager; main thread."""
 
+    #: the process that was asked, the signal, and when, where the last call did not heed it any more
+    _unheeded: ClassVar[tuple[int, int, float] | None] = None
+
     def __init__(self, options: Options) -> None:
-        self._grace = options.leave_grace
+        self._grace, self._signums = options.leave_grace, options.leave_signals
         self._signals = NotedSignals(options.leave_signals, self._note)
         #: what the function sees; None: nobody has asked
         self.asked: Leaving | None = None
@@ -92,11 +81,13 @@ class LeaveSignals:
 
     def __enter__(self) -> LeaveSignals:
         self._signals.install()
-        if (os.getpid(), True) == (_unheeded.pid, self._signals.takes_note_of(_unheeded.signum)):
-            signum, self._asked_at, _unheeded.pid = _unheeded.signum, _unheeded.at, 0
-            self.asked, self._is_carried = Leaving(signum, self._asked_at + self._grace), True
-            self._is_due = True  # whoever is to leave together has been asked by now
-            self._rouse()
+        if (unheeded := LeaveSignals._unheeded) is not None:
+            pid, signum, at = unheeded
+            if pid == os.getpid() and signum in self._signums:  # not in a process that was forked since
+                LeaveSignals._unheeded, self._asked_at = None, at
+                self.asked, self._is_carried = Leaving(signum, at + self._grace), True
+                self._is_due = True  # whoever is to leave together has been asked by now
+                self._rouse()
         return self
 
     def __exit__(
@@ -109,7 +100,7 @@ class LeaveSignals:
             self._thread.join(CONNECT_LIMIT_S)
         if self.asked is not None and kind is None:
             log.warning("%s: the call completed before this rank left; the next one leaves as it begins", self._name)
-            _unheeded.pid, _unheeded.signum, _unheeded.at = os.getpid(), self.asked.signum, self._asked_at
+            LeaveSignals._unheeded = (os.getpid(), self.asked.signum, self._asked_at)
 
     @property
     def ends_by_sigterm(self) -> bool:

@@ -273,10 +273,11 @@ class Starting:
         others tells them."""
         participant = self._participant
         membership, joined = participant.membership, dict(decision.joined)
-        by_slot = sorted(membership.roster, key=membership.slot_of)
-        if by_slot[0] in joined and (told := participant.untold.tell(participant.job.before)):
-            is_first = membership.member == next(member for member in by_slot if member not in joined)
-            level = logging.WARNING if is_first else logging.DEBUG
+        if not joined or min(membership.roster, key=membership.slot_of) not in joined:
+            return
+        if told := participant.untold.tell(participant.job.before):
+            first = min((member for member in membership.roster if member not in joined), key=membership.slot_of)
+            level = logging.WARNING if membership.member == first else logging.DEBUG
             log.log(level, "%s; the next interruption came before the function was called", told)
 
     def _emit(self, decision: Decision, why: str) -> None:

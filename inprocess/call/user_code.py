@@ -196,12 +196,8 @@ class UserCode:
 
     def last_hook(self, name: str) -> None:
         """One for which nobody waits: it may take its time, to copy files, say."""
-        board = self._participant.agents.board
-        iteration = board.unprotect()
-        try:
+        with self._participant.call.disable_hang_protection():
             self.hook(name)
-        finally:
-            board.protect(iteration)
 
     def abort(self, iteration: int) -> None:
         """End waits on the iteration's own store, then the abort hook; in the MonitorThread.

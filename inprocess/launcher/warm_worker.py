@@ -161,7 +161,7 @@ def load(plan: dict[str, Any]) -> dict[str, str]:
                 spoiled.add(name)
                 foreign = now
     # not looked at as those above: the user knows what they do
-    whys = {name: why_not_imported(name) for name in plan["preload"]}
+    failed = {name: one_line(in_words(error), MAX_WHY) for name in plan["preload"] if (error := failure(name))}
     chosen = {name for name in told if name not in specific and os.environ.get(name) != told[name]}
     read = (*COMPILED, DRIVER) if driver_runs() else COMPILED
     if early := sorted(name for name in chosen if name.startswith(read)):
@@ -171,7 +171,7 @@ def load(plan: dict[str, Any]) -> dict[str, str]:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         raise Unfit("a module initializes CUDA while it is imported")
-    return dict([(name, why) for name, why in whys.items() if why][:MAX_FAILED])
+    return dict([*failed.items()][:MAX_FAILED])
 
 
 def driver_runs() -> bool:
@@ -185,22 +185,19 @@ def driver_runs() -> bool:
 
 def imports(name: str) -> bool:
     """Import a module; False: it failed half way, and may have left parts."""
-    try:
-        importlib.import_module(name)
-    except ModuleNotFoundError as error:
+    error = failure(name)
+    if isinstance(error, ModuleNotFoundError):
         return error.name is not None and f"{name}.".startswith(f"{error.name}.")
-    except (Exception, SystemExit):
-        return False
-    return True
+    return error is None
 
 
-def why_not_imported(name: str) -> str:
-    """Import a module; in one line why that cannot be, empty where it can."""
+def failure(name: str) -> BaseException | None:
+    """Import a module; what it raises, None where it can be imported."""
     try:
         importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        return one_line(in_words(error), MAX_WHY)
-    return ""
+        return error
+    return None
 
 
 def become_worker(control: socket.socket, score: str | None) -> None:

@@ -136,10 +136,6 @@ def open_log(path: str) -> None:
         os.close(fd)
 
 
-#: the remedy where the other one is a rank of the same job
-SHARED = "Where several ranks are on one host, the path needs {rank}"
-
-
 def write_pidfile(path: str, training_pid: int) -> None:
     """Write this process's id. A file that a dead monitor, or one of the same training process, left is replaced.
 
@@ -150,7 +146,10 @@ def write_pidfile(path: str, training_pid: int) -> None:
     with contextlib.suppress(FileNotFoundError):
         other = pidfile.read(path)
         if other is not None and _is_foreign(other, training_pid):
-            raise FileExistsError(f"{path} names process {other}, which is alive and of another rank or job. {SHARED}")
+            raise FileExistsError(
+                f"{path} names process {other}, which is alive and of another rank or job. Where several ranks are on "
+                "one host, the path needs {rank}"
+            )
         os.unlink(path)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

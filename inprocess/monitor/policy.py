@@ -22,7 +22,7 @@ PACE_S = 0.5
 #: whose limit it was, where it was no option's
 BY_SECTION = "(limit of a section, in place of soft_timeout)"
 MOVED_BY_SECTION = "(hard_timeout, moved by the limit of a section)"
-PATIENCE = "in a section: halfway from hard_timeout to barrier_timeout, for which the others wait"
+IN_SECTION = "(in a section: halfway from hard_timeout to barrier_timeout, for which the others wait)"
 
 
 @dataclass
@@ -199,7 +199,7 @@ def _hard(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
     if view.interrupted_at is None or _answered(seen, view.iteration) or seen.atomic:
         return
     if hard > view.limits.patience:
-        hard, why = view.limits.patience, f"{_seconds(view.limits.patience)} ({PATIENCE})"
+        hard, why = view.limits.patience, f"{_seconds(view.limits.patience)} {IN_SECTION}"
     moment = max(view.interrupted_at, view.atomic_at, view.awake_since) + hard
     yield moment, _kill(seen, view, f"asked to leave the function, it did not within {why}")
 

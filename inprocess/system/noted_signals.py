@@ -58,10 +58,6 @@ class NotedSignals:
         """Whether it would have ended the process, and does not."""
         return signum in self._before and not _is_users(self._before[signum])
 
-    def takes_note_of(self, signum: int) -> bool:
-        """Whether it is one of those that are noted now."""
-        return signum in self._before
-
     def restore(self) -> None:
         """Put the previous handlers back. A signal that came just now is theirs."""
         for signum, before in self._before.items():

@@ -1679,8 +1679,8 @@ ENDING = (
     ahead(
         "preload_in_silence",
         "nobody hears of a module of --preload that cannot be imported",
-        "return one_line(in_words(error), MAX_WHY)",
-        'return ""',
+        "return dict([*failed.items()][:MAX_FAILED])",
+        "return {}",
     ),
     _in("launcher/warm.py", "tests/unit/test_warm.py")(
         "kept_by_another_generation",
