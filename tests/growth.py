@@ -41,7 +41,7 @@ from inprocess import events
 from inprocess.collectives.background import FREEING
 from inprocess.collectives.dead_groups import dead_groups
 from inprocess.events import Event
-from inprocess.testing import leaks
+from inprocess.testing import forked_monitor, leaks
 from inprocess.testing.server import become_subreaper
 from tests.harness import Run, start_server
 from tests.harness.child import Context
@@ -119,6 +119,7 @@ def run_kind(context: Context) -> Any:
     if context.args["kind"] in BACKENDS:
         _register()
     gc.unfreeze()  # the server that forks ranks has frozen what it imported; a user's program has not
+    forked_monitor.forget()  # each page of its rank that it writes to would count; a user's monitor is a program
     try:
         return context.wrap(_body, max_repeats=None)()
     finally:
