@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -131,7 +132,7 @@ _GONE = frozenset(
     }
 )
 #: what a rank sees of another one's failure: Gloo, NCCL, the iteration's store
-_ECHOES = ("connection closed by peer", "connection reset by peer", "remote process exited", "ncclremoteerror")
+_ECHO = re.compile("connection closed by peer|connection reset by peer|remote process exited|ncclremoteerror", re.I)
 SHORT = 100  # characters of a message in a summary
 
 
@@ -236,7 +237,7 @@ def is_echo(record: InterruptionRecord) -> bool:
 
     A connection that was closed in `multiprocessing` led to a process of the rank's own, such as a DataLoader's worker.
     """
-    return "/multiprocessing/" not in record.where and any(echo in record.message.lower() for echo in _ECHOES)
+    return "/multiprocessing/" not in record.where and _ECHO.search(record.message) is not None
 
 
 def is_error(record: InterruptionRecord) -> bool:

@@ -104,7 +104,8 @@ class Loop:
         }
         if (instrument := extensions.first("Instrument")) is not None:
             self._steps = instrument.begin(participant, self._steps)
-        self._history: deque[str] = deque(maxlen=HISTORY)
+        #: iteration, phase, event
+        self._history: deque[tuple[int, Phase, str]] = deque(maxlen=HISTORY)
 
     @property
     def handover(self) -> Handover | None:
@@ -134,14 +135,12 @@ class Loop:
         participant.parts.call_begins(self._context())
         participant.agents.open()
         self._leave_signals.begin(participant)
-        event = None
+        after = ""
         while participant.phase is not Phase.OUT:
             participant.agents.board.enter(participant.phase)
-            emit("phase", after="" if event is None else event.value)
+            emit("phase", after=after)
             event = self._step()
-            self._history.append(
-                f"iteration {participant.membership.iteration}: {participant.phase.value}: {event.value}"
-            )
+            self._history.append((participant.membership.iteration, participant.phase, after := event.value))
             participant.phase = next_phase(participant.phase, event)
 
     def _context(self) -> CallContext:
@@ -167,7 +166,9 @@ class Loop:
         error, self._participant.leaving = self._participant.leaving, None
         assert error is not None
         if isinstance(error, RestartError):
-            error.history = tuple(self._history)
+            error.history = tuple(
+                f"iteration {iteration}: {phase.value}: {event}" for iteration, phase, event in self._history
+            )
         try:
             raise error
         finally:

@@ -107,5 +107,5 @@ def unfinished() -> bool:
 
 def is_making() -> bool:
     """Whether a thread is inside torch's functions that make groups."""
-    codes = (frame.f_code for _, frame in running_frames())
-    return any(code.co_name in _MAKERS and code.co_filename.endswith("distributed_c10d.py") for code in codes)
+    makers = (frame.f_code for _, frame in running_frames() if frame.f_code.co_name in _MAKERS)
+    return any(code.co_filename.endswith("distributed_c10d.py") for code in makers)

@@ -10,11 +10,10 @@ Not reached: a server that accepts the connection and never answers, for which t
 
 from __future__ import annotations
 
-import datetime
 import functools
-import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from torch._C import _distributed_c10d as bindings
@@ -27,23 +26,10 @@ __all__ = ["StoreClients", "store_clients"]
 #: before it tries again (1.2 to 1.5 s seen)
 PART, RESERVE_S, LEAST_PART = 0.9, 2.0, 0.5
 #: torch's default, where no timeout is given (2.9 to 2.15)
-DEFAULT = datetime.timedelta(seconds=300)
+DEFAULT = timedelta(seconds=300)
 
 
-def _parameters(
-    self: Any,
-    host_name: str,
-    port: int,
-    world_size: int | None = None,
-    is_master: bool = False,
-    timeout: datetime.timedelta = DEFAULT,
-    *args: Any,
-    **kwargs: Any,
-) -> None:
-    """As torch's constructor has them."""
-
-
-_SIGNATURE = inspect.signature(_parameters)
+Head = tuple[Any, str, int, int | None, bool]
 
 
 class StoreClients:
@@ -72,28 +58,31 @@ class StoreClients:
 def _make(patience: Callable[[], float | None], original: Method, *args: Any, **kwargs: Any) -> None:
     # no other thread's standstill ends the rank; of these are most of this library's own connections
     allowed = patience() if threading.current_thread() is threading.main_thread() else None
-    given = None if allowed is None else _bound(args, kwargs)
-    if allowed is None or given is None:
-        original(*args, **kwargs)
-        return
-    wanted = given.arguments["timeout"]
-    limit = datetime.timedelta(seconds=max(LEAST_PART * allowed, PART * allowed - RESERVE_S))
-    if not isinstance(wanted, datetime.timedelta) or wanted <= limit:
-        original(*args, **kwargs)
-        return
-    given.arguments["timeout"] = limit
-    original(*given.args, **given.kwargs)
-    given.arguments["self"].set_timeout(wanted)
-
-
-def _bound(args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments | None:
-    """The arguments by name; None: torch is to say what is wrong with them."""
     try:
-        given = _SIGNATURE.bind(*args, **kwargs)
-    except TypeError:
-        return None
-    given.apply_defaults()
-    return given
+        head, wanted, rest, others = _sorted(*args, **kwargs)
+    except TypeError:  # torch is to say what is wrong with them
+        original(*args, **kwargs)
+        return
+    limit = None if allowed is None else timedelta(seconds=max(LEAST_PART * allowed, PART * allowed - RESERVE_S))
+    if limit is None or not isinstance(wanted, timedelta) or wanted <= limit:
+        original(*args, **kwargs)
+        return
+    original(*head, limit, *rest, **others)
+    head[0].set_timeout(wanted)
+
+
+def _sorted(
+    self: Any,
+    host_name: str,
+    port: int,
+    world_size: int | None = None,
+    is_master: bool = False,
+    timeout: timedelta = DEFAULT,
+    *rest: Any,
+    **others: Any,
+) -> tuple[Head, timedelta, tuple[Any, ...], dict[str, Any]]:
+    """The arguments of torch's constructor: what comes before the time-out, that, and what comes after it."""
+    return (self, host_name, port, world_size, is_master), timeout, rest, others
 
 
 #: one per process; `call.parts` begins and ends it

@@ -120,8 +120,9 @@ def codes(functions: Sequence[tuple[str, str]]) -> frozenset[int]:
     """The identities of their code; a version that has them elsewhere is interrupted there as anywhere."""
     found = set[int]()
     for module, name in functions:
-        with contextlib.suppress(AttributeError):
-            found.add(id(operator.attrgetter(name)(sys.modules.get(module)).__code__))
+        if (loaded := sys.modules.get(module)) is not None:  # else an exception each, on the way of each restart
+            with contextlib.suppress(AttributeError):
+                found.add(id(operator.attrgetter(name)(loaded).__code__))
     return frozenset(found)
 
 

@@ -45,6 +45,9 @@ __all__ = ["Gate", "Interrupted", "Outcome", "Raised", "Returned"]
 #: seconds between two signals while none has been answered: the first, doubled up to the longest
 FIRST_PAUSE_S = 0.002
 MAX_PAUSE_S = 0.05
+#: seconds that the function has to unwind, and to free what it had, before `release` is called: that takes 1 ms of
+#: processor time, with the interpreter lock
+UNWINDING_S = 0.01
 #: seconds for which the main thread waits for the abort at most
 PARK = 0.05
 #: seconds for which code of the standard library that takes a lock, or waits for a child, is left alone; and a
@@ -333,17 +336,24 @@ class Gate:
             sent = True
             if self.left.wait(pause):
                 return False
+            if not self._is_armed():
+                break
             release()
             # in a loop that does little else, most signals find it there
             pause = FIRST_PAUSE_S if self._at_lock else min(2 * pause, MAX_PAUSE_S)
             if self._armed and not reported and clock.monotonic() - begin > retry_after:
                 reported = True
                 self._interrupter.report_unanswered(retry_after)
+        pause = max(pause, UNWINDING_S)
         while not self._dropped and (remaining := self._raised_at + retry_after - clock.monotonic()) > 0:
             if self.left.wait(min(pause, remaining)):
                 return False
             release()
         return not self.left.is_set()
+
+    def _is_armed(self) -> bool:
+        """Whether the handler is still to raise, which it may do at any moment."""
+        return self._armed
 
     @contextlib.contextmanager
     def _watching_unraisable(self) -> Iterator[None]:

@@ -50,6 +50,7 @@ from torch.multiprocessing import reductions
 
 from inprocess.exception import InternalError, OptionError, RankShouldRestart, RestartAbort, RestartError
 from inprocess.interrupt import frames, judging, signals
+from inprocess.interrupt import gate as gate_module
 from inprocess.interrupt.gate import (
     IMPORT_PATIENCE,
     LOSS_PATIENCE,
@@ -82,21 +83,27 @@ def eager() -> Iterator[None]:
 class Monitor(threading.Thread):
     """Interrupts a gate as soon as `go` is set."""
 
-    def __init__(self, gate: Gate, retry_after: float = 1.0) -> None:
+    def __init__(self, gate: Gate, retry_after: float = 1.0, release: Callable[[], object] = lambda: None) -> None:
         super().__init__(name="monitor")
-        self.gate, self.retry_after, self.go = gate, retry_after, threading.Event()
+        self.gate, self.retry_after, self.release, self.go = gate, retry_after, release, threading.Event()
         self.asked_at = math.inf
 
     def run(self) -> None:
         self.go.wait()
         self.asked_at = time.monotonic()
         self.gate.close_for_abort()
-        self.gate.interrupt_until_left(self.retry_after)
+        self.gate.interrupt_until_left(self.retry_after, self.release)
 
 
-def run_interrupted(gate: Gate, fn: Callable[[Go], object], retry_after: float = 1.0, show: bool = True) -> Outcome:
+def run_interrupted(
+    gate: Gate,
+    fn: Callable[[Go], object],
+    retry_after: float = 1.0,
+    show: bool = True,
+    release: Callable[[], object] = lambda: None,
+) -> Outcome:
     """Run ``fn(go)``, interrupting it when it calls ``go()``; returns only after the monitor has ended, too."""
-    monitor = Monitor(gate, retry_after)
+    monitor = Monitor(gate, retry_after, release)
     monitor.start()
     try:
         outcome = gate.run(fn, (monitor.go.set,))
@@ -457,6 +464,41 @@ def test_finally_blocks_have_time(gate: Gate) -> None:
 
     assert run_interrupted(gate, fn) == Interrupted()
     assert len(done) == 1000
+
+
+def test_nothing_is_released_while_the_function_unwinds(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take the interpreter lock from what frees a model, for 1 ms each time."""
+    monkeypatch.setattr(gate_module, "FIRST_PAUSE_S", 0.2)
+    monkeypatch.setattr(gate_module, "UNWINDING_S", CEILING)
+    released: list[None] = []
+    before: list[int] = []
+
+    def fn(go: Go) -> None:
+        try:
+            go()
+            spin()
+        finally:
+            before.append(len(released))
+            time.sleep(0.5)
+
+    assert run_interrupted(gate, fn, retry_after=CEILING, release=lambda: released.append(None)) == Interrupted()
+    assert before == [len(released)]
+
+
+def test_a_clean_up_that_waits_is_released(gate: Gate) -> None:
+    lock = threading.Lock()
+
+    def fn(go: Go) -> None:
+        try:
+            go()
+            spin()
+        finally:
+            lock.acquire()
+            lock.acquire()  # until it is released
+
+    assert (
+        run_interrupted(gate, fn, retry_after=60.0, release=lambda: lock.locked() and lock.release()) == Interrupted()
+    )
 
 
 def test_ctrl_c_passes_as_the_users(gate: Gate) -> None:
