@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from inprocess.events import files
+from inprocess.testing import forked_monitor
 from inprocess.testing.faults import FOREVER, Fault
 from tests.harness import faults
 from tests.harness.child import Context
@@ -273,7 +274,11 @@ class Greed(Fault):
 
 @dataclass(frozen=True)
 class InCgroup:
-    """Moves one rank, and its monitor with it, into a memory cgroup."""
+    """Moves one rank, and its monitor with it, into a memory cgroup.
+
+    The monitor is a program, as outside tests. One that is forked copies each page of its rank that it writes to, also
+    when that has begun to end and its memory is not yet free: the kernel ended both, 19 ms apart.
+    """
 
     path: str
     rank: int
@@ -281,6 +286,7 @@ class InCgroup:
     def __call__(self, rank: int) -> None:
         if rank == self.rank:
             Path(self.path, "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+            forked_monitor.prepare = list
 
 
 _comes_back = threading.Event()
