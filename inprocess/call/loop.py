@@ -140,7 +140,8 @@ class Loop:
             participant.agents.board.enter(participant.phase)
             emit("phase", after=after)
             event = self._step()
-            self._history.append((participant.membership.iteration, participant.phase, after := event.value))
+            after = event.value
+            self._history.append((participant.membership.iteration, participant.phase, after))
             participant.phase = next_phase(participant.phase, event)
 
     def _context(self) -> CallContext:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from inprocess.system.interpreter import running_frames
+from inprocess.system.interpreter import is_inside
 from inprocess.system.logs import get_logger, once
 
 log = get_logger(__name__)
@@ -107,5 +107,4 @@ def unfinished() -> bool:
 
 def is_making() -> bool:
     """Whether a thread is inside torch's functions that make groups."""
-    makers = (frame.f_code for _, frame in running_frames() if frame.f_code.co_name in _MAKERS)
-    return any(code.co_filename.endswith("distributed_c10d.py") for code in makers)
+    return is_inside(_MAKERS, "distributed_c10d.py")

@@ -33,7 +33,7 @@ import torch.distributed as dist
 
 from inprocess.collectives import groups
 from inprocess.system import clock, private_folder
-from inprocess.system.interpreter import running_frames
+from inprocess.system.interpreter import is_inside
 from inprocess.system.logs import get_logger
 
 log = get_logger(__name__)
@@ -265,8 +265,7 @@ def _refuse() -> None:
 
 def _is_replaying() -> bool:
     """Whether a thread is inside ``replay``; also one that was parked there, by a signal handler further up."""
-    codes = (frame.f_code for _, frame in running_frames())
-    return any(code.co_name == "replay" and code.co_filename.endswith("graphs.py") for code in codes)
+    return is_inside(("replay",), "graphs.py")
 
 
 # --- flight recorder ----------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ Not reached: a server that accepts the connection and never answers, for which t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable
@@ -27,9 +28,6 @@ __all__ = ["StoreClients", "store_clients"]
 PART, RESERVE_S, LEAST_PART = 0.9, 2.0, 0.5
 #: torch's default, where no timeout is given (2.9 to 2.15)
 DEFAULT = timedelta(seconds=300)
-
-
-Head = tuple[Any, str, int, int | None, bool]
 
 
 class StoreClients:
@@ -58,31 +56,30 @@ class StoreClients:
 def _make(patience: Callable[[], float | None], original: Method, *args: Any, **kwargs: Any) -> None:
     # no other thread's standstill ends the rank; of these are most of this library's own connections
     allowed = patience() if threading.current_thread() is threading.main_thread() else None
-    try:
-        head, wanted, rest, others = _sorted(*args, **kwargs)
-    except TypeError:  # torch is to say what is wrong with them
-        original(*args, **kwargs)
-        return
     limit = None if allowed is None else timedelta(seconds=max(LEAST_PART * allowed, PART * allowed - RESERVE_S))
+    wanted = None
+    if limit is not None:
+        with contextlib.suppress(TypeError):  # torch is to say what is wrong with them
+            before, wanted, after, others = _around_timeout(*args, **kwargs)
     if limit is None or not isinstance(wanted, timedelta) or wanted <= limit:
         original(*args, **kwargs)
         return
-    original(*head, limit, *rest, **others)
-    head[0].set_timeout(wanted)
+    original(*before, limit, *after, **others)
+    before[0].set_timeout(wanted)
 
 
-def _sorted(
+def _around_timeout(
     self: Any,
     host_name: str,
     port: int,
     world_size: int | None = None,
     is_master: bool = False,
     timeout: timedelta = DEFAULT,
-    *rest: Any,
-    **others: Any,
-) -> tuple[Head, timedelta, tuple[Any, ...], dict[str, Any]]:
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[tuple[Any, ...], timedelta, tuple[Any, ...], dict[str, Any]]:
     """The arguments of torch's constructor: what comes before the time-out, that, and what comes after it."""
-    return (self, host_name, port, world_size, is_master), timeout, rest, others
+    return (self, host_name, port, world_size, is_master), timeout, args, kwargs
 
 
 #: one per process; `call.parts` begins and ends it

@@ -330,7 +330,7 @@ class Gate:
         """Send until the handler has raised, then wait for the function to be left. True: it was swallowed."""
         begin = clock.monotonic()
         pause, sent, reported = FIRST_PAUSE_S, False, False
-        while self._armed:
+        while self._is_armed():
             self._at_lock = False
             self._interrupter.send(again=sent)
             sent = True
@@ -341,7 +341,7 @@ class Gate:
             release()
             # in a loop that does little else, most signals find it there
             pause = FIRST_PAUSE_S if self._at_lock else min(2 * pause, MAX_PAUSE_S)
-            if self._armed and not reported and clock.monotonic() - begin > retry_after:
+            if self._is_armed() and not reported and clock.monotonic() - begin > retry_after:
                 reported = True
                 self._interrupter.report_unanswered(retry_after)
         pause = max(pause, UNWINDING_S)

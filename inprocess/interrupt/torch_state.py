@@ -133,7 +133,7 @@ def _keys() -> tuple[Any, Any]:
 
 
 def _autograd() -> tuple[bool, ...]:
-    return (torch.is_grad_enabled(), *[getattr(_C, f"_is_{name}_enabled")() for name in _AUTOGRAD[1:]])
+    return (torch.is_grad_enabled(), *(getattr(_C, f"_is_{name}_enabled")() for name in _AUTOGRAD[1:]))
 
 
 #: modes of autograd, as in the names of what reads and sets them

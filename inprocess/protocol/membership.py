@@ -60,7 +60,7 @@ class Membership:
     @property
     def slot(self) -> int:
         """This member's slot."""
-        return self.slots.get(self.member, self.member)
+        return self.slot_of(self.member)
 
     def slot_of(self, member: int) -> int:
         """The rank that a member has while everybody is there."""

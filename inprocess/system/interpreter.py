@@ -16,7 +16,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import FrameType
 from typing import TypeVar
 
@@ -60,6 +60,12 @@ def running_frames() -> Iterator[tuple[int, FrameType]]:
         while frame is not None:
             yield thread, frame
             frame = frame.f_back
+
+
+def is_inside(names: Collection[str], file: str) -> bool:
+    """Whether a thread is inside a function of one of these names, in a file whose path ends so."""
+    codes = (frame.f_code for _, frame in running_frames() if frame.f_code.co_name in names)
+    return any(code.co_filename.endswith(file) for code in codes)
 
 
 class Interpreter:

@@ -59,6 +59,10 @@ class Samples(Dataset[torch.Tensor]):
 
 def run(context: Context) -> Any:
     handler = signal.getsignal(signal.SIGCHLD)
+    if isinstance(context.spec.place, InCgroup):
+        # one that is forked copies each page of its rank that it writes to, also where there is no memory left: the
+        # kernel ended both
+        forked_monitor.forget()
     try:
         return context.wrap(CLEAN_UPS[context.args.get("clean_up", "none")])()
     finally:
@@ -274,11 +278,7 @@ class Greed(Fault):
 
 @dataclass(frozen=True)
 class InCgroup:
-    """Moves one rank, and its monitor with it, into a memory cgroup.
-
-    The monitor is a program, as outside tests. One that is forked copies each page of its rank that it writes to, also
-    when that has begun to end and its memory is not yet free: the kernel ended both, 19 ms apart.
-    """
+    """Moves one rank, and its monitor with it, into a memory cgroup."""
 
     path: str
     rank: int
@@ -286,7 +286,6 @@ class InCgroup:
     def __call__(self, rank: int) -> None:
         if rank == self.rank:
             Path(self.path, "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
-            forked_monitor.prepare = list
 
 
 _comes_back = threading.Event()

@@ -472,6 +472,14 @@ def test_nothing_is_released_while_the_function_unwinds(gate: Gate, monkeypatch:
     monkeypatch.setattr(gate_module, "UNWINDING_S", CEILING)
     released: list[None] = []
     before: list[int] = []
+    raised, wait = threading.Event(), gate.left.wait
+
+    def note(timeout: float = -1) -> bool:
+        if timeout > gate_module.FIRST_PAUSE_S:
+            raised.set()
+        return wait(timeout)
+
+    monkeypatch.setattr(gate.left, "wait", note)
 
     def fn(go: Go) -> None:
         try:
@@ -479,7 +487,7 @@ def test_nothing_is_released_while_the_function_unwinds(gate: Gate, monkeypatch:
             spin()
         finally:
             before.append(len(released))
-            time.sleep(0.5)
+            raised.wait(CEILING)  # the monitor has seen that the handler raised, and waits once more
 
     assert run_interrupted(gate, fn, retry_after=CEILING, release=lambda: released.append(None)) == Interrupted()
     assert before == [len(released)]
