@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import socket
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from inprocess.testing.ports import ReservedPort
 from tests.harness.child import Context
 
 from . import targets
@@ -109,16 +111,20 @@ def _beside(context: Context, call: Any) -> Any:
     rank, size = targets.place_in_world()
     dist.init_process_group("gloo", timeout=targets.LONG)
     address, values, served = _address(), [], []
-    for number in range(2):
-        if rank == 0:
-            store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False, multi_tenant=True)
-            call.store.set(f"port {number}", str(store.port))
-            served += [store] if context.args["is_served"] else []
-            del store
-        group = _made_beside(f"engines {number}", int(call.store.get(f"port {number}")), as_engine=rank == size - 1)
-        value = torch.ones(1)
-        group.allreduce([value]).wait()
-        values.append(int(value))
+    with contextlib.ExitStack() as until_over:
+        for number in range(2):
+            if rank == 0:
+                port = until_over.enter_context(ReservedPort()).number
+                # torch makes another object for the same server, where there is one
+                if context.args["is_served"]:
+                    store = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False, multi_tenant=True)
+                    served.append(store)
+                call.store.set(f"port {number}", str(port))
+            port = int(call.store.get(f"port {number}"))
+            group = _made_beside(f"engines {number}", port, as_engine=rank == size - 1)
+            value = torch.ones(1)
+            group.allreduce([value]).wait()
+            values.append(int(value))
     assert _address() == address
     context.point("fault")
     dist.destroy_process_group()

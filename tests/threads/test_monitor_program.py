@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,3 +87,21 @@ def test_it_says_why_the_rank_has_ended_itself(
     monitor._board.slots[LEASE] = lease
     monitor._on_death()
     assert ("was cut off or stood still for too long; the others go on without it" in caplog.text) is told
+
+
+def test_it_gives_memory_back_before_it_asks_for_any(monitor: Monitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rank dies in a full memory cgroup: the kernel ended the monitor, too, and nobody told the others."""
+    monkeypatch.undo()
+    monkeypatch.setattr(Board, "await_end", lambda self: True)
+    before, seen = _resident(), queue.SimpleQueue[int]()
+    dying = DyingRank(monitor._config, monitor._board, monitor._training)
+    taken = _resident()
+    dying.await_them(lambda: seen.put(_resident()))
+    assert taken - before > 768
+    assert taken - seen.get(timeout=10) > 768
+
+
+def _resident() -> int:
+    """Memory of this process that counts (kB)."""
+    lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
