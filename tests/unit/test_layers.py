@@ -37,7 +37,7 @@ ONLY = {
         r"os\.makedirs\(|os\.mkdir\(|\.mkdir\(",
         {"system/private_folder.py", "doctor/script_copy.py", "testing/run.py", "testing/command.py"},
     ),
-    "map memory": (r"mmap\.mmap\(", {"monitor/board.py", "heartbeats/board.py"}),
+    "map memory": (r"mmap\.mmap\(", {"monitor/board.py", "monitor/dying.py", "heartbeats/board.py"}),
     "install a signal handler": (
         r"signal\.signal\(|CDLL\(None\)\.signal\(",
         {
