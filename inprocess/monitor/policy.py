@@ -6,8 +6,9 @@ one, so the monitor can sleep until then; both read the same rules and cannot di
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from inprocess.attribution import Interruption, InterruptionRecord
@@ -148,13 +149,16 @@ class Kill:
 
 
 Action: TypeAlias = Report | Kill
+#: from when on it applies, and what is to be done then: made only then, since a monitor asks several times per restart
+Rule: TypeAlias = tuple[int, Callable[[], Action]]
 
 
 def decide(now: int, seen: Snapshot, view: View) -> list[Action]:
     """What to do now, the first reason for each kind of action: at most one Report and one Kill."""
     due: dict[type, Action] = {}
-    for moment, action in _rules(seen, view):
+    for moment, act in _rules(seen, view):
         if moment <= now:
+            action = act()
             due.setdefault(type(action), action)
     return list(due.values())
 
@@ -164,7 +168,7 @@ def wake_at(seen: Snapshot, view: View) -> int | None:
     return min((moment for moment, _ in _rules(seen, view)), default=None)
 
 
-def _rules(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
+def _rules(seen: Snapshot, view: View) -> Iterator[Rule]:
     if seen.left or view.killed:
         return
     yield from _lease(seen, view)
@@ -172,7 +176,7 @@ def _rules(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
     yield from _soft(seen, view)
 
 
-def _soft(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
+def _soft(seen: Snapshot, view: View) -> Iterator[Rule]:
     """No progress: everybody restarts. Once per iteration, and not where it is interrupted already, or nobody waits."""
     iteration = max(seen.iteration, view.iteration)
     interrupted = view.interrupted_at is not None and view.iteration == iteration
@@ -180,44 +184,39 @@ def _soft(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
     if iteration < 0 or iteration <= view.reported or interrupted or stands_by or not seen.hang_protection:
         return
     soft, _ = _timeouts(seen, view)
-    why = f"{_seconds(soft)} {'(soft_timeout)' if soft == view.limits.soft else BY_SECTION}"
-    record = _record(seen, view, Interruption.SOFT_TIMEOUT, f"no progress for {why}")
-    yield _still_since(seen, view) + soft, Report(iteration, record)
+    by = "(soft_timeout)" if soft == view.limits.soft else BY_SECTION
+    yield _still_since(seen, view) + soft, partial(_report, seen, view, "no progress for", soft, by)
     if seen.ping and seen.phase is Phase.RUN:
-        record = _record(seen, view, Interruption.SOFT_TIMEOUT, f"no ping() for {why}")
-        yield max(seen.ping, view.awake_since) + soft, Report(iteration, record)
+        yield max(seen.ping, view.awake_since) + soft, partial(_report, seen, view, "no ping() for", soft, by)
 
 
-def _hard(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
+def _hard(seen: Snapshot, view: View) -> Iterator[Rule]:
     """No progress, or no answer to an interruption: the process is ended. A rank that only waited for the others is
     released by the abort, makes progress again and answers."""
     soft, hard = _timeouts(seen, view)
-    why = f"{_seconds(hard)} {'(hard_timeout)' if soft == view.limits.soft else MOVED_BY_SECTION}"
+    by = "(hard_timeout)" if soft == view.limits.soft else MOVED_BY_SECTION
     if seen.hang_protection:
-        moment = _still_since(seen, view) + hard
-        yield moment, _kill(seen, view, f"no progress for {why}")
+        yield _still_since(seen, view) + hard, partial(_kill, seen, view, "no progress for", hard, by)
     if view.interrupted_at is None or _answered(seen, view.iteration) or seen.atomic:
         return
     if hard > view.limits.patience:
-        hard, why = view.limits.patience, f"{_seconds(view.limits.patience)} {IN_SECTION}"
+        hard, by = view.limits.patience, IN_SECTION
     moment = max(view.interrupted_at, view.atomic_at, view.awake_since) + hard
-    yield moment, _kill(seen, view, f"asked to leave the function, it did not within {why}")
+    yield moment, partial(_kill, seen, view, "asked to leave the function, it did not within", hard, by)
 
 
-def _lease(seen: Snapshot, view: View) -> Iterator[tuple[int, Action]]:
+def _lease(seen: Snapshot, view: View) -> Iterator[Rule]:
     """The others are about to go on without this rank (or have done so): it must not run any more."""
     if seen.phase in LEAVING:
         return
     cut_off = view.cut_off_at is not None
     # a store that this rank has lost may be there for the others; who has left the function may take its time
     if view.lease_until is not None and not (cut_off and seen.phase in AFTERWARDS):
-        text = f"no heartbeat got through for {_seconds(view.limits.lease)} (0.9 * heartbeat_timeout)"
-        record = _record(seen, view, Interruption.UNRESPONSIVE, text)
-        yield view.lease_until, Kill(record, at_once=True)
+        yield view.lease_until, partial(_end_of_lease, seen, view)
     # who joins is in nobody's way, and waits for the store by itself, as long as barrier_timeout allows
     if view.cut_off_at is not None and seen.phase is not Phase.JOIN:
-        text = f"cut off from the others, it did not leave within {_seconds(view.limits.hard)} (hard_timeout)"
-        yield view.cut_off_at + view.limits.hard, _kill(seen, view, text)
+        act = partial(_kill, seen, view, "cut off from the others, it did not leave within", view.limits.hard)
+        yield view.cut_off_at + view.limits.hard, act
 
 
 def _still_since(seen: Snapshot, view: View) -> int:
@@ -243,14 +242,24 @@ def _answered(seen: Snapshot, iteration: int) -> bool:
     return seen.iteration == iteration and seen.phase in AFTERWARDS
 
 
-def _kill(seen: Snapshot, view: View, text: str) -> Kill:
-    return Kill(_record(seen, view, Interruption.HARD_TIMEOUT, text))
+# --- what is to be done; ``what`` took so many nanoseconds, and whose limit that was
 
 
-def _record(seen: Snapshot, view: View, kind: Interruption, text: str) -> InterruptionRecord:
+def _report(seen: Snapshot, view: View, what: str, took: int, by: str) -> Report:
+    record = _record(seen, view, Interruption.SOFT_TIMEOUT, what, took, by)
+    return Report(max(seen.iteration, view.iteration), record)
+
+
+def _kill(seen: Snapshot, view: View, what: str, took: int, by: str = "(hard_timeout)") -> Kill:
+    return Kill(_record(seen, view, Interruption.HARD_TIMEOUT, what, took, by))
+
+
+def _end_of_lease(seen: Snapshot, view: View) -> Kill:
+    what, by = "no heartbeat got through for", "(0.9 * heartbeat_timeout)"
+    return Kill(_record(seen, view, Interruption.UNRESPONSIVE, what, view.limits.lease, by), at_once=True)
+
+
+def _record(seen: Snapshot, view: View, kind: Interruption, what: str, took: int, by: str) -> InterruptionRecord:
     where = f"in phase {seen.phase.value!r}{', inside atomic()' if seen.atomic else ''}"
-    return InterruptionRecord(seen.rank, kind, initial_rank=view.member, message=f"{text}, {where}", pings=seen.steps)
-
-
-def _seconds(nanoseconds: int) -> str:
-    return f"{nanoseconds / 1e9:g} s"
+    message = f"{what} {took / 1e9:g} s {by}, {where}"
+    return InterruptionRecord(seen.rank, kind, initial_rank=view.member, message=message, pings=seen.steps)
