@@ -15,7 +15,7 @@ import select
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from inprocess.exception import RestartError
@@ -68,6 +68,8 @@ class ArbiterClients:
         self._order: list[Door] = []
         #: whether there is a contact to each of those that are to stand by
         self._complete = True
+        #: those of the members that were to be met last that have one
+        self._met: dict[int, ArbiterClient] = {}
         _open.add(self)
 
     @property
@@ -84,6 +86,12 @@ class ArbiterClients:
         with self._lock:
             return [self._contacts[where] for where in self._order if where in self._contacts]
 
+    def have_met(self, members: Sequence[int]) -> bool:
+        """Whether these are the members that were to be met last, and each has a contact still: it is where it was."""
+        with self._lock:
+            met = dict(self._met)
+        return list(met) == list(members) and self.are_made(0) and not any(each.has_ended() for each in met.values())
+
     def make(self, member: int, published: Mapping[int, str]) -> None:
         """Connect to these, where that has not been done, in a thread of its own: one may not answer.
 
@@ -95,6 +103,8 @@ class ArbiterClients:
         if published == self._published and self._has_all():
             return  # as in most restarts
         self._published = dict(published)
+        with self._lock:
+            self._met = {}
         arguments = (self._thread, member, self._published)
         self._thread = threading.Thread(target=self._make, args=arguments, name="inprocess-contacts", daemon=True)
         self._thread.start()
@@ -106,6 +116,8 @@ class ArbiterClients:
         if before is not None:
             before.join()
         found = {other: self._meet(member, other, address) for other, address in published.items()}
+        with self._lock:
+            self._met = {other: self._contacts[where] for other, (where, _) in found.items() if where in self._contacts}
         found.pop(self._server, None)
         standing = {other: where for other, (where, _) in found.items() if where is not None}
         with self._lock:

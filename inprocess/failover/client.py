@@ -79,13 +79,14 @@ class FailoverClient:
 
         By now the monitors that stand by have sent a heartbeat, and said before that where their arbiter is. Those that
         do so since this iteration may not have said it yet. The first time it waits for the contacts: should this
-        process end, only an arbiter that it had contact with would know it at once.
+        process end, only an arbiter that it had contact with would know it at once. Where all are in contact, as in
+        most restarts, nobody is asked.
         """
         first, self.has_met = not self.has_met, True
         host = self._settings.store_host
         chosen = rules.standbys(membership.roster, self._settings.standby_stores, host)
         asked = (*chosen, host) if chosen and not self._moved else chosen
-        if not asked:
+        if not asked or self._contacts.have_met(asked):
             return
         self._store_address = numeric_address(store)
         self._contacts.make(membership.member, {member: execute(verbs.find_standby(member), store) for member in asked})

@@ -204,8 +204,9 @@ PROTOCOL = (
 )
 
 #: pieces of the coordinator
-WAKE = """    yield Claim(f"{iteration}/rendezvous", "-")
-    yield Claim(f"{iteration}/start", dump(Start(go=False)))
+WAKE = """    text = dump(Start(go=False))
+    if (yield Claim(f"{iteration}/start", text)) == text.encode():
+        yield Claim(f"{iteration}/rendezvous", "-")
 """
 FENCED_FIRST = """    yield from _arrive(iteration, "end", member, dead, roster)
     if interrupted:
@@ -264,7 +265,13 @@ COORDINATOR = (
         "the start round's verdict is a plain set",
         'yield Claim(f"{iteration}/start", dump(start))',
         'yield Set(f"{iteration}/start", dump(start))',
-        Edit(_with("inprocess/protocol/verbs/*.py", WAKE), WAKE, WAKE.replace("Claim(f", "Set(f")),
+        Edit(
+            _with("inprocess/protocol/verbs/*.py", WAKE),
+            WAKE,
+            """    yield Set(f"{iteration}/start", dump(Start(go=False)))
+    yield Set(f"{iteration}/rendezvous", "-")
+""",
+        ),
         SETS,
         WAKE_SETS,
     ),
@@ -521,8 +528,8 @@ POLICY = (
     policy(
         "grace_for_the_fenced",
         "who may not run one step further is given a time of grace",
-        "Kill(record, at_once=True)",
-        "Kill(record)",
+        "view.limits.lease, by), at_once=True)",
+        "view.limits.lease, by))",
     ),
     policy(
         "section_keeps_hard",

@@ -115,6 +115,26 @@ def verdicts(answers: list[Any]) -> list[Verdict]:
     return [verdict for verdict, _ in answers]
 
 
+def test_who_is_in_contact_need_not_be_looked_for(standby, contacts) -> None:
+    """In most restarts nothing is read of where the arbiters are."""
+    one, other = standby(), standby()
+    mine = contacts(0, one, host=other)
+    assert mine.have_met((10, 11))
+    assert not mine.have_met((11, 10))
+    assert not mine.have_met((10,))
+    other.close()
+    assert not mine.have_met((10, 11))
+
+
+def test_who_has_no_arbiter_is_looked_for_again(standby, contacts) -> None:
+    """It may have one by the next iteration."""
+    mine = contacts(0, standby())
+    mine._find = lambda member, _: None
+    mine.make(0, {10: "somewhere", 11: "-"})
+    assert mine.are_made(SOON)
+    assert not mine.have_met((10, 11))
+
+
 def test_all_that_live_go_on(standby, contacts) -> None:
     one = standby()
     first, second, third = (contacts(member, one) for member in range(3))

@@ -12,7 +12,7 @@ from inprocess.exception import BadMessage, Fenced, OptionError
 from inprocess.protocol import verbs
 from inprocess.protocol.membership import Membership
 from inprocess.protocol.messages import MAX_RECORDS, Arrival, ArrivalKind, Decision, Roster, dump
-from inprocess.protocol.ops import Pause, Read, Wait
+from inprocess.protocol.ops import Exist, Pause, Read, ReadAll, Wait
 from inprocess.protocol.parsing import load_decision, load_outcome, load_start
 from inprocess.protocol.verbs import rounds
 from tests.sim.engine import SimStore
@@ -160,14 +160,37 @@ def test_interruption_by_one_that_died_half_way(store: SimStore) -> None:
     waiting = verbs.await_next_awake(0)
     assert next(waiting) == Wait("0/next", verbs.RECOUNT)
     assert waiting.send(None) == Read("roster")
-    woken = [waiting.send(None), waiting.send(b"")]
-    assert [op.key for op in woken] == ["0/rendezvous", "0/start"]
+    woken = [waiting.send(None)]
+    woken.append(waiting.send(woken[0].value.encode()))
+    assert [op.key for op in woken] == ["0/start", "0/rendezvous"]
     assert waiting.send(b"") == Wait("0/next")
+
+
+def test_where_the_iteration_has_started_nobody_is_woken(store: SimStore) -> None:
+    membership = memberships(1)[0]
+    do(store, verbs.publish_rendezvous(0, "@:1"))
+    do(store, verbs.start_round(membership, rank(0, 1)))
+    assert [op.key for op in carried_out(store, verbs.interrupt(0, RECORD))] == ["0/outcome", "0/start"]
+    assert start(store).go
+    assert store.data["0/rendezvous"] == b"@:1"
+
+
+def test_the_end_round_asks_for_little_where_all_is_there(store: SimStore) -> None:
+    """The others wait for it: of eight operations two went."""
+    membership = memberships(1)[0]
+    do(store, verbs.start_round(membership, rank(0, 1)))
+    do(store, verbs.interrupt(0, RECORD))
+    arriving = verbs.end_round(membership, alive(membership))
+    assert [op.key for op in carried_out(store, arriving) if not isinstance(op, (Exist, ReadAll))] == [
+        *("0/end/0", "0/end#"),
+        *("0/record#", "0/abort", "ticket#", "0/next"),
+    ]
+    assert following(store).records == (RECORD,)
 
 
 def test_end_round_wakes_followers_that_nobody_woke(store: SimStore) -> None:
     """A follower goes along the verdicts one by one, so each of them must be there."""
-    do(store, verbs.interrupt(0, RECORD), steps=2)
+    do(store, verbs.interrupt(0, RECORD), steps=1)
     membership = memberships(1)[0]
     do(store, verbs.end_round(membership, alive(membership)))
     assert following(store).removed == ()
@@ -432,7 +455,7 @@ def test_who_waits_for_a_verdict_to_come_goes_on_waiting(store: SimStore) -> Non
     waiting = verbs.await_next_awake(here)
     assert next(waiting) == Wait(f"{here}/next", verbs.RECOUNT)
     assert waiting.send(None) == Read("roster")
-    assert waiting.send(store.data["roster"]).key == f"{here}/rendezvous"
+    assert waiting.send(store.data["roster"]).key == f"{here}/start"
 
 
 def test_who_has_looked_may_wait_for_some_more_iterations(store: SimStore) -> None:

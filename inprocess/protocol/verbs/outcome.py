@@ -14,9 +14,11 @@ from inprocess.protocol.verbs.shared import count_in, read_count, tells_everybod
 __all__ = ["finish", "first_record", "foretell", "interrupt", "note_record", "propose"]
 
 
-def first_record(iteration: int) -> Verb[list[InterruptionRecord]]:
+def first_record(iteration: int, raw: bytes | None = None) -> Verb[list[InterruptionRecord]]:
+    """That of the outcome; ``raw``: where that has been read."""
     key = f"{iteration}/outcome"
-    raw = yield Read(key)
+    if raw is None:
+        raw = yield Read(key)
     cause = None if raw is None else load_outcome(raw, key).cause
     return [] if cause is None else [cause]
 

@@ -189,14 +189,20 @@ def _arrive(iteration: int, name: str, member: int, arrival: Arrival, roster: Se
 def _decide(iteration: int, name: str, roster: Sequence[int]) -> Verb[None]:
     """Decide the round, if it is complete: an entry that was made twice in the same words counts twice."""
     keys = tuple(f"{iteration}/{name}/{member}" for member in roster)
-    if not (yield Exist(keys)):
+    # both are there in most restarts, and all others wait: two operations less
+    beside = (f"{iteration}/outcome", f"{iteration}/start") if name == "end" and iteration > JOINING else ()
+    outcome = None
+    if beside and (yield Exist(keys + beside)):
+        *values, outcome, _ = yield ReadAll(keys + beside)
+    elif (yield Exist(keys)):
+        values = yield ReadAll(keys)
+    else:
         return
-    values = yield ReadAll(keys)
     arrivals = {member: load_arrival(raw, key) for member, key, raw in zip(roster, keys, values, strict=True)}
     if name == "start":
         yield from _decide_start(iteration, arrivals)
     else:
-        yield from _decide_end(iteration, arrivals)
+        yield from _decide_end(iteration, arrivals, outcome)
 
 
 def _decide_start(iteration: int, arrivals: dict[int, Arrival]) -> Verb[None]:
@@ -211,8 +217,9 @@ def _decide_start(iteration: int, arrivals: dict[int, Arrival]) -> Verb[None]:
     yield from interrupt(iteration, record, abort=reason if hopeless else "")
 
 
-def _decide_end(iteration: int, arrivals: dict[int, Arrival]) -> Verb[None]:
-    records = yield from first_record(iteration)
+def _decide_end(iteration: int, arrivals: dict[int, Arrival], outcome: bytes | None) -> Verb[None]:
+    """``outcome``: as it was read, where the verdict of the start round is there, too."""
+    records = yield from first_record(iteration, outcome)
     noted = yield from read_count(f"{iteration}/record#")
     count = len(records) + noted
     for number in range(1, min(noted, MAX_RECORDS) + 1):
@@ -224,7 +231,8 @@ def _decide_end(iteration: int, arrivals: dict[int, Arrival]) -> Verb[None]:
     decision = decide_end(arrivals, records, count, load_reason(abort), tickets)
     if iteration == JOINING:  # first: who comes later finds it
         yield Claim(ROSTER_KEY, dump(Membership(0, tuple(sorted(arrivals))).note(JOINING)))
-    else:  # a follower may still wait for it: who interrupted died after waking only some
+    elif outcome is None:
+        # a follower may still wait for it: who interrupted died after waking only some
         yield Claim(f"{iteration}/start", dump(Start(go=False)))
         if not records:  # all have gone quietly; whoever speaks for one of them waits for an outcome
             nobody = _terminated(min(arrivals), arrivals, _NOBODY)

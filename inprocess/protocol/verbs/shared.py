@@ -140,6 +140,7 @@ def read_each(names: tuple[str, ...]) -> Verb[list[bytes | None]]:
 
 
 def wake(iteration: int) -> Verb[None]:
-    """Whoever has not started yet wakes up."""
-    yield Claim(f"{iteration}/rendezvous", "-")
-    yield Claim(f"{iteration}/start", dump(Start(go=False)))
+    """Whoever has not started yet wakes up; once the iteration has started, there is nobody."""
+    text = dump(Start(go=False))
+    if (yield Claim(f"{iteration}/start", text)) == text.encode():
+        yield Claim(f"{iteration}/rendezvous", "-")
