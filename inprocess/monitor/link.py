@@ -375,6 +375,9 @@ class Link:
         self._note_lease()
         if first:
             self._post(Joined())
+        if self._rendezvous.serving and not self._rendezvous.has_spare:
+            with contextlib.suppress(RuntimeError):  # there is no thread left
+                self.spawn(self._rendezvous.make_ahead)
 
     def _note_lease(self) -> None:
         """There is none where it was alone from the start. Who is the last of many has one: a process that waits to

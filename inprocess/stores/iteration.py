@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from typing import Any
 
 from inprocess.exception import RestartError
@@ -9,7 +11,7 @@ from inprocess.protocol import verbs
 from inprocess.stores.driver import execute
 from inprocess.system import descriptors
 from inprocess.system.errors import first_line
-from inprocess.system.logs import get_logger
+from inprocess.system.logs import get_logger, once
 
 __all__ = ["IterationServers"]
 
@@ -17,7 +19,7 @@ log = get_logger("inprocess.monitor")
 
 
 class IterationServers:
-    """Those in use, and one made ahead. Only one thread calls it.
+    """Those in use, and one made ahead: 1 ms of a processor. Only one thread calls it, but for `make_ahead`.
 
     Args:
         host: in the addresses that are published; "@" stands for the host of the base store.
@@ -31,32 +33,45 @@ class IterationServers:
         self._where = (base, bind) if host == "@" else (host, host)
         #: what that means here, looked up with the first server
         self._place: Any = None
-        self._spare: Any = None
+        self._spare: deque[Any] = deque(maxlen=1)
+        self._making = threading.Lock()
         self._servers: dict[int, Any] = {}
 
     @property
     def serving(self) -> bool:
         return bool(self._servers)
 
+    @property
+    def has_spare(self) -> bool:
+        return bool(self._spare)
+
     def offer(self, iteration: int, connection: Any) -> None:
         """Publish a server for this iteration, unless somebody else has done so or it is interrupted already."""
-        if iteration not in self._servers:  # else published while the iteration before was being aborted
-            self._spare = self._spare or self._new()
-            address = f"{self._host}:{self._spare.port}"
-            if execute(verbs.publish_rendezvous(iteration, address), connection) == address:
-                self._servers[iteration], self._spare = self._spare, None
-        self._make_ahead()
+        if iteration in self._servers:  # published while the iteration before was being aborted
+            return
+        server = self._spare.pop() if self._spare else self._new()
+        address = f"{self._host}:{server.port}"
+        if execute(verbs.publish_rendezvous(iteration, address), connection) == address:
+            self._servers[iteration] = server
+        else:
+            self._spare.append(server)
 
     def close_before(self, iteration: int) -> None:
         """Shut the servers of older iterations down. Torch does that when the last reference goes."""
         self._servers = {number: server for number, server in self._servers.items() if number >= iteration}
 
-    def _make_ahead(self) -> None:
-        """Nobody needs it yet: where it cannot be made, the next offer tries again."""
+    def make_ahead(self) -> None:
+        """While the function runs: in a restart the ranks need the processors. In a thread of its own, as torch may
+        take long. Nobody needs it yet: where it cannot be made, that is tried again."""
+        if self._spare or not self._making.acquire(blocking=False):
+            return
         try:
-            self._spare = self._spare or self._new()
+            self._spare.append(self._new())
         except (OSError, RuntimeError, RestartError) as error:  # torch's are RuntimeErrors
-            log.warning("no store can be made ahead of a restart: %s", descriptors.shortage(error) or first_line(error))
+            why = descriptors.shortage(error) or first_line(error)
+            once(log.warning, "no store can be made ahead of a restart: %s", why)
+        finally:
+            self._making.release()
 
     def _new(self) -> Any:
         from inprocess.stores import serving  # noqa: PLC0415

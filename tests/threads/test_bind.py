@@ -213,11 +213,14 @@ def test_a_store_that_cannot_be_made_ahead_of_a_restart(
     monkeypatch.setattr(servers, "_new", scarce)
     servers.offer(0, base)
     assert works("127.0.0.1", published(0, base))
+    servers.make_ahead()
     assert "no store can be made ahead of a restart: too many open files" in caplog.text
-    assert servers._spare is None
-    servers.offer(0, base)
-    assert servers._spare is not None, "it is tried again"
+    assert not servers.has_spare
+    servers.make_ahead()
+    assert servers.has_spare, "it is tried again"
+    ahead = servers._spare[0].port
     servers.offer(1, base)
+    assert published(1, base) == ahead and not servers.has_spare, "none is made in a restart"
     assert works("127.0.0.1", published(1, base)) and published(1, base) != published(0, base)
 
 
