@@ -84,8 +84,8 @@ class Admission:
 class MonitorThread(threading.Thread):
     """One per call of a wrapped function. Joins the job for it, too.
 
-    Letters it puts into the mailbox: ``entered`` (a Book: this process is a founder, or waits to join), ``let in``
-    (LetIn), ``next`` (a Decision: the iteration begins), ``rendezvous`` (str), ``start`` (Start), ``outcome``
+    Letters it puts into the mailbox: ``entered`` (a Membership: this process is a founder, or waits to join), ``let in``
+    (an Admission), ``next`` (a Decision: the iteration begins), ``rendezvous`` (str), ``start`` (Start), ``outcome``
     (Outcome), ``aborted`` (True: the abort ladder of an interrupted iteration has ended).
     """
 
