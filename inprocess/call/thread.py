@@ -84,9 +84,9 @@ class Admission:
 class MonitorThread(threading.Thread):
     """One per call of a wrapped function. Joins the job for it, too.
 
-    Letters it puts into the mailbox: ``entered`` (a Membership: this process is a founder, or waits to join), ``let in``
-    (an Admission), ``next`` (a Decision: the iteration begins), ``rendezvous`` (str), ``start`` (Start), ``outcome``
-    (Outcome), ``aborted`` (True: the abort ladder of an interrupted iteration has ended).
+    Letters it puts into the mailbox: ``entered`` (a Membership: this process is a founder, or waits to join),
+    ``let in`` (an Admission), ``next`` (a Decision: the iteration begins), ``rendezvous`` (str), ``start`` (Start),
+    ``outcome`` (Outcome), ``aborted`` (True: the abort ladder of an interrupted iteration has ended).
     """
 
     def __init__(

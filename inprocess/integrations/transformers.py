@@ -35,6 +35,7 @@ from transformers.trainer_callback import ExportableState
 from inprocess.exception import LiveStateError, OptionError
 from inprocess.integrations.keeping import Keeping
 from inprocess.integrations.pacing import Pace
+from inprocess.interrupt.frames import leave_alone
 from inprocess.live.state import LiveState
 from inprocess.live.tree import is_sharded
 from inprocess.system import clock
@@ -322,10 +323,13 @@ class _Progress:
 
 
 class _Memory:
-    """A folder that has no more than the step, for a Trainer that reads it from a checkpoint. It is there for moments.
+    """A folder that has no more than the step, for a Trainer that reads it from a checkpoint. It is there for moments,
+    no longer than this object, and no interruption leaves half of it.
 
     One that was left by a process that was killed in these moments is removed by the next: nobody has it locked.
     """
+
+    _is_there = False
 
     def __init__(self, state: TrainerState) -> None:
         self.step = state.global_step
@@ -351,6 +355,8 @@ class _Memory:
         if self._is_there:
             self._is_there = False
             _remove(Path(self.folder), self._held)
+
+    __del__ = remove
 
 
 def _remove_left(root: str) -> None:
@@ -378,3 +384,6 @@ def _remove(folder: Path, held: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     if held >= 0:
         os.close(held)
+
+
+leave_alone(_Memory.__init__.__code__, _Memory.remove.__code__, _remove.__code__)

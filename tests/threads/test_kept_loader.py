@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -25,16 +24,17 @@ from torch.utils.data._utils import signal_handling
 
 from inprocess import ElasticSampler, KeptLoader
 from inprocess.call.part import CallEnd
-from inprocess.exception import RankShouldRestart
 from inprocess.interrupt import frames
 from inprocess.interrupt.gate import Interrupted
 from inprocess.interrupt.signals import Interrupter
 from inprocess.live import loader as module
 from inprocess.live import open_loaders, sampler, workers
+from tests.harness.at_line import AtLine
 
 CEILING = 20.0
 SIZE, BATCH = 20, 2
 FORK = multiprocessing.get_context("fork")
+FILES = (str(module.__file__), str(workers.__file__))
 
 
 def _number(*values: int) -> torch.Tensor:
@@ -201,45 +201,10 @@ def test_what_nobody_wants_any_more_is_skipped(make: Make) -> None:
 # --- interrupted --------------------------------------------------------------------------------------------------
 
 
-class AtLine:
-    """Raises at the n-th line that is run within the files of the loader, or these functions, where an interruption
-    could."""
-
-    def __init__(self, line: int, *functions: Callable[..., Any]) -> None:
-        self._left, self._codes = line, [each.__code__ for each in functions]  # type: ignore[attr-defined]
-        self.is_done = False
-
-    def __enter__(self) -> AtLine:
-        sys.settrace(self._call)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        sys.settrace(None)
-        return kind is RankShouldRestart
-
-    def _call(self, frame: FrameType, event: str, argument: object) -> Any:
-        if id(frame.f_code) in frames.WHOLE:
-            return None
-        is_ours = frame.f_code.co_filename in (module.__file__, workers.__file__)
-        return self._line if is_ours and frame.f_code in (self._codes or (frame.f_code,)) else None
-
-    def _line(self, frame: FrameType, event: str, argument: object) -> Any:
-        above: FrameType | None = frame
-        while above is not None:
-            if id(above.f_code) in frames.WHOLE:
-                return self._line
-            above = above.f_back
-        self._left -= event == "line"
-        if not self._left and not self.is_done:
-            self.is_done = True
-            raise RankShouldRestart("here")
-        return self._line
-
-
 def interrupted_at_each_line(loader: KeptLoader, limit: int = 1000) -> int:
     """Steps, in each of which an interruption comes a line later; the number of lines."""
     for line in range(1, limit):
-        step, strike = line % 7, AtLine(line)
+        step, strike = line % 7, AtLine(line, FILES)
         with strike:
             stream = loader.from_step(step)
             first = plain(next(stream))
@@ -276,7 +241,7 @@ def test_interrupted_while_workers_start(make: Make) -> None:
     """At every third line."""
     for line in itertools.count(1, 3):
         loader = make(Samples())
-        with AtLine(line, KeptLoader._hire, workers.Crew.__init__) as strike:
+        with AtLine(line, FILES, KeptLoader._hire, workers.Crew.__init__) as strike:
             loader.from_step(0)
         if not strike.is_done:
             break

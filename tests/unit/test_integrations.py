@@ -19,6 +19,7 @@ import pytest
 from inprocess.integrations import pacing
 from inprocess.integrations.pacing import Pace
 from inprocess.monitor.learned import LearnedTimeouts
+from tests.harness.at_line import AtLine
 
 
 class Call:
@@ -258,6 +259,28 @@ def test_a_file_system_without_locks(
     for memory in (first, second, first):
         memory.remove()
     assert not list(temporary.iterdir())
+
+
+def test_an_interruption_at_any_line_leaves_nothing(transformers: Any, temporary: Path) -> None:
+    """Half a folder stayed, and its lock with it, until the process ended."""
+
+    def use() -> None:
+        memory = transformers._Memory(State())
+        try:
+            assert step_in(memory) == 7
+        finally:
+            memory.remove()
+
+    open_before, lines = len(os.listdir("/proc/self/fd")), 0
+    is_over = False
+    while not is_over:
+        lines += 1
+        with AtLine(lines, (transformers.__file__, __file__)) as strike:
+            use()
+        is_over = not strike.is_done
+        assert not list(temporary.iterdir()), lines
+        assert len(os.listdir("/proc/self/fd")) == open_before, lines
+    assert lines > 5
 
 
 def test_what_a_killed_process_has_left_is_removed(transformers: Any, temporary: Path) -> None:
