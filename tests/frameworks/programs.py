@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pathlib
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.data._utils import worker
 
 import inprocess
 from inprocess.testing import here
@@ -32,7 +34,26 @@ class Ordered(torch.utils.data.Sampler[int]):
 
     def __iter__(self) -> Any:
         here("workers start")
+        for child in {each.pid for each in multiprocessing.active_children()} - _seen:
+            _seen.add(child)
+            assert _watching.acquire(timeout=30)
+        here("workers run")
         yield from range(self.count)
+
+
+#: how many workers watch their parent; and those for which this process has waited
+_watching, _seen = multiprocessing.get_context("fork").Semaphore(0), set[int | None]()
+
+
+class _Watchdog(worker.ManagerWatchdog):  # type: ignore[misc]
+    """Of a worker, by which it ends after its parent: it takes for that whoever is its parent now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _watching.release()
+
+
+worker.ManagerWatchdog = _Watchdog
 
 
 def model() -> torch.nn.Module:

@@ -64,9 +64,10 @@ def test_one_dies(ranks: Any, tmp_path: Any, name: str, rank: int, place: str) -
 @pytest.mark.parametrize("fault", [Raise(OSError), Kill()], ids=["raise", "kill"])
 @pytest.mark.parametrize("name", [*PROGRAMS, "accelerate"])
 def test_the_workers_of_a_loader_are_being_started(ranks: Any, tmp_path: Any, name: str, fault: Any) -> None:
-    """On the other ranks as well, and on all of them they end with the iteration."""
+    """On the other ranks as well, and on all of them they end with the iteration. Those of a rank that is killed before
+    they look for their parent stay, with torch alone as well."""
     program, arguments = PROGRAMS.get(name, accelerate_loop), (str(tmp_path),) if name in PROGRAMS else ()
-    faults = {At(rank=1, label="workers start"): fault}
+    faults = {At(rank=1, label="workers run" if isinstance(fault, Kill) else "workers start"): fault}
     run = ranks(2, **PATIENT).run(program, STEPS, *arguments, workers=2, faults=faults)
     assert run.world_sizes == [2, 1 if isinstance(fault, Kill) else 2]
     check_beliefs(run, 3)
