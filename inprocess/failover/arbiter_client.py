@@ -116,11 +116,11 @@ class ArbiterClients:
         if before is not None:
             before.join()
         found = {other: self._meet(member, other, address) for other, address in published.items()}
-        with self._lock:
-            self._met = {other: self._contacts[where] for other, (where, _) in found.items() if where in self._contacts}
+        met = {other: where for other, (where, _) in found.items() if where is not None}
         found.pop(self._server, None)
-        standing = {other: where for other, (where, _) in found.items() if where is not None}
+        standing = {other: where for other, where in met.items() if other in found}
         with self._lock:
+            self._met = {other: self._contacts[where] for other, where in met.items() if where in self._contacts}
             self._order, self._complete = list(standing.values()), all(certain for _, certain in found.values())
         log.info("standing by for the host of the store: members %s", list(standing))
 

@@ -50,9 +50,9 @@ class DyingRank:
         """``begin`` is called once in a thread of its own."""
 
         def wait() -> None:
-            is_dying = self._board.await_end()
+            begun = self._board.await_end()
             self._spare.close()
-            if is_dying:
+            if begun:
                 begin()
 
         threading.Thread(target=wait, name="inprocess-dying", daemon=True).start()
