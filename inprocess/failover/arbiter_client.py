@@ -60,6 +60,8 @@ class ArbiterClients:
         self._thread: threading.Thread | None = None
         #: what was published when contacts were made last
         self._published: dict[int, str] = {}
+        #: those of the members that were to be met last that have one; replaced, not changed
+        self._met: dict[int, ArbiterClient] = {}
         # protects the fields below
         self._lock = threading.Lock()
         #: by where it is. One that nobody asks any more is kept: its end would tell that this process has ended
@@ -68,8 +70,6 @@ class ArbiterClients:
         self._order: list[Door] = []
         #: whether there is a contact to each of those that are to stand by
         self._complete = True
-        #: those of the members that were to be met last that have one
-        self._met: dict[int, ArbiterClient] = {}
         _open.add(self)
 
     @property
@@ -88,8 +88,7 @@ class ArbiterClients:
 
     def have_met(self, members: Sequence[int]) -> bool:
         """Whether these are the members that were to be met last, and each has a contact still: it is where it was."""
-        with self._lock:
-            met = dict(self._met)
+        met = self._met
         return list(met) == list(members) and self.are_made(0) and not any(each.has_ended() for each in met.values())
 
     def make(self, member: int, published: Mapping[int, str]) -> None:
@@ -101,10 +100,9 @@ class ArbiterClients:
                 asked.
         """
         if published == self._published and self._has_all():
-            return  # as in most restarts
+            return  # one that had no arbiter still has none
         self._published = dict(published)
-        with self._lock:
-            self._met = {}
+        self._met = {}
         arguments = (self._thread, member, self._published)
         self._thread = threading.Thread(target=self._make, args=arguments, name="inprocess-contacts", daemon=True)
         self._thread.start()

@@ -45,7 +45,7 @@ class DyingRank:
         self._foretold: InterruptionRecord | None = None
         self._died = threading.Event()
         self._spare = mmap.mmap(-1, _SPARE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._spare[:: mmap.PAGESIZE] = b"x" * (_SPARE // mmap.PAGESIZE)  # what is not written to does not count
+        self._spare.write(bytes(_SPARE))  # what is not written to does not count
 
     def await_them(self, begin: Callable[[], None]) -> None:
         """``begin`` is called once in a thread of its own."""

@@ -19,7 +19,7 @@ log = get_logger("inprocess.monitor")
 
 
 class IterationServers:
-    """Those in use, and one made ahead: 1 ms of a processor. Only one thread calls it, but for `make_ahead`.
+    """Those in use, and one made ahead: 1 ms of a processor. Only one thread changes them, but for `make_ahead`.
 
     Args:
         host: in the addresses that are published; "@" stands for the host of the base store.

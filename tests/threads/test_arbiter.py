@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,8 +19,11 @@ from inprocess.exception import OptionError
 from inprocess.failover import arbiter_client as arbiter
 from inprocess.failover.arbiter_client import ArbiterClients
 from inprocess.failover.arbiter_server import ArbiterServer
+from inprocess.failover.client import FailoverClient
 from inprocess.failover.rules import Arbiter
+from inprocess.monitor.configuration import MonitorConfig
 from inprocess.protocol.messages import FailoverOutcome, Verdict, Vote
+from inprocess.stores.spec import StoreSpec
 from inprocess.system import server as system_server
 from inprocess.system.clock import monotonic
 
@@ -124,6 +128,20 @@ def test_who_is_in_contact_need_not_be_looked_for(standby, contacts) -> None:
     assert not mine.have_met((10,))
     other.close()
     assert not mine.have_met((10, 11))
+
+
+def test_a_restart_asks_the_store_for_no_arbiter_in_contact(standby, contacts) -> None:
+    one, host = standby(), standby()
+    config = MonitorConfig(member=10, roster=(10, 11), store="", store_host=11, standby_stores=1)
+    client = FailoverClient(StoreSpec(), config, Mock(), moved=False, before=None)
+    client._contacts.close()
+    client._contacts = contacts(9, one, host=host)
+    store, membership = Mock(**{"compare_set.return_value": b"-"}, underlying_store=None), config.membership()
+    client.meet(membership, store)
+    assert not store.mock_calls
+    one.close()
+    client.meet(membership, store)
+    assert [call.args[0] for call in store.compare_set.mock_calls] == ["standby/10", "standby/11"]
 
 
 def test_who_has_no_arbiter_is_looked_for_again(standby, contacts) -> None:

@@ -487,7 +487,7 @@ def test_nothing_is_released_while_the_function_unwinds(gate: Gate, monkeypatch:
             spin()
         finally:
             before.append(len(released))
-            raised.wait(CEILING)  # the monitor has seen that the handler raised, and waits once more
+            assert raised.wait(CEILING)  # the monitor has seen that the handler raised, and waits once more
 
     assert run_interrupted(gate, fn, retry_after=CEILING, release=lambda: released.append(None)) == Interrupted()
     assert before == [len(released)]

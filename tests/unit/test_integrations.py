@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import itertools
 import json
 import os
 import sys
@@ -271,16 +272,15 @@ def test_an_interruption_at_any_line_leaves_nothing(transformers: Any, temporary
         finally:
             memory.remove()
 
-    open_before, lines = len(os.listdir("/proc/self/fd")), 0
-    is_over = False
-    while not is_over:
-        lines += 1
-        with AtLine(lines, (transformers.__file__, __file__)) as strike:
+    open_before = len(os.listdir("/proc/self/fd"))
+    for line in itertools.count(1):
+        with AtLine(line, (transformers.__file__, __file__)) as strike:
             use()
-        is_over = not strike.is_done
-        assert not list(temporary.iterdir()), lines
-        assert len(os.listdir("/proc/self/fd")) == open_before, lines
-    assert lines > 5
+        assert not list(temporary.iterdir()), line
+        assert len(os.listdir("/proc/self/fd")) == open_before, line
+        if not strike.is_done:
+            break
+    assert line > 5
 
 
 def test_what_a_killed_process_has_left_is_removed(transformers: Any, temporary: Path) -> None:

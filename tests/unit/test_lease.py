@@ -134,6 +134,18 @@ def test_a_lease_that_was_ended_stays_so(link: Callable[..., Link], board: Board
     assert made.lease_until == 1 and lease.remaining(board) <= 0
 
 
+def test_a_heartbeat_has_the_store_of_the_next_restart_made(link: Callable[..., Link], monkeypatch: Any) -> None:
+    """Once, on the host of the iterations' stores."""
+    made, spawned = link(), list[object]()
+    servers = SimpleNamespace(serving=False, has_spare=False, make_ahead=print)
+    monkeypatch.setattr(made, "_rendezvous", servers)
+    monkeypatch.setattr(made, "spawn", spawned.append)
+    for serving, has_spare in ((False, False), (True, False), (True, True)):
+        servers.serving, servers.has_spare = serving, has_spare
+        made._beaten(monotonic_ns() / 1e9)
+    assert spawned == [servers.make_ahead]
+
+
 @pytest.fixture
 def stderr() -> Iterator[Callable[[int], None]]:
     """Makes another descriptor the standard error."""
