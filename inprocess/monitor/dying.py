@@ -9,7 +9,7 @@ the pidfd accounts for it: until then they do not go on.
 choice, counts as free (seen on Linux 6.18; the second came 4 to 19 ms after the first). A page that the monitor asks
 for then makes it that process, and nobody says how the rank died: 5 of 75 with 1.5 GB on busy cores. So the monitor
 gives back some memory of its own first, of which it then takes: about ten pages until it has spoken, a hundred where it
-was forked (measured). With that none of 75, and of 60.
+was forked (measured). With that none of 75, and none of 210 that were forked.
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from inprocess.events import files
-from inprocess.testing import forked_monitor
 from inprocess.testing.faults import FOREVER, Fault
 from tests.harness import faults
 from tests.harness.child import Context
@@ -59,10 +58,6 @@ class Samples(Dataset[torch.Tensor]):
 
 def run(context: Context) -> Any:
     handler = signal.getsignal(signal.SIGCHLD)
-    if isinstance(context.spec.place, InCgroup):
-        # one that is forked copies each page of its rank that it writes to, also where there is no memory left: the
-        # kernel ended both
-        forked_monitor.forget()
     try:
         return context.wrap(CLEAN_UPS[context.args.get("clean_up", "none")])()
     finally:
